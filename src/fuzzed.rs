@@ -88,10 +88,10 @@ fn key(bytes: &[u8]) {
 
 fn value(bytes: &[u8]) {
     for (codec, encoding) in [(Codec::MessagePack, Encoding::MESSAGE_PACK), (Codec::Json, Encoding::JSON)] {
-        let mut payload = Bytes::copy_from_slice(bytes);
+        let payload = Bytes::copy_from_slice(bytes);
         let _ = Codec::is_nothing(encoding, &payload);
-        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &mut payload);
-        let _ = codec.decode::<serde_json::Value>(encoding, &mut payload);
+        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &payload);
+        let _ = codec.decode::<serde_json::Value>(encoding, &payload);
     }
 }
 

@@ -17,7 +17,6 @@
 
 pub(crate) mod oneshot;
 pub(crate) mod order;
-pub(crate) mod pacing;
 pub(crate) mod shared_read;
 pub(crate) mod waiter;
 

@@ -16,7 +16,6 @@
 //! 2. While a queue has a caller, a [`BatchReader`] for it exists. Dropping the duty answers the queue with nothing.
 //! 3. A duty has a number. A duty that was taken over has no effect any more: a reader that goes on late answers the queue that it
 //!    has closed, and no later one.
-//! 4. A caller that was answered and not yet woken is in an [`WakeList`], which wakes it at the latest when it is dropped.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -59,7 +58,7 @@ struct KeyReads<R> {
 /// What a caller must do to get its read.
 pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
-    First(SoloRead<'a, K, R, S>),
+    Solo(SoloRead<'a, K, R, S>),
     /// Wait for the queue's answer. A caller that gets the duty first spawns the task that reads for the queue. The id is
     /// the runtime of that task, if it is known.
     Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
@@ -79,7 +78,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
             let (queue, patience, duty, runtime, ended) = (None, Duration::ZERO, None, None, None);
             map.insert(key.clone(), KeyReads { first: true, queue, patience, duty, runtime, ended });
             drop(map);
-            return ReadRole::First(SoloRead { look_ups: self, key });
+            return ReadRole::Solo(SoloRead { look_ups: self, key });
         };
         let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(ReadQueue::new()))));
         reads.patience = reads.patience.max(patience);
@@ -205,13 +204,6 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// How many callers are in the queue now.
-    pub(crate) fn awaiting(&self) -> usize {
-        let map = lock(self.look_ups.shard(&self.key));
-        let queue = map.get(&self.key).and_then(|reads| reads.queue.as_ref());
-        queue.map_or(0, |queue| lock(queue).awaiting)
-    }
-
     /// Closes the queue, which is then to be read for. `None`, and the duty is over, if no caller is in it.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
@@ -252,47 +244,28 @@ pub(crate) struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    /// Answers the queue. The callers are woken through the result.
-    pub(crate) fn answer(self, answer: R) -> WakeList {
-        self.end(Some(answer))
+    /// Answers the queue, and wakes its callers.
+    pub(crate) fn answer(self, answer: R) {
+        self.end(Some(answer));
     }
 
     /// Only the first answer counts.
-    fn end(&self, answer: Option<R>) -> WakeList {
+    fn end(&self, answer: Option<R>) {
         let mut queue = lock(&self.queue);
         if queue.answer.is_some() {
-            return WakeList::default();
+            return;
         }
         queue.answer = Some(answer);
-        WakeList(std::mem::take(&mut queue.wakers))
-    }
-}
-
-/// The callers that have an answer and are not yet woken. Woken outside all locks, because a waker runs foreign code.
-#[derive(Default)]
-pub(crate) struct WakeList(Vec<Option<Waker>>);
-
-impl WakeList {
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Wakes the `first` callers, in the order in which they came.
-    pub(crate) fn tell(&mut self, first: usize) {
-        self.0.drain(..first.min(self.0.len())).flatten().for_each(Waker::wake);
-    }
-}
-
-/// Wakes the rest.
-impl Drop for WakeList {
-    fn drop(&mut self) {
-        self.tell(usize::MAX);
+        let wakers = std::mem::take(&mut queue.wakers);
+        drop(queue);
+        // Outside all locks, because a waker runs foreign code.
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
 impl<R> Drop for Batch<R> {
     fn drop(&mut self) {
-        drop(self.end(None));
+        self.end(None);
     }
 }
 

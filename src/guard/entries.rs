@@ -11,8 +11,8 @@ use super::typed::TypedReader;
 use crate::error::{Error, ErrorKind};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
-use crate::read_through::look_up::Call;
-use crate::read_through::{peek, read_entry};
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{peek, read_entry};
 use crate::store::Insert;
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::tags::{self, TagList};
@@ -77,7 +77,9 @@ impl StampedeGuard {
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
         let ask = Call { state: &self.state, policy: &self.policy, key };
-        read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
+        let stored =
+            read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))?;
+        Ok(stored.and_then(|stored| stored.value().cloned()))
     }
 
     /// Stores `value` under `key` now, for as long as the policy says; `None` and `()` for its
@@ -206,11 +208,11 @@ impl StampedeGuard {
         let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
         let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
         let now = self.state.store.now();
-        let kept = match read {
+        let kept = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
                 let (times, over) = (entry.expiry.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
-                Some(Insert { entry: Entry { expiry: times, ..entry }.encode(&key), keep, over })
+                Some(Insert { entry: Entry { expiry: times, ..entry.clone() }.encode(&key), keep, over })
             }
             _ => None,
         };

@@ -2,24 +2,22 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 
-use futures_util::FutureExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use super::StampedeGuard;
 use super::load_context::LoadContext;
 use super::typed::{ForcedReader, OwnResult, TypedReader, loader, loader_with};
-use crate::error::{Error, Failure, LoadError};
+use crate::error::{Failure, LoadError};
 use crate::failure_text::panic_text;
 use crate::key::{CacheKey, Key};
-use crate::loader::nesting::LoadScope;
-use crate::loader::{LoadInput, Loader};
-use crate::observe::{self, Count, Outcome};
-use crate::read_through::look_up::Call;
-use crate::read_through::{Looked, MissOutcome, look, look_past};
+use crate::loader::Loader;
+use crate::observe::Outcome;
+use crate::read_through::alone::run_alone;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{Lookup, look, look_past};
+use crate::read_through::miss::MissOutcome;
 use crate::sync::lock;
 
 impl StampedeGuard {
@@ -203,20 +201,20 @@ impl StampedeGuard {
         T: DeserializeOwned + 'static,
         E: Send + Sync + 'static,
     {
-        let open = TypedReader::new(&self.policy);
-        let ask = Call { state: &self.state, policy: &self.policy, key };
-        let (outcome, result) = match look(ask, &open).await {
-            Looked::Hit(value) => (Outcome::Hit, Ok(value)),
-            Looked::Stale(value) => (Outcome::Stale, Ok(value)),
-            Looked::Aging { value, stale, refresh } => {
-                // This caller has its value; no caller takes the result that the loader leaves in `OwnResult`.
-                refresh.start(loader(&OwnResult::default()), !stale);
+        let reader = TypedReader::new(&self.policy);
+        let call = Call { state: &self.state, policy: &self.policy, key };
+        let (outcome, result) = match look(call, &reader).await {
+            Lookup::Hit { value, stale, refresh } => {
+                if let Some(caller) = refresh {
+                    // This caller has its value; no caller takes the result that the loader leaves in `OwnResult`.
+                    caller.refresh(loader(&OwnResult::default()), !stale);
+                }
                 (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
             }
-            Looked::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-            Looked::Missing(missing) => {
+            Lookup::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Lookup::Miss(caller) => {
                 let own = OwnResult::default();
-                let answer = missing.load(&open, loader(&own)).await;
+                let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own).await
             }
         };
@@ -233,12 +231,12 @@ impl StampedeGuard {
         T: DeserializeOwned + 'static,
         E: Send + Sync + 'static,
     {
-        let ask = Call { state: &self.state, policy: &self.policy, key };
-        let (outcome, result) = match look_past(ask).await {
-            Ok(missing) => {
+        let call = Call { state: &self.state, policy: &self.policy, key };
+        let (outcome, result) = match look_past(call).await {
+            Ok(caller) => {
                 let own = OwnResult::default();
-                let open = ForcedReader(TypedReader::new(&self.policy));
-                let answer = missing.load(&open, loader(&own)).await;
+                let reader = ForcedReader(TypedReader::new(&self.policy));
+                let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own).await
             }
             Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
@@ -275,29 +273,14 @@ impl StampedeGuard {
                 (Outcome::Led, own().unwrap_or_else(|| Err(ending.into_failure().into_load_error())))
             }
             MissOutcome::Alone(loader) => {
-                let ran = self.run_alone(key, loader).await;
-                let result = own()
-                    .unwrap_or_else(|| Err(ran.err().unwrap_or_else(Failure::vanished).into_load_error()));
+                let call = Call { state: &self.state, policy: &self.policy, key };
+                let failure = match run_alone(call, loader).await {
+                    Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+                    Err(panic) => Failure::Panicked(panic_text(&*panic)),
+                };
+                let result = own().unwrap_or_else(|| Err(failure.into_load_error()));
                 (Outcome::Bypassed, result)
             }
-        }
-    }
-
-    /// Runs a caller's own load outside the protocol, with the same timeout, and catches its panics.
-    async fn run_alone(&self, key: &Key, loader: Loader) -> Result<(), Failure> {
-        self.state.count(Count::loads);
-        let Loader { run, within, .. } = loader;
-        let load_timeout = self.policy.load_timeout;
-        let given = LoadInput::alone(load_timeout);
-        let load = LoadScope::scope(self.state.store.place(), key, within, async move { run(given).await });
-        let (ran, _) = observe::timed(timeout(load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
-        match ran {
-            Ok(Ok(loaded)) => {
-                loaded.settle();
-                Ok(())
-            }
-            Ok(Err(panic)) => Err(Failure::Panicked(panic_text(&*panic))),
-            Err(_) => Err(Failure::Guard(Error::load_timeout(key, load_timeout))),
         }
     }
 }

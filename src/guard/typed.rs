@@ -22,7 +22,7 @@ use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
-use crate::value::reader::{EntryReader, InPlace};
+use crate::value::reader::{EntryReader, SharedValue};
 
 /// Decodes an entry as a `T`.
 pub(crate) struct TypedReader<T> {
@@ -38,10 +38,9 @@ impl<T> TypedReader<T> {
 
 impl<T: DeserializeOwned + 'static> EntryReader for TypedReader<T> {
     type Value = T;
-    type Room = InPlace;
 
-    fn open(&self, entry: &mut Entry, _now: u64) -> Option<T> {
-        self.codec.decode(entry.encoding, &mut entry.payload)
+    fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<T> {
+        self.codec.decode(entry.encoding, &entry.payload)
     }
 }
 
@@ -50,9 +49,8 @@ pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
 
 impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
     type Value = T;
-    type Room = InPlace;
 
-    fn serves(&self, _entry: &Entry, _now: u64) -> Freshness {
+    fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
         Freshness::Expired
     }
 
@@ -65,8 +63,8 @@ impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
         false
     }
 
-    fn open(&self, entry: &mut Entry, now: u64) -> Option<T> {
-        self.0.open(entry, now)
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<T> {
+        self.0.open(entry, now, shared)
     }
 }
 
@@ -114,8 +112,8 @@ where
     Loader::new(move |given| async move {
         let LoadInput { mode, previous, deadline, lost, announcer: _ } = given;
         let (previous, validator) = match previous {
-            Some(mut entry) => {
-                (policy.codec.decode(entry.encoding, &mut entry.payload), Bytes::from(entry.validator))
+            Some(entry) => {
+                (policy.codec.decode(entry.encoding, &entry.payload), Bytes::from(entry.validator))
             }
             None => (None, Bytes::new()),
         };

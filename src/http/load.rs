@@ -18,7 +18,7 @@ use super::cache_status::{
 use super::candidate::{StoredResponseToReplace, head_of};
 use super::commit::{ClientSender, ResponseCommit};
 use super::encoding::StoredResponse;
-use super::load_request::{ClientAnswer, LoadRequest, call};
+use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose, call};
 use super::metadata::ResponseMeta;
 use super::respond::{answer, own_answer};
 use super::retry::RetryableRequest;
@@ -33,8 +33,8 @@ use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_
 use crate::loader::nesting::LoadScope;
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, MarkerRule};
 use crate::policy::Policy;
-use crate::read_through::look_up::Call;
-use crate::read_through::read_entry;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::read_entry;
 use crate::store::StoreError;
 
 /// Makes a request to `inner` into a [`Loader`]. The client's answer comes through the receiver, before the load
@@ -118,7 +118,7 @@ where
     // off with the load.
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
-    let _ = wanted.forwarded.set(());
+    wanted.set_progress(Progress::Forwarded);
     let mut response = match &stored_at {
         // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
         Some(key) => LoadScope::scope(state.store.place(), key, LoadScope::current(), asking).await,
@@ -159,7 +159,7 @@ where
     };
     let now = SystemTime::now();
     if stands_in(LoadFailure::Status(response.status().as_u16())) {
-        let _ = wanted.refused.set(response.status());
+        wanted.set_progress(Progress::Refused(response.status()));
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
@@ -227,10 +227,11 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&StoredRespo
 /// read before this load had the lease, so the resource may have been invalidated since; a later invalidation takes
 /// the lease away.
 async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
-    let stored = read_entry(ask).await?.filter(|entry| !entry.expiry.is_expired());
-    let chosen = stored.and_then(|entry| ResponseMeta::of(&entry)?.0.chosen);
-    let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
-    Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
+    let stored = read_entry(ask).await?;
+    let value = stored.as_ref().and_then(|stored| stored.value()).filter(|value| !value.expiry.is_expired());
+    let chosen = value.and_then(|value| ResponseMeta::of(value)?.0.chosen);
+    let same = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
+    Ok(same.unwrap_or_else(|| fastrand::u64(..)))
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
@@ -246,7 +247,7 @@ fn fwd(
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         // A leased load knows the stored entry, so it can tell a URI miss.
-        None if mode == LeaseState::Unleased && wanted.unread.get().is_some() => Fwd::Miss,
+        None if mode == LeaseState::Unleased && wanted.purpose() == Purpose::AnswerUnread => Fwd::Miss,
         None if wanted.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }

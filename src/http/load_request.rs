@@ -26,21 +26,52 @@ pub(crate) struct LoadRequest {
     /// The key of its variant, if that is another than the resource's.
     pub(crate) variant: OnceLock<VariantPlace>,
     stored_at: Mutex<Option<Key>>,
-    /// The request is already answered; the load refreshes the stored response for all.
-    pub(crate) answered: OnceLock<()>,
-    /// A look-up for it failed or was skipped.
-    pub(crate) unread: OnceLock<()>,
-    /// The inner service was asked for it.
-    pub(crate) forwarded: OnceLock<()>,
-    /// The status of that answer, if a stale response is served instead.
-    pub(crate) refused: OnceLock<StatusCode>,
+    purpose: Mutex<Purpose>,
+    progress: Mutex<Progress>,
+}
+
+/// The client's need of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The client waits for the answer.
+    Answer,
+    /// As [`Answer`](Self::Answer); a look-up for the request failed or was skipped.
+    AnswerUnread,
+    /// The client was answered; the load refreshes the stored response for all clients.
+    Refresh,
+}
+
+/// How far the request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The inner service was not asked for it.
+    Waiting,
+    Forwarded,
+    /// The inner service answered with this status, and a stale response is served instead.
+    Refused(StatusCode),
 }
 
 impl LoadRequest {
     pub(crate) fn new(asked: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
-        let (variant, stored_at, answered) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-        let (unread, forwarded, refused) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { asked, headers, resource, variant, stored_at, answered, unread, forwarded, refused })
+        let (variant, stored_at) = (OnceLock::new(), Mutex::default());
+        let (purpose, progress) = (Mutex::new(Purpose::Answer), Mutex::new(Progress::Waiting));
+        Arc::new(Self { asked, headers, resource, variant, stored_at, purpose, progress })
+    }
+
+    pub(crate) fn set_purpose(&self, purpose: Purpose) {
+        *lock(&self.purpose) = purpose;
+    }
+
+    pub(crate) fn purpose(&self) -> Purpose {
+        *lock(&self.purpose)
+    }
+
+    pub(crate) fn set_progress(&self, progress: Progress) {
+        *lock(&self.progress) = progress;
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        *lock(&self.progress)
     }
 
     pub(crate) fn store_at(&self, key: &Key) {
@@ -54,7 +85,7 @@ impl LoadRequest {
 
     /// Whether a part is loaded.
     pub(crate) fn is_part(&self) -> bool {
-        self.asked.ranged && self.answered.get().is_none()
+        self.asked.ranged && self.purpose() != Purpose::Refresh
     }
 }
 

@@ -1,23 +1,24 @@
 //! [`MissHandler`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, StandIn, write_stand_in, write_status};
-use super::load_request::{ClientAnswer, LoadRequest};
+use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose};
 use super::respond::{LookUpKey, ResponseReader, StoredAnswer, VariantPlace, own_answer};
-use crate::error::{Error, ErrorKind, Failure};
+use crate::error::{ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::loader::nesting::LoadScope;
-use crate::loader::{LoadInput, Loader};
-use crate::observe::{self, Count, Outcome};
-use crate::read_through::look_up::Call;
-use crate::read_through::{Looked, Miss, MissOutcome, look};
+use crate::loader::Loader;
+use crate::observe::Outcome;
+use crate::read_through::alone::run_alone;
+use crate::read_through::call::{Call, CallState, LookUpState};
+use crate::read_through::look_up::{Lookup, look};
+use crate::read_through::miss::MissOutcome;
 
 /// A request with its loader and the receiver of that loader's answer.
 pub(super) struct MissHandler<'a, B, E> {
@@ -50,23 +51,28 @@ impl<B, E> MissHandler<'_, B, E> {
         &mut self,
         at: LookUpKey<'_>,
         key: &Key,
-        looked: Looked<'_, StoredAnswer>,
+        lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
     ) -> MissStep<B, E> {
         let (state, _) = self.guard.parts();
-        let (found, outcome, loader) = match looked {
-            Looked::Hit(found) => (found, Outcome::Hit, Some(loader)),
-            Looked::Stale(found) => (found, Outcome::Stale, Some(loader)),
-            Looked::Aging { value: found @ StoredAnswer::Response(_), stale, refresh } => {
-                // The request that triggered the refresh lends its loader; its own answer is the stored response.
-                let _ = self.wanted.answered.set(());
-                refresh.start(loader, !stale);
-                (found, if stale { Outcome::Stale } else { Outcome::Hit }, None)
+        let (found, outcome, loader) = match lookup {
+            Lookup::Hit { value, stale, refresh } => {
+                let is_response = matches!(value, StoredAnswer::Response(_));
+                let outcome =
+                    if stale && (is_response || refresh.is_none()) { Outcome::Stale } else { Outcome::Hit };
+                match refresh {
+                    // The request that triggered the refresh lends its loader; its own answer is the stored response.
+                    Some(caller) if is_response => {
+                        self.wanted.set_purpose(Purpose::Refresh);
+                        caller.refresh(loader, !stale);
+                        (value, outcome, None)
+                    }
+                    // If the entry belongs to another variant, requests for that variant refresh it.
+                    _ => (value, outcome, Some(loader)),
+                }
             }
-            // The entry belongs to another variant: requests for that variant refresh it.
-            Looked::Aging { value, .. } => (value, Outcome::Hit, Some(loader)),
-            Looked::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
-            Looked::Missing(missing) => match self.load(at, key, missing, loader).await {
+            Lookup::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
+            Lookup::Miss(caller) => match self.load(at, key, caller, loader).await {
                 LoadedAnswer::Found(found, outcome, loader) => (found, outcome, loader),
                 LoadedAnswer::Answered(answered) => return MissStep::Answered(answered),
             },
@@ -96,25 +102,25 @@ impl<B, E> MissHandler<'_, B, E> {
         &mut self,
         at: LookUpKey<'_>,
         key: &Key,
-        missing: Miss<'_>,
+        caller: CallState<'_>,
         loader: Loader,
     ) -> LoadedAnswer<B, E> {
         let (state, policy) = self.guard.parts();
         let asked = &self.wanted.asked;
         let apart;
-        let missing = if asked.ranged {
+        let caller = if asked.ranged {
             // Each request wants another part, so none waits for another's load.
-            missing.unattended()
+            caller.unattended()
         } else if asked.has_credentials() {
             // Leave the flight of the resource: callers behind this one must not wait for it.
-            drop(missing);
+            drop(caller);
             // Coalesce with other requests that have credentials, under a separate key: their response may not be
             // shareable.
             self.wanted.store_at(key);
             apart = key.derived("~a");
             let ask = Call { state, policy, key: &apart };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
-                Looked::Missing(missing) => missing,
+                Lookup::Miss(caller) => caller,
                 _ => {
                     return LoadedAnswer::Answered(
                         self.alone(key, loader, CacheStatus::miss("credentials")).await,
@@ -122,10 +128,10 @@ impl<B, E> MissHandler<'_, B, E> {
                 }
             }
         } else {
-            missing
+            caller
         };
-        if !missing.has_looked() {
-            let _ = self.wanted.unread.set(());
+        if caller.look_up != LookUpState::Answered {
+            self.wanted.set_purpose(Purpose::AnswerUnread);
         }
         let LoadRequest { asked, headers, .. } = &**self.wanted;
         let wants = ResponseReader { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
@@ -136,7 +142,7 @@ impl<B, E> MissHandler<'_, B, E> {
                 state.answered(key, Outcome::Led);
                 return LoadedAnswer::Answered(head);
             }
-            answer = missing.load(&wants, loader) => answer,
+            answer = caller.load(&wants, loader) => answer,
         };
         match answer {
             MissOutcome::Coalesced(found, loader) => {
@@ -144,10 +150,11 @@ impl<B, E> MissHandler<'_, B, E> {
             }
             MissOutcome::Stale(mut found, loader) => {
                 // If its loader was not used, the request waited for another one's load.
-                let stand_in = match (&loader, self.wanted.forwarded.get()) {
+                let stand_in = match (&loader, self.wanted.progress()) {
                     (Some(_), _) => Some(StandIn::Collapsed),
-                    (None, Some(())) => Some(StandIn::Forwarded(self.wanted.refused.get().copied())),
-                    (None, None) => None,
+                    (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
+                    (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
+                    (None, Progress::Waiting) => None,
                 };
                 if let (StoredAnswer::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
                     write_stand_in(replay.response.headers_mut(), stand_in);
@@ -179,18 +186,10 @@ impl<B, E> MissHandler<'_, B, E> {
         status: CacheStatus,
     ) -> ClientAnswer<B, E> {
         let (state, policy) = self.guard.parts();
-        state.count(Count::loads);
-        let given = LoadInput::alone(policy.load_timeout);
-        let load = LoadScope::scope(state.store.place(), key, loader.within, (loader.run)(given));
-        // Only the head is bounded by `load_timeout`, as any load is: the body is the client's own. A panic unwinds
-        // this task.
-        let (loaded, _) = observe::timed(timeout(policy.load_timeout, load)).await;
-        let failure = match loaded {
-            Ok(loaded) => {
-                loaded.settle();
-                Failure::vanished()
-            }
-            Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
+        let failure = match run_alone(Call { state, policy, key }, loader).await {
+            Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+            // Unwinds this request's task, as without the guard.
+            Err(panic) => resume_unwind(panic),
         };
         let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
         state.answered(key, Outcome::Bypassed);

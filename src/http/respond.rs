@@ -22,7 +22,7 @@ use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
-use crate::value::reader::{Boxed, EntryReader, SharedValue};
+use crate::value::reader::{EntryReader, SharedValue};
 
 /// A request, as the reader of the stored response.
 pub(crate) struct ResponseReader<'a> {
@@ -103,27 +103,22 @@ struct SharedDecoding {
 }
 
 impl SharedDecoding {
-    fn of<'a>(entry: &Entry, opened: &'a SharedValue) -> Option<&'a Self> {
+    fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
         let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: OnceLock::new() }) as _;
-        opened.get_or_init(first).downcast_ref()
+        shared?.get_or_init(first).downcast_ref()
     }
 }
 
 impl EntryReader for ResponseReader<'_> {
     type Value = StoredAnswer;
-    type Room = Boxed;
 
-    fn serves(&self, entry: &Entry, now: u64) -> Freshness {
+    fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
+        if let Some(SharedDecoding { kept: Some((kept, _)), .. }) = SharedDecoding::of(entry, shared) {
+            return self.serves_kept(kept, entry, now);
+        }
         match ResponseMeta::of(entry) {
             Some((kept, _)) => self.serves_kept(&kept, entry, now),
             None => entry.serves(now),
-        }
-    }
-
-    fn serves_shared(&self, entry: &Entry, now: u64, opened: &SharedValue) -> Freshness {
-        match SharedDecoding::of(entry, opened).and_then(|shared| shared.kept.as_ref()) {
-            Some((kept, _)) => self.serves_kept(kept, entry, now),
-            None => self.serves(entry, now),
         }
     }
 
@@ -141,16 +136,12 @@ impl EntryReader for ResponseReader<'_> {
             && ResponseMeta::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
     }
 
-    fn open(&self, entry: &mut Entry, now: u64) -> Option<StoredAnswer> {
-        let (kept, at) = ResponseMeta::of(entry)?;
-        self.open_kept(&kept, at, entry, now)
-    }
-
     /// Decodes the metadata once for all callers that share the read. Requests that want the plain whole response
     /// share the replay too, with its age: the read takes less than a second.
-    fn open_shared(&self, entry: &Entry, now: u64, opened: &SharedValue) -> Option<StoredAnswer> {
-        let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, opened) else {
-            return self.open(&mut entry.clone(), now);
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
+        let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, shared) else {
+            let (kept, at) = ResponseMeta::of(entry)?;
+            return self.open_kept(&kept, at, entry, now);
         };
         if kept.chosen.is_some() || !self.is_plain() {
             return self.open_kept(kept, *at, entry, now);

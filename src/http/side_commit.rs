@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::guard_state::{GuardState, RejectedEntry};
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::loader::{LoadResult, MarkerRule};
 use crate::observe::Count;
@@ -20,6 +20,7 @@ use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::Lifetimes;
+use crate::value::stored::StoredEntry;
 use crate::value::tags::{TagId, TagList};
 
 /// Whether a response is stored under another key than the one of its flight.
@@ -50,16 +51,16 @@ impl SideCommit {
         state: &Arc<GuardState>,
         policy: &Arc<Policy>,
         key: &Key,
-        seen: Option<RejectedEntry>,
+        rejected: Option<Arc<StoredEntry>>,
     ) -> Self {
-        let Some(lease) = lease_if_free(state, key, policy, seen).await else { return Self::Refused };
+        let Some(lease) = lease_if_free(state, key, policy, rejected).await else { return Self::Refused };
         let tags = policy.tag_keys(&state.namespace);
         let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;
         };
-        let lease = RenewedLease::new(lease, Arc::clone(state), Instant::now() + policy.load_timeout);
+        let lease = RenewedLease::new(lease, Instant::now() + policy.load_timeout);
         let (key, policy, state) = (key.clone(), Arc::clone(policy), Arc::clone(state));
         Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged }))
     }
@@ -127,7 +128,7 @@ struct RenewedLease {
 }
 
 impl RenewedLease {
-    fn new(lease: Lease, state: Arc<GuardState>, end: Instant) -> Self {
+    fn new(lease: Lease, end: Instant) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let keeping = tokio::spawn(async move {
             let mut in_doubt = false;
@@ -138,12 +139,12 @@ impl RenewedLease {
                     event = lease.keep(end, in_doubt) => match event {
                         LeaseEvent::Invalidated => in_doubt = true,
                         LeaseEvent::Lost => return None,
+                        LeaseEvent::Leaving => {
+                            // The caller of `take` must answer its client, and cannot wait for a store that hangs.
+                            tokio::spawn(lease.hand_over(0));
+                            return None;
+                        }
                     },
-                    () = state.leaving() => {
-                        // The caller of `take` must answer its client, and cannot wait for a store that hangs.
-                        tokio::spawn(lease.hand_over(0));
-                        return None;
-                    }
                 }
             }
         });
@@ -173,14 +174,14 @@ async fn lease_if_free(
     state: &Arc<GuardState>,
     key: &Key,
     policy: &Policy,
-    seen: Option<RejectedEntry>,
+    mut rejected: Option<Arc<StoredEntry>>,
 ) -> Option<Lease> {
     let contender = AcquireRequest {
         state,
         key,
         policy,
         queue: false,
-        rejected: &mut seen.map(Box::new),
+        rejected: &mut rejected,
         budget: &mut policy.budget(),
         tags: &[],
         since: u64::MAX,

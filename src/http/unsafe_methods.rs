@@ -28,7 +28,7 @@ use super::load_request::{ClientAnswer, LoadRequest, call, ready};
 use super::respond::own_answer;
 use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
-use crate::guard_state::{GuardState, RejectedEntry};
+use crate::guard_state::GuardState;
 use crate::http_rules::invalidation::Invalidation;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
@@ -38,9 +38,10 @@ use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
 use crate::observe::{Count, Outcome, log, warn_if};
-use crate::read_through::look_up::Call;
-use crate::read_through::read_entry;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::read_entry;
 use crate::tracker::Tracked;
+use crate::value::stored::StoredEntry;
 
 impl<S, Q, B> Exchange<S, Q>
 where
@@ -138,15 +139,15 @@ where
             true => None,
             false => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
         };
-        let seen = stored.clone().map(|entry| RejectedEntry::entry(entry, &key));
-        let previous = stored.and_then(|stored| StoredResponseToReplace::of(stored, state.store.now()));
+        let value = stored.as_ref().and_then(|stored| stored.value()).cloned();
+        let previous = value.and_then(|value| StoredResponseToReplace::of(value, state.store.now()));
         // A HEAD describes neither one of several variants nor a part well enough to update it.
         let previous = previous
             .filter(|StoredResponseToReplace { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
         state.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
-        let (Some(seen), Some(previous), Ok(head)) = (seen, previous, &response) else {
+        let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
             return passed(response);
         };
         let now = SystemTime::now();
@@ -348,19 +349,19 @@ fn still_stored(state: &GuardState, error: impl fmt::Display) {
 
 /// Replaces the stored response if it is still the one that was `seen`. Holds the resource's lease no longer than
 /// that takes, so that no GET waits for a HEAD. Runs in a task, so that a cancelled HEAD leaves no lease behind.
-async fn freshen(guard: &StampedeGuard, key: Key, seen: RejectedEntry, fresh: LoadResult) {
+async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh: LoadResult) {
     let (state, policy) = guard.parts();
     let (running, guard) = (state.tasks.enter(), guard.clone());
     let freshening = tokio::spawn(async move {
         let (state, policy) = guard.parts();
-        let raw = seen.raw.clone();
+        let raw = seen.raw(&key);
         let apart = SideCommit::begin(state, policy, &key, Some(seen)).await;
         // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &apart {
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
             SideCommit::No | SideCommit::Refused => None,
         };
-        if stored.is_some_and(|entry| RejectedEntry::entry(entry, &key).raw == raw) {
+        if stored.is_some_and(|stored| stored.raw(&key) == raw) {
             apart.store(fresh, false).await;
         } else {
             apart.leave().await;

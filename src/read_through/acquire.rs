@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::lease::{Lease, detach_unleased, release_later};
 use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::SentAt;
-use crate::guard_state::{GuardState, RejectedEntry, Stored};
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
@@ -18,6 +18,7 @@ use crate::tracker::Tracked;
 use crate::value::entry::EntryKind;
 use crate::value::freshness::Freshness;
 use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
 
 /// How many unusable entries a contender may find before the load goes on without the store.
 pub(super) const UNUSABLE_LIMIT: u8 = 3;
@@ -45,7 +46,7 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
     /// The entry that was read and will not be served as it is.
-    pub(crate) rejected: &'a mut Option<Box<RejectedEntry>>,
+    pub(crate) rejected: &'a mut Option<Arc<StoredEntry>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
@@ -107,11 +108,12 @@ impl<'a> Acquisition<'a> {
 
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
         self.sent_at = SentAt::now();
-        let AcquireRequest { state, key, policy, queue, rejected: seen, budget, .. } = &mut self.contender;
+        let AcquireRequest { state, key, policy, queue, rejected, budget, .. } = &mut self.contender;
+        let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
         let ask = Acquire {
             token: &self.token,
             lease: policy.lease,
-            seen: seen.as_ref().map(|seen| &seen.raw),
+            seen: seen.as_ref(),
             behind: self.behind.as_ref(),
             queue: *queue,
         };
@@ -126,28 +128,27 @@ impl<'a> Acquisition<'a> {
     /// The acquire found an entry that this flight has not seen.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, tags, since, .. } = self.contender;
-        let stored = current(state, raw, key, tags, within).await.map_err(AcquireOutcome::StoreDown)?;
-        let seen = match stored {
-            Stored::Entry(entry) if entry.kind == EntryKind::Marker => {
+        let content = current(state, raw, key, tags, within).await.map_err(AcquireOutcome::StoreDown)?;
+        if let Ok(entry) = &content {
+            if entry.kind == EntryKind::Marker {
                 return Err(self.ended_with(FlightOutcome::Uncacheable));
             }
-            Stored::Entry(entry) => match entry.serves(state.store.now()) {
-                Freshness::Fresh => return Err(self.ended_with(FlightOutcome::Value(entry))),
+            match entry.serves(state.store.now()) {
+                Freshness::Fresh => return Err(self.ended_with(FlightOutcome::Value(entry.clone()))),
                 // The load that this flight has waited for, or would have repeated, has failed; its leader stored the older value again.
-                Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry))),
+                Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry.clone()))),
                 // Stored while this flight waited, so it counts whatever its lifetime, unless `expire` has ended that meanwhile.
                 _ if !entry.expiry.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
-                    return Err(self.ended_with(FlightOutcome::Value(entry)));
+                    return Err(self.ended_with(FlightOutcome::Value(entry.clone())));
                 }
-                _ => RejectedEntry::entry(entry, key),
-            },
-            unusable => RejectedEntry::of(unusable, key),
-        };
+                _ => {}
+            }
+        }
         if self.unusable == UNUSABLE_LIMIT {
             return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::Transient)));
         }
         self.unusable += 1;
-        *self.contender.rejected = Some(Box::new(seen));
+        *self.contender.rejected = Some(Arc::new(StoredEntry::new(content)));
         Ok(())
     }
 
@@ -163,7 +164,7 @@ impl<'a> Acquisition<'a> {
             outcome => return Err(self.ended_with(outcome)),
         };
         let checked = unless_invalidated(state, entry, key, tags, within).await;
-        if let Stored::Entry(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
+        if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
         // The value was invalidated. It is not stored, so asking for it again is useless: contend without it.

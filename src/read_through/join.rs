@@ -1,11 +1,10 @@
 //! Step 3: a caller joins the flight of its key or starts one, and waits for its end.
 
-use std::sync::Arc;
-
 use tokio::time::{Instant, sleep_until};
 
+use super::call::{Call, CallState, LookUpState};
 use super::load::FlightTask;
-use super::look_up::{Call, CallState};
+use super::miss::MissOutcome;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::{FlightWaiter, Joined};
 use crate::key::flight::LoadMode;
@@ -22,32 +21,21 @@ impl CallState<'_> {
         mode: LoadMode,
         mut loader: Loader,
     ) -> Result<(FlightWaiter, bool), NoCapacity> {
-        let Call { state, policy, .. } = self.ask;
+        let Call { state, policy, .. } = self.call;
         (loader.came, loader.since) = (self.came, Some(Instant::now()));
         let flight = self.flight(mode);
         // A caller that may be served an older value at `soft_timeout` does not wait for the load, so the load must not use the
         // permit of the load that the caller runs inside.
-        let leaves =
-            policy.soft_timeout.is_some() && self.rejected.as_ref().is_some_and(|seen| seen.value.is_some());
-        let within = loader.within.clone().filter(|_| !leaves);
+        let may_leave = policy.soft_timeout.is_some()
+            && self.rejected.as_ref().is_some_and(|rejected| rejected.value().is_some());
+        let within = loader.within.clone().filter(|_| !may_leave);
         // In this mode callers do not wait for each other, so `max_waiters` does not apply.
         let most = if mode == LoadMode::Probe { usize::MAX } else { policy.max_waiters };
         let if_dropped = FlightOutcome::Abandoned;
-        match state.flights.join_having_looked(&flight, loader, if_dropped, most, self.looked) {
+        let has_looked = self.look_up == LookUpState::Answered;
+        match state.flights.join_having_looked(&flight, loader, if_dropped, most, has_looked) {
             Joined::Leader(leader, waiter) => {
-                let (state, policy) = (Arc::clone(state), Arc::clone(policy));
-                let (seen, budget) = (self.rejected.clone(), self.budget);
-                FlightTask {
-                    state,
-                    policy,
-                    flight,
-                    leader,
-                    rejected: seen,
-                    budget,
-                    within,
-                    _unattended: None,
-                }
-                .start();
+                FlightTask { within, ..FlightTask::new(self, flight, leader) }.start();
                 Ok((waiter, true))
             }
             Joined::Waiter(waiter) => Ok((waiter, false)),
@@ -67,7 +55,7 @@ impl CallState<'_> {
             biased;
             outcome = &mut *waiter => return (outcome, waiter.take_loader()),
             // With `to_the_end`, the flight's own bounds on waiting for the lease and on the load end the wait.
-            () = sleep_until(self.started + self.ask.policy.wait_timeout), if !to_the_end => {}
+            () = sleep_until(self.started + self.call.policy.wait_timeout), if !to_the_end => {}
         }
         // A caller whose loader is used waits for its own load, which `wait_timeout` does not bound. (Taking the loader decides this
         // atomically: the flight may take it at the same moment.)
@@ -78,7 +66,7 @@ impl CallState<'_> {
     }
 
     pub(super) fn waited_out(&self) -> Failure {
-        let Call { policy, key, .. } = self.ask;
+        let Call { policy, key, .. } = self.call;
         let text = format!(
             "another caller's load of key #{} took longer than wait_timeout ({:?})",
             key.digest(),
@@ -94,24 +82,16 @@ pub(crate) enum NoCapacity {
     TooManyWaiters(Loader),
 }
 
-/// The answer to a caller that cannot join or start a flight.
-pub(crate) enum Overload<V> {
-    Stale(V, Loader),
-    /// The caller loads for itself.
-    Alone(Loader),
-    Shed(Failure),
-}
-
 impl CallState<'_> {
     /// The limit on waiters or flights is reached: answers with a stale value if there is one, else as the policy says.
-    pub(crate) async fn crowded_out<O: EntryReader>(
+    pub(super) async fn overloaded<R: EntryReader>(
         &self,
-        open: &O,
-        no_seat: NoCapacity,
-    ) -> Overload<O::Value> {
-        let Call { state, policy, key } = self.ask;
+        reader: &R,
+        no_capacity: NoCapacity,
+    ) -> MissOutcome<R::Value> {
+        let Call { state, policy, key } = self.call;
         state.count(Count::overloaded);
-        let (loader, then, text) = match (no_seat, policy.max_concurrent_loads) {
+        let (loader, then, text) = match (no_capacity, policy.max_concurrent_loads) {
             (NoCapacity::TooManyWaiters(loader), _) => {
                 (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
             }
@@ -132,15 +112,15 @@ impl CallState<'_> {
                     ?key,
                     "max_flights keys are being loaded: callers of others load for themselves"
                 );
-                return Overload::Alone(loader);
+                return MissOutcome::Alone(loader);
             }
         };
-        match (Box::pin(self.find_stand_in(open)).await, then) {
-            (Some(value), _) => Overload::Stale(value, loader),
-            (None, OnOverload::LoadAnyway) => Overload::Alone(loader),
+        match (Box::pin(self.find_stand_in(reader)).await, then) {
+            (Some(value), _) => MissOutcome::Stale(value, Some(loader)),
+            (None, OnOverload::LoadAnyway) => MissOutcome::Alone(loader),
             (None, OnOverload::Shed) => {
                 let text = format!("no room for key #{}: {text}", key.digest());
-                Overload::Shed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
+                MissOutcome::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
             }
         }
     }

@@ -42,6 +42,8 @@ pub(crate) enum LeaseEvent {
     Invalidated,
     /// The token holds the lease no more.
     Lost,
+    /// The process is about to end: another process should load the key.
+    Leaving,
 }
 
 impl Lease {
@@ -58,9 +60,17 @@ impl Lease {
         *lock(&self.confirmed)
     }
 
-    /// Renews the lease at each third of its TTL, and returns when it is invalidated or lost. A renewal reaches at most to the
+    /// Renews the lease at each third of its TTL, until an event ends the undisturbed hold. A renewal reaches at most to the
     /// load's `end` plus the time for a commit. With `now`, begins with a renewal.
-    pub(crate) async fn keep(&self, end: Instant, mut now: bool) -> LeaseEvent {
+    pub(crate) async fn keep(&self, end: Instant, now: bool) -> LeaseEvent {
+        tokio::select! {
+            biased;
+            event = self.renew(end, now) => event,
+            () = self.state.leaving() => LeaseEvent::Leaving,
+        }
+    }
+
+    async fn renew(&self, end: Instant, mut now: bool) -> LeaseEvent {
         let period = self.ttl / 3;
         let mut due = Instant::now() + period;
         loop {

@@ -9,10 +9,11 @@ use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
 use super::bulkhead;
+use super::call::{Call, CallState};
 use super::lease::{Lease, LeaseEvent};
 use crate::error::Failure;
 use crate::flight::order::SentAt;
-use crate::guard_state::{FlightWaiter, GuardState, Leader, RejectedEntry};
+use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::flight::FlightKey;
 use crate::loader::nesting::{LoadPermitId, LoadScope};
 use crate::loader::{AbortOnDrop, LeaseState, LoadInput, LoadOutput, Loader, describe};
@@ -20,7 +21,9 @@ use crate::lock::Permit;
 use crate::observe::{self, Count};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
+use crate::store::StoreError;
 use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
 use crate::value::tags::TagId;
 
 /// The task that runs steps 4 to 7 of one flight.
@@ -30,7 +33,7 @@ pub(crate) struct FlightTask {
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
     /// The entry that the first caller read and will not serve as it is.
-    pub(crate) rejected: Option<Box<RejectedEntry>>,
+    pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
     /// The chain of loads inside which the first caller waits for this one.
@@ -51,19 +54,27 @@ pub(super) enum LoadEnd {
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
     pub(super) asked: SentAt,
-    /// The policy's tags with their ids. `None` if the store did not answer; then nothing may be stored, because no process
-    /// could tell whether it was invalidated.
-    pub(super) tagged: Option<Vec<TagId>>,
+    /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
+    /// it was invalidated.
+    pub(super) tags: Result<Vec<TagId>, StoreError>,
 }
 
 impl LoadStart {
     /// For a load that does not begin.
     pub(crate) fn none() -> Self {
-        Self { asked: SentAt::now(), tagged: Some(Vec::new()) }
+        Self { asked: SentAt::now(), tags: Ok(Vec::new()) }
     }
 }
 
 impl FlightTask {
+    /// The task of the flight that this caller leads.
+    pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
+        let Call { state, policy, .. } = caller.call;
+        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
+        let (rejected, budget) = (caller.rejected.clone(), caller.budget);
+        Self { state, policy, flight, leader, rejected, budget, within: None, _unattended: None }
+    }
+
     /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
     /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
     pub(super) async fn load(
@@ -76,7 +87,7 @@ impl FlightTask {
         let end = Instant::now() + self.policy.load_timeout;
         self.state.count(Count::loads);
         let mode = if lease.is_some() { LeaseState::Leased } else { LeaseState::Unleased };
-        let previous = self.rejected.as_ref().and_then(|seen| seen.value.clone());
+        let previous = self.rejected.as_ref().and_then(|rejected| rejected.value()).cloned();
         let (losing, lost) = watch::channel(false);
         let announcer = Some(self.leader.announcer());
         let given = LoadInput { mode, previous, deadline: end, lost, announcer };
@@ -138,21 +149,15 @@ impl FlightTask {
                     // invalidation.
                     self.leader.detach();
                     in_doubt = event == LeaseEvent::Invalidated;
+                    let Some(ended) = lease.take_if(|_| !in_doubt) else { continue };
                     if event == LeaseEvent::Lost {
                         self.state.count(Count::leases_lost);
-                        if let Some(lost) = lease.take() {
-                            let_go_since(&self.leader, lost.confirmed());
-                        }
+                        let_go_since(&self.leader, ended.confirmed());
                         losing.send_replace(true);
-                    }
-                }
-                () = self.state.leaving(), if lease.is_some() => {
-                    // The process is about to end: another process should load the key.
-                    self.leader.detach();
-                    if let Some(lease) = lease.take() {
+                    } else {
                         // Spawned, because `work` goes on: it has its own time limit, and callers wait for it. The shutdown waits
                         // until the lease is gone.
-                        tokio::spawn(lease.hand_over(0));
+                        tokio::spawn(ended.hand_over(0));
                     }
                 }
             }

@@ -10,9 +10,6 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
-    /// Does not yield: no model polls a future that does.
-    pub(crate) async fn behind_all_others() {}
-
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

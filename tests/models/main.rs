@@ -10,9 +10,6 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
-    /// Does not yield: no model polls a future that does.
-    pub(crate) async fn behind_all_others() {}
-
     std::thread_local! {
         /// How many locks were taken in this test.
         pub(crate) static LOCKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
@@ -44,7 +41,7 @@ use std::pin::pin;
 use std::task::Context;
 use std::time::Duration;
 
-use flight::shared_read::{BatchReader, ReadRole, SharedReads, WakeList};
+use flight::shared_read::{BatchReader, ReadRole, SharedReads};
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
 use shuttle::future::block_on;
@@ -337,13 +334,8 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
 /// Reads for a queue as the guard does, with `read` in place of the store.
 fn serve(mut duty: BatchReader<u8, usize, Hashing>, read: impl Fn() -> usize) {
     block_on(duty.first_ended());
-    // Half of the answered callers are woken before the next queue closes, the others after it.
-    let mut answered = WakeList::default();
     while let Some(batch) = duty.next() {
-        let read = read();
-        drop(answered);
-        answered = batch.answer(read);
-        answered.tell(answered.len().div_ceil(2));
+        batch.answer(read());
     }
 }
 
@@ -361,7 +353,7 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
                     let acknowledged = stored.fetch_add(1, Ordering::SeqCst) + 1;
                     let read = || stored.load(Ordering::SeqCst);
                     let read = match look_ups.enter(&1, Duration::ZERO) {
-                        ReadRole::First(_first) => read(),
+                        ReadRole::Solo(_first) => read(),
                         ReadRole::Queued(queued, _, duty) => {
                             if let Some(duty) = duty {
                                 serve(duty, read);
@@ -389,7 +381,7 @@ fn dropped_callers_and_readers_leave_no_caller_waiting() {
             .map(|caller| {
                 let look_ups = Arc::clone(&look_ups);
                 thread::spawn(move || match look_ups.enter(&1, Duration::ZERO) {
-                    ReadRole::First(first) => drop(first),
+                    ReadRole::Solo(first) => drop(first),
                     ReadRole::Queued(queued, _, Some(duty)) if caller % 2 == 0 => {
                         drop(duty);
                         assert_eq!(block_on(queued), None);

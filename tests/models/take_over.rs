@@ -26,7 +26,7 @@ fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
                     let mut takes_over = true;
                     let read = loop {
                         match look_ups.enter(&1, Duration::ZERO) {
-                            ReadRole::First(_first) => break read(),
+                            ReadRole::Solo(_first) => break read(),
                             ReadRole::Queued(queued, _, Some(duty)) => {
                                 serve(duty, read);
                                 break block_on(queued).expect("there is a reader");

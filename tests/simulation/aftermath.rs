@@ -79,7 +79,7 @@ impl World {
                 stats.tasks as usize,
                 inside.leases.count(),
                 inside.possible_leases.count(),
-                inside.look_ups.len(),
+                inside.reads.len(),
             ];
             if left != [0; 5] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(

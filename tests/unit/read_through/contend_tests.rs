@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::guard::StampedeGuard;
-use crate::guard_state::RejectedEntry;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
@@ -21,12 +20,13 @@ use crate::store::wake::lease_waiters::Hints;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::Expiry;
 use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
 
 /// A process, and the entry that its flight has rejected.
 struct Side {
     guard: StampedeGuard,
     key: Key,
-    seen: Option<Box<RejectedEntry>>,
+    rejected: Option<Arc<StoredEntry>>,
     queue: bool,
     /// How long before now the flight began.
     began: Duration,
@@ -39,7 +39,7 @@ impl Side {
 
     fn at(guard: StampedeGuard) -> Self {
         let key = guard.key(CacheKey::from("k")).expect("a key");
-        Self { guard, key, seen: None, queue: true, began: Duration::ZERO }
+        Self { guard, key, rejected: None, queue: true, began: Duration::ZERO }
     }
 
     fn now(&self) -> u64 {
@@ -53,7 +53,7 @@ impl Side {
             key: &self.key,
             policy,
             queue: self.queue,
-            rejected: &mut self.seen,
+            rejected: &mut self.rejected,
             budget,
             tags: &[],
             since: state.store.clock_at(Instant::now() - self.began),
@@ -136,7 +136,7 @@ async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     other.began = Duration::from_millis(999);
     let lease = other.leads().await;
     assert_eq!(
-        other.seen.as_ref().and_then(|seen| seen.value.as_ref()),
+        other.rejected.as_ref().and_then(|rejected| rejected.value()),
         Some(&value(now - 1_000, now - 1_000))
     );
     lease.hand_over(0).await;
@@ -174,7 +174,10 @@ async fn an_unreadable_entry_is_remembered_and_loaded_over() {
     one.stores(&value(one.now(), one.now() + 5_000)).await;
     store.spoil(one.key.name(), 4);
     other.leads().await.hand_over(0).await;
-    assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
+    assert!(
+        other.rejected.as_ref().is_some_and(|rejected| rejected.value().is_none()),
+        "seen, and not a value"
+    );
 }
 
 /// A read of the entry does not include its tags, so they are examined when it is found.
@@ -339,7 +342,7 @@ async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use()
     let store = MemoryStore::new();
     let told = |hints| {
         let mut side = Side::on(&store);
-        side.seen = Some(Box::new(RejectedEntry { raw: Bytes::from_static(b"old"), value: None }));
+        side.rejected = Some(Arc::new(StoredEntry::new(Err(Bytes::from_static(b"old")))));
         let mut budget = side.guard.parts().1.budget();
         let mut contention = Acquisition::of(side.contender(&mut budget));
         (contention.behind, contention.takeovers) = (Some(first.clone()), 1);

@@ -8,12 +8,12 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::guard::typed::{OwnResult, loader};
 use crate::guard_state::Joined;
-use crate::guard_state::RejectedEntry;
 use crate::key::flight::FlightKey;
 use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
 use crate::value::entry::Entry;
+use crate::value::stored::StoredEntry;
 use crate::{CacheKey, LoadContext, LoadError, StampedeGuard};
 use std::sync::Arc;
 
@@ -194,8 +194,8 @@ impl World {
         };
         let loader = loader(load, state, policy, &key, &OwnResult::default());
         let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
-        let seen = stored
-            .map(|raw| Box::new(RejectedEntry::entry(Entry::decode(raw, &key).expect("an entry"), &key)));
+        let rejected =
+            stored.map(|raw| Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key).expect("an entry")))));
         let flight = FlightKey { key, mode };
         let Joined::Leader(leader, slot) =
             state.flights.join(&flight, loader, FlightOutcome::Abandoned, usize::MAX)
@@ -211,7 +211,7 @@ impl World {
         };
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let (budget, within) = (policy.budget(), None);
-        FlightTask { state, policy, flight, leader, rejected: seen, budget, within, _unattended: unattended }
+        FlightTask { state, policy, flight, leader, rejected, budget, within, _unattended: unattended }
     }
 
     /// In the middle of a load that was begun now.
