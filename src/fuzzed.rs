@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::key::{CacheKey, Key};
 use crate::value::codec::Codec;
 use crate::value::entry::{Encoding, Entry, sealed};
-use crate::value::outcome::Ending;
+use crate::value::outcome::FlightOutcome;
 
 /// Reads any bytes, and panics where what must hold does not.
 pub type Reader = fn(&[u8]);
@@ -63,7 +63,7 @@ fn entry(bytes: &[u8]) {
     if let Ok(entry) = Entry::decode(raw.clone(), &the_key()) {
         assert_eq!(entry.encode(&the_key()), raw, "there is one way to write an entry");
         let _ = entry.tags.iter().count();
-        for now in [0, entry.stored_at, entry.times.fresh_until, u64::MAX] {
+        for now in [0, entry.stored_at, entry.expiry.fresh_until, u64::MAX] {
             let _ = (entry.is_fresh(now), entry.serves(now));
         }
     }
@@ -71,8 +71,8 @@ fn entry(bytes: &[u8]) {
 
 fn ending(bytes: &[u8]) {
     let raw = Bytes::copy_from_slice(bytes);
-    let again = Ending::decode(&raw, &the_key()).encode(&the_key());
-    let _ = Ending::decode(&again, &the_key());
+    let again = FlightOutcome::decode(&raw, &the_key()).encode(&the_key());
+    let _ = FlightOutcome::decode(&again, &the_key());
 }
 
 fn key(bytes: &[u8]) {
@@ -88,10 +88,10 @@ fn key(bytes: &[u8]) {
 
 fn value(bytes: &[u8]) {
     for (codec, encoding) in [(Codec::MessagePack, Encoding::MESSAGE_PACK), (Codec::Json, Encoding::JSON)] {
-        let mut payload = Bytes::copy_from_slice(bytes);
+        let payload = Bytes::copy_from_slice(bytes);
         let _ = Codec::is_nothing(encoding, &payload);
-        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &mut payload);
-        let _ = codec.decode::<serde_json::Value>(encoding, &mut payload);
+        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &payload);
+        let _ = codec.decode::<serde_json::Value>(encoding, &payload);
     }
 }
 

@@ -197,9 +197,9 @@ pub(crate) use warn_if;
 
 /// Whether an operation is failing, so that it is reported once per outage.
 #[derive(Debug, Default)]
-pub(crate) struct Outage(AtomicBool);
+pub(crate) struct LogOnce(AtomicBool);
 
-impl Outage {
+impl LogOnce {
     /// Records a failure. Returns whether it is news: the first failure since the last success.
     pub(crate) fn goes_on(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
@@ -213,9 +213,9 @@ impl Outage {
 
 /// When a warning was last logged whose cause recurs with each load.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom(Mutex<Option<Instant>>);
+pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
 
-impl Seldom {
+impl LogEveryMinute {
     /// Whether to warn again: once a minute.
     pub(crate) fn is_due(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);

@@ -8,23 +8,23 @@ use tokio::time::{Instant, timeout_at};
 
 /// A count of running things, awaitable until zero.
 #[derive(Debug, Default)]
-pub(crate) struct Gauge {
+pub(crate) struct Tracker {
     count: AtomicUsize,
     fell: Notify,
 }
 
-impl Gauge {
+impl Tracker {
     /// Counts one more, until the guard that is returned is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Present {
+    pub(crate) fn enter(self: &Arc<Self>) -> Tracked {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Present { gauge: Arc::clone(self) }
+        Tracked { gauge: Arc::clone(self) }
     }
 
     /// As [`enter`](Self::enter), unless the count is `most` already.
-    pub(crate) fn try_enter(self: &Arc<Self>, most: usize) -> Option<Present> {
+    pub(crate) fn try_enter(self: &Arc<Self>, most: usize) -> Option<Tracked> {
         let room = |count| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
-        Some(Present { gauge: Arc::clone(self) })
+        Some(Tracked { gauge: Arc::clone(self) })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -50,14 +50,14 @@ impl Gauge {
 
 /// A count of waiters, which can be told to stop waiting.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
-    present: Arc<Gauge>,
+pub(crate) struct StoppableWaiters {
+    present: Arc<Tracker>,
     sent_away: watch::Sender<bool>,
 }
 
-impl Waiters {
+impl StoppableWaiters {
     /// Counts one more, until the guard that is returned is dropped.
-    pub(crate) fn enter(&self) -> Present {
+    pub(crate) fn enter(&self) -> Tracked {
         self.present.enter()
     }
 
@@ -78,13 +78,13 @@ impl Waiters {
     }
 }
 
-/// One thing that a [`Gauge`] counts, until it is dropped.
+/// One thing that a [`Tracker`] counts, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Present {
-    gauge: Arc<Gauge>,
+pub(crate) struct Tracked {
+    gauge: Arc<Tracker>,
 }
 
-impl Drop for Present {
+impl Drop for Tracked {
     fn drop(&mut self) {
         self.gauge.count.fetch_sub(1, Ordering::Release);
         self.gauge.fell.notify_waiters();

@@ -3,21 +3,20 @@
 //! A flight is in the map while it can be joined. It ends with one outcome, which all its waiters are given. Invariants:
 //!
 //! 1. At most one joinable flight per key. A caller that finds none in the map starts one, under the map's lock.
-//! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is given out, and seats are
+//! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is given out, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
 //! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Before that, an [`Announcer`] may give
 //!    another outcome to the callers that wait then, and to those that join later.
-//! 5. Each seat keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
+//! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
-//!    That loader is used if no caller waits. It no longer has a seat.
+//!    That loader is used if no caller waits. It no longer has a slot.
 //!
-//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. The seats are
+//! Locks nest in the order map, flight, slot. No waker and no user code (a loader's drop) runs under any of them. The slots are
 //! not iterated under the map's lock, except now and then to remove closed ones. A single flight is in `waiter`.
 
 pub(crate) mod oneshot;
 pub(crate) mod order;
-pub(crate) mod pacing;
 pub(crate) mod shared_read;
 pub(crate) mod waiter;
 
@@ -26,7 +25,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use waiter::{Course, Flight, Follower, Seat};
+use waiter::{Flight, StoreLink, Waiter, WaiterSlot};
 
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
@@ -43,13 +42,13 @@ type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
 
 /// The result of joining a key's flight.
 pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
-    /// There was no flight: this caller leads a new one, and has its first seat.
-    Leader(Leader<K, L, O, S>, Follower<L, O>),
+    /// There was no flight: this caller leads a new one, and has its first slot.
+    Leader(Leader<K, L, O, S>, Waiter<L, O>),
     /// There was a flight.
-    Follower(Follower<L, O>),
+    Waiter(Waiter<L, O>),
     /// There are too many flights.
     Full(L),
-    /// There is a flight, and all its seats are taken.
+    /// There is a flight, and all its slots are taken.
     Crowded(L),
 }
 
@@ -65,16 +64,16 @@ where
         Self { shards, hasher: S::default(), joinable: AtomicUsize::new(0), limit }
     }
 
-    /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
-    /// `abandoned`. A flight has at most `seats` seats.
+    /// Takes a slot on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
+    /// `abandoned`. A flight has at most `slots` slots.
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &K,
         loader: L,
         abandoned: O,
-        seats: usize,
+        slots: usize,
     ) -> Joined<K, L, O, S> {
-        self.join_having_looked(key, loader, abandoned, seats, false)
+        self.join_having_looked(key, loader, abandoned, slots, false)
     }
 
     /// As [`join`](Self::join). A caller that has `looked` and found nothing does not join a flight that lost the store; it
@@ -84,32 +83,32 @@ where
         key: &K,
         loader: L,
         abandoned: O,
-        seats: usize,
+        slots: usize,
         looked: bool,
     ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.course() == Course::Adrift;
+        let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.store_link() == StoreLink::Lost;
         let left = map.get(key).filter(is_left).cloned();
         if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
-            if flight.taken() >= seats {
+            if flight.taken() >= slots {
                 return Joined::Crowded(loader);
             }
-            return Joined::Follower(flight.take_seat(loader));
+            return Joined::Waiter(flight.attach(loader));
         }
         // Only a bound on memory: a few more do no harm.
         if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
-        let course = if left.is_some() { Course::KeptInstead } else { Course::Kept };
+        let course = if left.is_some() { StoreLink::Replacement } else { StoreLink::Connected };
         let flight = Arc::new(Flight::new(course));
-        let follower = flight.take_seat(loader);
+        let waiter = flight.attach(loader);
         if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
             self.joinable.fetch_add(1, Ordering::Relaxed);
         }
         drop((map, left));
-        let own = follower.seat();
+        let own = waiter.slot();
         let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
-        Joined::Leader(leader, follower)
+        Joined::Leader(leader, waiter)
     }
 
     /// Whether any key has a flight that can be joined.
@@ -131,9 +130,9 @@ where
     }
 
     /// Whether the key has a flight that a caller can join without a look-up.
-    pub(crate) fn has_kept(&self, key: &K) -> bool {
-        let course = lock(self.shard(key)).get(key).map(|flight| flight.course());
-        matches!(course, Some(Course::Kept | Course::KeptInstead))
+    pub(crate) fn has_connected(&self, key: &K) -> bool {
+        let course = lock(self.shard(key)).get(key).map(|flight| flight.store_link());
+        matches!(course, Some(StoreLink::Connected | StoreLink::Replacement))
     }
 
     /// Takes the key's flight out of the map: it goes on for its waiters, later callers start another.
@@ -153,7 +152,7 @@ where
     /// Detaches the flights of the keys that match.
     pub(crate) fn detach_if(&self, is_such: impl Fn(&K) -> bool) {
         for shard in &*self.shards {
-            // Collected, to drop the flights after the lock is released: dropping a flight without a leader drops its seats.
+            // Collected, to drop the flights after the lock is released: dropping a flight without a leader drops its slots.
             let removed: Vec<_> = lock(shard).extract_if(|key, _| is_such(key)).collect();
             self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
         }
@@ -175,7 +174,7 @@ impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
         self.remove_from(&mut lock(self.shard(key)), key, flight);
     }
 
-    /// Invariant 3. The caller holds the flight's `Arc`, so removing it drops no seats under the map's lock.
+    /// Invariant 3. The caller holds the flight's `Arc`, so removing it drops no slots under the map's lock.
     fn remove_from(&self, map: &mut HashMap<K, Arc<Flight<L, O>>, S>, key: &K, flight: &Arc<Flight<L, O>>) {
         if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
             map.remove(key);
@@ -198,14 +197,14 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flight: Arc<Flight<L, O>>,
     /// What the flight ends with unless [`finish`](Self::finish) replaces it.
     outcome: O,
-    /// The seat of the caller that began the flight.
-    own: Arc<Seat<L, O>>,
+    /// The slot of the caller that began the flight.
+    own: Arc<WaiterSlot<L, O>>,
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
-    /// Takes the loader of the first caller that still waits, with its seat; else the one that a caller has left behind. If there
+    /// Takes the loader of the first caller that still waits, with its slot; else the one that a caller has left behind. If there
     /// is none, takes the flight out of the map: a caller that joins is either found here or starts a flight.
-    pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
+    pub(crate) fn next_loader(&self) -> Option<(L, Arc<WaiterSlot<L, O>>)> {
         self.flight.next_loader().or_else(|| {
             // Under the map's lock, because a caller may have joined since.
             let mut map = lock(self.flights.shard(&self.key));
@@ -243,8 +242,8 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     }
 
     /// Says that from now on the flight learns of no invalidation. `may_another_do_better`: a replacement may reach the store.
-    pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
-        self.flight.go_adrift(may_another_do_better);
+    pub(crate) fn lose_store(&self, may_another_do_better: bool) {
+        self.flight.lose_store(may_another_do_better);
     }
 
     /// Whether later callers join the flight.

@@ -1,6 +1,6 @@
 //! A slot for one message to a future that may be dropped at any moment.
 //!
-//! [`Slot::offer`] gives the message back if the reader is gone. [`Slot::close`] returns a message that was
+//! [`Oneshot::offer`] gives the message back if the reader is gone. [`Oneshot::close`] returns a message that was
 //! left and never read. So a message that must not be lost (a turn, a baton) can always be passed on.
 
 use std::task::{Context, Poll, Waker};
@@ -8,20 +8,20 @@ use std::task::{Context, Poll, Waker};
 use crate::sync::{Mutex, lock};
 
 #[derive(Debug)]
-pub(crate) struct Slot<M> {
-    state: Mutex<State<M>>,
+pub(crate) struct Oneshot<M> {
+    state: Mutex<OneshotState<M>>,
 }
 
 #[derive(Debug)]
-struct State<M> {
+struct OneshotState<M> {
     message: Option<M>,
     waker: Option<Waker>,
     closed: bool,
 }
 
-impl<M> Slot<M> {
+impl<M> Oneshot<M> {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State { message: None, waker: None, closed: false }) }
+        Self { state: Mutex::new(OneshotState { message: None, waker: None, closed: false }) }
     }
 
     /// Leaves a message and wakes the reader; gives it back if the reader is gone or has one.

@@ -13,7 +13,7 @@ pub(crate) struct Arrival(u64);
 
 /// When the store was asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Question {
+pub(crate) struct SentAt {
     order: u64,
     pub(crate) at: Instant,
 }
@@ -24,12 +24,12 @@ impl Arrival {
     }
 
     /// Whether the caller came after the question was asked, so that it may know of a change that the answer does not show.
-    pub(crate) fn is_after(self, question: Question) -> bool {
+    pub(crate) fn is_after(self, question: SentAt) -> bool {
         self.0 >= question.order
     }
 }
 
-impl Question {
+impl SentAt {
     pub(crate) fn now() -> Self {
         Self { order: QUESTIONS.fetch_add(1, Ordering::SeqCst) + 1, at: Instant::now() }
     }
@@ -41,9 +41,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn arrivals_and_questions_at_one_instant_are_ordered() {
-        let (before, question, after) = (Arrival::now(), Question::now(), Arrival::now());
+        let (before, question, after) = (Arrival::now(), SentAt::now(), Arrival::now());
         assert!(!before.is_after(question) && after.is_after(question));
-        let next = Question::now();
+        let next = SentAt::now();
         assert!(!after.is_after(next));
     }
 }

@@ -6,17 +6,16 @@
 //! costs a handful of reads.
 //!
 //! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first caller to
-//! queue behind it is given the [`Duty`] to read for the queue, which it spawns as a task: no caller depends on another
+//! queue behind it is given the [`BatchReader`] to read for the queue, which it spawns as a task: no caller depends on another
 //! caller being polled. That task depends on its runtime, which may stand still. So a caller of another runtime waits for it for a
 //! limited time, and then takes the duty over.
 //!
 //! Invariants:
 //!
 //! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
-//! 2. While a queue has a caller, a [`Duty`] for it exists. Dropping the duty answers the queue with nothing.
+//! 2. While a queue has a caller, a [`BatchReader`] for it exists. Dropping the duty answers the queue with nothing.
 //! 3. A duty has a number. A duty that was taken over has no effect any more: a reader that goes on late answers the queue that it
 //!    has closed, and no later one.
-//! 4. A caller that was answered and not yet woken is in an [`Answered`], which wakes it at the latest when it is dropped.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,44 +27,44 @@ use std::time::Duration;
 
 use tokio::runtime::Id;
 
-use super::oneshot::Slot;
+use super::oneshot::Oneshot;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
 /// The reads of one guard that are on their way, by key.
-pub(crate) struct LookUps<K, R, S> {
+pub(crate) struct SharedReads<K, R, S> {
     shards: Box<[Shard<K, R, S>]>,
     hasher: S,
     /// Numbers lone reads and duties.
     numbers: AtomicUsize,
 }
 
-type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
+type Shard<K, R, S> = Mutex<HashMap<K, KeyReads<R>, S>>;
 
 /// The reads of one key.
-struct Reads<R> {
+struct KeyReads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
     /// The callers that came since.
-    queue: Option<Arc<Mutex<Queue<R>>>>,
+    queue: Option<Arc<Mutex<ReadQueue<R>>>>,
     /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
     duty: Option<usize>,
     /// The runtime of the duty's task, once it is known.
     runtime: Option<Id>,
     /// Tells the duty that the lone read has ended.
-    ended: Option<Arc<Slot<()>>>,
+    ended: Option<Arc<Oneshot<()>>>,
 }
 
 /// What a caller must do to get its read.
-pub(crate) enum Entered<'a, K: Hash + Eq, R, S: BuildHasher> {
+pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
-    First(First<'a, K, R, S>),
+    Solo(SoloRead<'a, K, R, S>),
     /// Wait for the queue's answer. A caller that gets the duty first spawns the task that reads for the queue. The id is
     /// the runtime of that task, if it is known.
-    Queued(Queued<R>, Option<Id>, Option<Duty<K, R, S>>),
+    Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
 }
 
-impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
+impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
     pub(crate) fn new() -> Self {
         const SHARDS: usize = 16;
         let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
@@ -73,29 +72,33 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
     }
 
     /// Begins a look-up. A read that takes longer than `patience` is useless to this caller.
-    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
+    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> ReadRole<'a, K, R, S> {
         let mut map = lock(self.shard(key));
         let Some(reads) = map.get_mut(key) else {
             let (queue, patience, duty, runtime, ended) = (None, Duration::ZERO, None, None, None);
-            map.insert(key.clone(), Reads { first: true, queue, patience, duty, runtime, ended });
+            map.insert(key.clone(), KeyReads { first: true, queue, patience, duty, runtime, ended });
             drop(map);
-            return Entered::First(First { look_ups: self, key });
+            return ReadRole::Solo(SoloRead { look_ups: self, key });
         };
-        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(Queue::new()))));
+        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(ReadQueue::new()))));
         reads.patience = reads.patience.max(patience);
         let new_duty = reads.duty.is_none();
         let number = *reads.duty.get_or_insert_with(|| self.next_number());
         let duty = new_duty.then(|| {
-            (reads.runtime, reads.ended) = (None, reads.first.then(|| Arc::new(Slot::new())));
+            (reads.runtime, reads.ended) = (None, reads.first.then(|| Arc::new(Oneshot::new())));
             let (look_ups, key) = (Arc::clone(self), key.clone());
-            Duty { look_ups, key, number, ended: reads.ended.clone(), over: false }
+            BatchReader { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
         // Under the map's lock, so that no caller enters a closed queue.
-        Entered::Queued(Queued::enter(queue, number), reads.runtime, duty)
+        ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, duty)
     }
 
     /// Takes over the duty that a caller has waited for in vain, if no other caller has done so. Gives up the lone read in front too.
-    pub(crate) fn take_over(self: &Arc<Self>, key: &K, queued: &Queued<R>) -> Option<Duty<K, R, S>> {
+    pub(crate) fn take_over(
+        self: &Arc<Self>,
+        key: &K,
+        queued: &QueuedRead<R>,
+    ) -> Option<BatchReader<K, R, S>> {
         let mut map = lock(self.shard(key));
         let reads = map.get_mut(key).filter(|reads| reads.duty == Some(lock(&queued.queue).duty))?;
         let number = self.next_number();
@@ -109,7 +112,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
             // The old reader, should it go on, need not wait for the lone read either.
             let _ = ended.offer(());
         }
-        Some(Duty { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
+        Some(BatchReader { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
     }
 
     fn next_number(&self) -> usize {
@@ -124,26 +127,26 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
     }
 }
 
-impl<K: Hash + Eq, R, S: BuildHasher> LookUps<K, R, S> {
+impl<K: Hash + Eq, R, S: BuildHasher> SharedReads<K, R, S> {
     fn shard(&self, key: &K) -> &Shard<K, R, S> {
         // The map takes its index from the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 }
 
-impl<K, R, S> fmt::Debug for LookUps<K, R, S> {
+impl<K, R, S> fmt::Debug for SharedReads<K, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LookUps").finish_non_exhaustive()
     }
 }
 
 /// A lone caller's read, until it is dropped.
-pub(crate) struct First<'a, K: Hash + Eq, R, S: BuildHasher> {
-    look_ups: &'a LookUps<K, R, S>,
+pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: &'a SharedReads<K, R, S>,
     key: &'a K,
 }
 
-impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
         // This read may have been given up. If another lone read has begun since, this ends that one early, which costs one
@@ -164,15 +167,15 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
 }
 
 /// The duty to read for a key's queue until it is empty.
-pub(crate) struct Duty<K: Hash + Eq, R, S: BuildHasher> {
-    look_ups: Arc<LookUps<K, R, S>>,
+pub(crate) struct BatchReader<K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: Arc<SharedReads<K, R, S>>,
     key: K,
     number: usize,
-    ended: Option<Arc<Slot<()>>>,
+    ended: Option<Arc<Oneshot<()>>>,
     over: bool,
 }
 
-impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
+impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     pub(crate) fn key(&self) -> &K {
         &self.key
     }
@@ -201,13 +204,6 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// How many callers are in the queue now.
-    pub(crate) fn awaiting(&self) -> usize {
-        let map = lock(self.look_ups.shard(&self.key));
-        let queue = map.get(&self.key).and_then(|reads| reads.queue.as_ref());
-        queue.map_or(0, |queue| lock(queue).awaiting)
-    }
-
     /// Closes the queue, which is then to be read for. `None`, and the duty is over, if no caller is in it.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
@@ -229,7 +225,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
 }
 
 /// Invariant 2. Runs when the task that had the duty is dropped by its runtime.
-impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     fn drop(&mut self) {
         while !self.over {
             // Dropped, a batch answers with nothing.
@@ -242,59 +238,40 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
 
 /// A closed queue. Dropped without an answer, it answers with nothing.
 pub(crate) struct Batch<R> {
-    queue: Arc<Mutex<Queue<R>>>,
+    queue: Arc<Mutex<ReadQueue<R>>>,
     /// How long the read may take.
     pub(crate) patience: Duration,
 }
 
 impl<R> Batch<R> {
-    /// Answers the queue. The callers are woken through the result.
-    pub(crate) fn answer(self, answer: R) -> Answered {
-        self.end(Some(answer))
+    /// Answers the queue, and wakes its callers.
+    pub(crate) fn answer(self, answer: R) {
+        self.end(Some(answer));
     }
 
     /// Only the first answer counts.
-    fn end(&self, answer: Option<R>) -> Answered {
+    fn end(&self, answer: Option<R>) {
         let mut queue = lock(&self.queue);
         if queue.answer.is_some() {
-            return Answered::default();
+            return;
         }
         queue.answer = Some(answer);
-        Answered(std::mem::take(&mut queue.wakers))
-    }
-}
-
-/// The callers that have an answer and are not yet woken. Woken outside all locks, because a waker runs foreign code.
-#[derive(Default)]
-pub(crate) struct Answered(Vec<Option<Waker>>);
-
-impl Answered {
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Wakes the `first` callers, in the order in which they came.
-    pub(crate) fn tell(&mut self, first: usize) {
-        self.0.drain(..first.min(self.0.len())).flatten().for_each(Waker::wake);
-    }
-}
-
-/// Wakes the rest.
-impl Drop for Answered {
-    fn drop(&mut self) {
-        self.tell(usize::MAX);
+        let wakers = std::mem::take(&mut queue.wakers);
+        drop(queue);
+        // Outside all locks, because a waker runs foreign code.
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
 impl<R> Drop for Batch<R> {
     fn drop(&mut self) {
-        drop(self.end(None));
+        self.end(None);
     }
 }
 
 /// The callers that are given one read's answer. They share one allocation and one lock, because there is a queue per read
 /// only, but a caller per request.
-struct Queue<R> {
+struct ReadQueue<R> {
     answer: Option<Option<R>>,
     /// Indexed by the callers' places, until there is an answer.
     wakers: Vec<Option<Waker>>,
@@ -304,7 +281,7 @@ struct Queue<R> {
     duty: usize,
 }
 
-impl<R> Queue<R> {
+impl<R> ReadQueue<R> {
     fn new() -> Self {
         Self { answer: None, wakers: Vec::new(), awaiting: 0, duty: 0 }
     }
@@ -315,13 +292,13 @@ impl<R> Queue<R> {
 /// # Cancel safety
 ///
 /// Dropping it leaves the queue.
-pub(crate) struct Queued<R> {
-    queue: Arc<Mutex<Queue<R>>>,
+pub(crate) struct QueuedRead<R> {
+    queue: Arc<Mutex<ReadQueue<R>>>,
     place: usize,
 }
 
-impl<R> Queued<R> {
-    fn enter(queue: Arc<Mutex<Queue<R>>>, duty: usize) -> Self {
+impl<R> QueuedRead<R> {
+    fn enter(queue: Arc<Mutex<ReadQueue<R>>>, duty: usize) -> Self {
         let place = {
             let mut queue = lock(&queue);
             queue.duty = duty;
@@ -333,7 +310,7 @@ impl<R> Queued<R> {
     }
 }
 
-impl<R: Clone> Future for Queued<R> {
+impl<R: Clone> Future for QueuedRead<R> {
     type Output = Option<R>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -351,7 +328,7 @@ impl<R: Clone> Future for Queued<R> {
     }
 }
 
-impl<R> Drop for Queued<R> {
+impl<R> Drop for QueuedRead<R> {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);
         queue.awaiting -= 1;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
 use crate::policy::Policy;
 use crate::store::backend::Backend;
@@ -56,8 +56,8 @@ impl StampedeGuardBuilder {
     pub(crate) fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights } = self;
         let store = backend.into_store(policy.command_timeout);
-        let node = Node::new(store, escape_namespace(&namespace).into(), max_flights);
-        StampedeGuard::from_parts(Arc::new(node), Arc::new(policy))
+        let state = GuardState::new(store, escape_namespace(&namespace).into(), max_flights);
+        StampedeGuard::from_parts(Arc::new(state), Arc::new(policy))
     }
 
     pub(crate) const DEFAULT_NAMESPACE: &str = "default";

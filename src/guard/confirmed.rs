@@ -20,17 +20,17 @@ impl StampedeGuard {
         until: Instant,
         insert: Option<Insert>,
     ) -> Result<(), Error> {
-        let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
-        self.node.detach_resource(key);
+        let replace = |within| self.state.store.invalidate(key, insert.clone(), within);
+        self.state.detach_resource(key);
         // First, so that replicas that have the later change have this one too.
-        if let Some(reports) = key.of_reports(&self.node.namespace) {
-            let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
+        if let Some(reports) = key.of_reports(&self.state.namespace) {
+            let forget = |within| self.counted(self.state.store.tags().forget_tag(&reports, within));
             let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;
             forgotten.map_err(|error| unconfirmed(what, key, error))?;
         }
         self.confirmed(what, key, until, replace).await?;
         // A flight that began before the store had the change may hold an entry that was read before it.
-        self.node.detach_resource(key);
+        self.state.detach_resource(key);
         Ok(())
     }
 
@@ -44,7 +44,7 @@ impl StampedeGuard {
     ) -> Result<(), Error> {
         match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
             Ok(()) => {
-                self.node.count(Count::invalidations);
+                self.state.count(Count::invalidations);
                 self.replicated(what, key).await
             }
             Err(error) => Err(unconfirmed(what, key, error)),
@@ -55,7 +55,7 @@ impl StampedeGuard {
         &self,
         reply: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        reply.await.inspect_err(|_| self.node.count(Count::store_errors))
+        reply.await.inspect_err(|_| self.state.count(Count::store_errors))
     }
 
     /// Repeats a command until `until`, past the coordination budget, because the caller asked for this change only.
@@ -72,7 +72,7 @@ impl StampedeGuard {
                 return Err(tried);
             }
             // Unlike a load, a change waits for a reconnect.
-            let done = match self.counted(self.node.store.reach(key.name(), left)).await {
+            let done = match self.counted(self.state.store.reach(key.name(), left)).await {
                 Ok(()) => command(left.min(LONGEST / 4)).await,
                 Err(error) => Err(error),
             };
@@ -92,7 +92,7 @@ impl StampedeGuard {
     /// Waits for the server's replicas, if the policy says so.
     pub(super) async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
         let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
-        let have = self.node.store.tags().replicated(key, replicas, timeout).await;
+        let have = self.state.store.tags().replicated(key, replicas, timeout).await;
         let have =
             have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
         if have >= replicas {

@@ -15,7 +15,7 @@ impl StampedeGuard {
     /// A guard whose store is down still answers, with one load per process and key: do not take a process out of service
     /// because of that.
     pub fn health(&self) -> Health {
-        self.node.store.health()
+        self.state.store.health()
     }
 
     /// Examines the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
@@ -45,7 +45,7 @@ impl StampedeGuard {
     pub async fn doctor(&self) -> Report {
         let policy = &self.policy;
         let mut findings = self
-            .node
+            .state
             .store
             .examine(Examine {
                 key: self.unused_key("doctor"),
@@ -55,7 +55,7 @@ impl StampedeGuard {
             })
             .await;
         findings.push(self.namespace());
-        if self.node.is_closed() {
+        if self.state.is_closed() {
             let found = Finding::problem("guard", "it was shut down");
             findings.push(found.cost("every call loads for itself").advice("make a new guard"));
         }
@@ -65,11 +65,11 @@ impl StampedeGuard {
     /// An unused key of this guard's namespace.
     pub(super) fn unused_key(&self, who: &str) -> Key {
         let name = CacheKey::from(format!("{who}-{}", Uuid::new_v4().simple()));
-        Key::new(&self.node.namespace, &name)
+        Key::new(&self.state.namespace, &name)
     }
 
     fn namespace(&self) -> Finding {
-        let namespace = &self.node.namespace;
+        let namespace = &self.state.namespace;
         if **namespace == *StampedeGuardBuilder::DEFAULT_NAMESPACE {
             Finding::note("namespace", format!("`{namespace}`, the default"))
                 .cost("two services that share this store would be given each other's values")

@@ -7,14 +7,14 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::typed::Decode;
+use super::typed::TypedReader;
 use crate::error::{Error, ErrorKind};
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
-use crate::read_through::look_up::Ask;
-use crate::read_through::{peek, read_entry};
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{peek, read_entry};
 use crate::store::Insert;
-use crate::value::entry::{Entry, Kind};
+use crate::value::entry::{Entry, EntryKind};
 use crate::value::tags::{self, TagList};
 
 const INVALIDATION: &str = "the invalidation";
@@ -39,8 +39,8 @@ impl StampedeGuard {
         T: DeserializeOwned + 'static,
     {
         let key = self.key(key)?;
-        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
-        peek(ask, &Decode::new(&self.policy))
+        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
+        peek(ask, &TypedReader::new(&self.policy))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -56,7 +56,7 @@ impl StampedeGuard {
     /// Safe.
     pub async fn contains(&self, key: impl Into<CacheKey>) -> Result<bool, Error> {
         let entry = self.entry(&self.key(key)?).await?;
-        let now = self.node.store.now();
+        let now = self.state.store.now();
         Ok(entry.is_some_and(|entry| entry.serves(now).is_at_once()))
     }
 
@@ -71,13 +71,15 @@ impl StampedeGuard {
     /// Safe.
     pub async fn remaining_freshness(&self, key: impl Into<CacheKey>) -> Result<Option<Duration>, Error> {
         let entry = self.entry(&self.key(key)?).await?;
-        let now = self.node.store.now();
-        Ok(entry.map(|entry| Duration::from_millis(entry.times.fresh_until.saturating_sub(now))))
+        let now = self.state.store.now();
+        Ok(entry.map(|entry| Duration::from_millis(entry.expiry.fresh_until.saturating_sub(now))))
     }
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        let ask = Ask { node: &self.node, policy: &self.policy, key };
-        read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
+        let ask = Call { state: &self.state, policy: &self.policy, key };
+        let stored =
+            read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))?;
+        Ok(stored.and_then(|stored| stored.value().cloned()))
     }
 
     /// Stores `value` under `key` now, for as long as the policy says; `None` and `()` for its
@@ -132,7 +134,7 @@ impl StampedeGuard {
         K: Into<CacheKey>,
     {
         let key = self.key(key)?;
-        let tags = tags::keys(&self.node.namespace, tags, 0)?;
+        let tags = tags::keys(&self.state.namespace, tags, 0)?;
         let (encoding, payload) = self.policy.codec.encode(value)?;
         if payload.len() > self.policy.max_body {
             return Err(Error::new(
@@ -146,14 +148,14 @@ impl StampedeGuard {
         }
         let until = Instant::now() + LONGEST;
         let tags = self.tag_list(&key, until, tags).await?;
-        let now = self.node.store.now();
+        let now = self.state.store.now();
         let mut lifetimes = self.policy.lifetimes();
         if self.policy.is_negative(encoding, &payload) {
             lifetimes.fresh_for = self.policy.negative_for();
         }
         let (times, keep) = self.policy.jittered(lifetimes).from(now, Duration::ZERO);
-        let (kind, validator) = (Kind::Value, Box::default());
-        let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
+        let (kind, validator) = (EntryKind::Value, Box::default());
+        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload };
         let insert = Insert { entry: entry.encode(&key), keep, over: None };
         self.replace("the insertion", &key, until, Some(insert)).await
     }
@@ -201,16 +203,16 @@ impl StampedeGuard {
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         let until = Instant::now() + LONGEST;
-        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
         // A read counts its own errors.
         let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
         let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
-        let now = self.node.store.now();
-        let kept = match read {
-            Some(entry) if entry.times.stands_in(now) => {
-                let (times, over) = (entry.times.expired(), Some(entry.encode(&key)));
+        let now = self.state.store.now();
+        let kept = match read.as_ref().and_then(|stored| stored.value()) {
+            Some(entry) if entry.expiry.stands_in(now) => {
+                let (times, over) = (entry.expiry.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
-                Some(Insert { entry: Entry { times, ..entry }.encode(&key), keep, over })
+                Some(Insert { entry: Entry { expiry: times, ..entry.clone() }.encode(&key), keep, over })
             }
             _ => None,
         };
@@ -271,7 +273,7 @@ impl StampedeGuard {
                         Policy::builder().invalidate_all(true); what was stored without that is then a miss";
             return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
-        self.forget_tag(&tags::everything(&self.node.namespace)).await
+        self.forget_tag(&tags::everything(&self.state.namespace)).await
     }
 
     /// [`invalidate`](Self::invalidate), for a [`Key`].
@@ -281,7 +283,7 @@ impl StampedeGuard {
     }
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
-        let Node { flights, store, .. } = &*self.node;
+        let GuardState { flights, store, .. } = &*self.state;
         // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
         flights.detach_all();
         let until = Instant::now() + LONGEST;
@@ -293,15 +295,15 @@ impl StampedeGuard {
 
     /// The policy's tags and a value's own, for a value that is stored directly.
     async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
-        let Self { node, policy } = self;
-        let mut tags = policy.tag_keys(&node.namespace);
+        let Self { state, policy } = self;
+        let mut tags = policy.tag_keys(&state.namespace);
         tags.extend(own);
         // No command is needed. If the store is down, the change itself reports that.
         if tags.is_empty() {
             return Ok(TagList::new(&[]));
         }
         let life = policy.tag_life();
-        let ids = |within| self.counted(node.tagged(tags.clone(), life, within));
+        let ids = |within| self.counted(state.tagged(tags.clone(), life, within));
         let tagged = self.tried(key, until, |within| Box::pin(ids(within))).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))

@@ -2,24 +2,22 @@
 
 use std::fmt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 
-use futures_util::FutureExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use super::StampedeGuard;
 use super::load_context::LoadContext;
-use super::typed::{Decode, DecodeAnew, Own, loader, loader_with};
-use crate::error::{Error, Failure, LoadError};
+use super::typed::{ForcedReader, OwnResult, TypedReader, loader, loader_with};
+use crate::error::{Failure, LoadError};
 use crate::failure_text::panic_text;
 use crate::key::{CacheKey, Key};
-use crate::loader::nesting::Loading;
-use crate::loader::{Given, Loader};
-use crate::observe::{self, Count, Outcome};
-use crate::read_through::look_up::Ask;
-use crate::read_through::{Answer, Looked, look, look_past};
+use crate::loader::Loader;
+use crate::observe::Outcome;
+use crate::read_through::alone::run_alone;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{Lookup, look, look_past};
+use crate::read_through::miss::MissOutcome;
 use crate::sync::lock;
 
 impl StampedeGuard {
@@ -85,7 +83,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
+        self.load_if_missing(&key, |own| loader(load, &self.state, &self.policy, &key, own)).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -128,7 +126,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
+        self.load_if_missing(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -166,7 +164,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
+        self.load_anyway(&key, |own| loader(load, &self.state, &self.policy, &key, own)).await
     }
 
     /// As [`refresh`](Self::refresh), for a loader that takes a [`LoadContext`].
@@ -190,33 +188,33 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
+        self.load_anyway(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
     }
 
     /// Steps 2 to 8. The loader is boxed only if it is needed.
     async fn load_if_missing<T, E>(
         &self,
         key: &Key,
-        loader: impl FnOnce(&Own<T, E>) -> Loader,
+        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
     ) -> Result<T, LoadError<E>>
     where
         T: DeserializeOwned + 'static,
         E: Send + Sync + 'static,
     {
-        let open = Decode::new(&self.policy);
-        let ask = Ask { node: &self.node, policy: &self.policy, key };
-        let (outcome, result) = match look(ask, &open).await {
-            Looked::Hit(value) => (Outcome::Hit, Ok(value)),
-            Looked::Stale(value) => (Outcome::Stale, Ok(value)),
-            Looked::Aging { value, stale, refresh } => {
-                // This caller has its value; no caller takes the result that the loader leaves in `Own`.
-                refresh.start(loader(&Own::default()), !stale);
+        let reader = TypedReader::new(&self.policy);
+        let call = Call { state: &self.state, policy: &self.policy, key };
+        let (outcome, result) = match look(call, &reader).await {
+            Lookup::Hit { value, stale, refresh } => {
+                if let Some(caller) = refresh {
+                    // This caller has its value; no caller takes the result that the loader leaves in `OwnResult`.
+                    caller.refresh(loader(&OwnResult::default()), !stale);
+                }
                 (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
             }
-            Looked::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-            Looked::Missing(missing) => {
-                let own = Own::default();
-                let answer = missing.load(&open, loader(&own)).await;
+            Lookup::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Lookup::Miss(caller) => {
+                let own = OwnResult::default();
+                let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own).await
             }
         };
@@ -227,18 +225,18 @@ impl StampedeGuard {
     async fn load_anyway<T, E>(
         &self,
         key: &Key,
-        loader: impl FnOnce(&Own<T, E>) -> Loader,
+        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
     ) -> Result<T, LoadError<E>>
     where
         T: DeserializeOwned + 'static,
         E: Send + Sync + 'static,
     {
-        let ask = Ask { node: &self.node, policy: &self.policy, key };
-        let (outcome, result) = match look_past(ask).await {
-            Ok(missing) => {
-                let own = Own::default();
-                let open = DecodeAnew(Decode::new(&self.policy));
-                let answer = missing.load(&open, loader(&own)).await;
+        let call = Call { state: &self.state, policy: &self.policy, key };
+        let (outcome, result) = match look_past(call).await {
+            Ok(caller) => {
+                let own = OwnResult::default();
+                let reader = ForcedReader(TypedReader::new(&self.policy));
+                let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own).await
             }
             Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
@@ -252,7 +250,7 @@ impl StampedeGuard {
         outcome: Outcome,
         result: Result<T, LoadError<E>>,
     ) -> Result<T, LoadError<E>> {
-        self.node.answered(key, if result.is_ok() { outcome } else { Outcome::Failed });
+        self.state.answered(key, if result.is_ok() { outcome } else { Outcome::Failed });
         result
     }
 
@@ -260,44 +258,29 @@ impl StampedeGuard {
     async fn conclude<T, E>(
         &self,
         key: &Key,
-        answer: Answer<T>,
-        own: &Own<T, E>,
+        answer: MissOutcome<T>,
+        own: &OwnResult<T, E>,
     ) -> (Outcome, Result<T, LoadError<E>>)
     where
         E: Send + Sync + 'static,
     {
         let own = || lock(own).take();
         match answer {
-            Answer::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
-            Answer::Stale(value, _) => (Outcome::Stale, Ok(value)),
-            Answer::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-            Answer::Led(ending) => {
+            MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
+            MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),
+            MissOutcome::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            MissOutcome::Led(ending) => {
                 (Outcome::Led, own().unwrap_or_else(|| Err(ending.into_failure().into_load_error())))
             }
-            Answer::Alone(loader) => {
-                let ran = self.run_alone(key, loader).await;
-                let result = own()
-                    .unwrap_or_else(|| Err(ran.err().unwrap_or_else(Failure::vanished).into_load_error()));
+            MissOutcome::Alone(loader) => {
+                let call = Call { state: &self.state, policy: &self.policy, key };
+                let failure = match run_alone(call, loader).await {
+                    Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+                    Err(panic) => Failure::Panicked(panic_text(&*panic)),
+                };
+                let result = own().unwrap_or_else(|| Err(failure.into_load_error()));
                 (Outcome::Bypassed, result)
             }
-        }
-    }
-
-    /// Runs a caller's own load outside the protocol, with the same timeout, and catches its panics.
-    async fn run_alone(&self, key: &Key, loader: Loader) -> Result<(), Failure> {
-        self.node.count(Count::loads);
-        let Loader { run, within, .. } = loader;
-        let load_timeout = self.policy.load_timeout;
-        let given = Given::alone(load_timeout);
-        let load = Loading::scope(self.node.store.place(), key, within, async move { run(given).await });
-        let (ran, _) = observe::timed(timeout(load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
-        match ran {
-            Ok(Ok(loaded)) => {
-                loaded.settle();
-                Ok(())
-            }
-            Ok(Err(panic)) => Err(Failure::Panicked(panic_text(&*panic))),
-            Err(_) => Err(Failure::Guard(Error::load_timeout(key, load_timeout))),
         }
     }
 }

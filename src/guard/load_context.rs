@@ -9,14 +9,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::CacheKey;
-use crate::loader::Mode;
+use crate::loader::LeaseState;
 use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::freshness::Lifetimes;
-use crate::value::tags::{self, Tagged};
+use crate::value::tags::{self, TagId};
 
 /// The longest validator, in bytes, that is stored with a value.
 const LONGEST_VALIDATOR: usize = 1024;
@@ -62,18 +62,18 @@ pub struct LoadContext<T> {
     validator: Option<String>,
     deadline: Instant,
     lost: watch::Receiver<bool>,
-    settings: Arc<Mutex<Settings>>,
-    node: Arc<Node>,
-    mode: Mode,
+    settings: Arc<Mutex<LoadSettings>>,
+    state: Arc<GuardState>,
+    mode: LeaseState,
     policy: Arc<Policy>,
 }
 
 /// A loader's settings for its value.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct LoadSettings {
     lifetimes: Lifetimes,
     pub(crate) validator: Bytes,
-    pub(crate) tags: Vec<Tagged>,
+    pub(crate) tags: Vec<TagId>,
     negative_for: Duration,
     /// Whether the value must not be stored, whatever the other settings say: the loader wants that, or the id of one of its tags
     /// could not be read, so that the value would outlive the tag's invalidation.
@@ -84,7 +84,7 @@ pub(crate) struct Settings {
     pub(crate) negative: bool,
 }
 
-impl Settings {
+impl LoadSettings {
     pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
         let [unstored, decided, negative] = [false; 3];
@@ -108,14 +108,14 @@ impl<T> LoadContext<T> {
         previous: Option<T>,
         deadline: Instant,
         lost: watch::Receiver<bool>,
-        settings: Arc<Mutex<Settings>>,
-        node: Arc<Node>,
-        mode: Mode,
+        settings: Arc<Mutex<LoadSettings>>,
+        state: Arc<GuardState>,
+        mode: LeaseState,
         policy: Arc<Policy>,
     ) -> Self {
         let validator = lock(&settings).validator.clone();
         let validator = String::from_utf8(validator.to_vec()).ok().filter(|text| !text.is_empty());
-        Self { previous, validator, deadline, lost, settings, node, mode, policy }
+        Self { previous, validator, deadline, lost, settings, state, mode, policy }
     }
 
     /// The value that is loaded anew, if the store still has it.
@@ -198,23 +198,23 @@ impl<T> LoadContext<T> {
     /// Dropped, the value is not stored.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let before = lock(&self.settings).tags.len();
-        let tags = tags::keys(&self.node.namespace, tags, before)?;
+        let tags = tags::keys(&self.state.namespace, tags, before)?;
         let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
-        if self.mode != Mode::Leased {
+        if self.mode != LeaseState::Leased {
             // Nothing of this load is stored.
             return Ok(());
         }
         let left = self.deadline.saturating_duration_since(Instant::now());
         let within = left.min(self.policy.coordination_budget);
-        match self.node.tagged(tags, self.policy.tag_life(), within).await {
+        match self.state.tagged(tags, self.policy.tag_life(), within).await {
             Ok(tagged) => {
                 let mut settings = lock(&self.settings);
                 settings.tags.extend(tagged);
                 settings.unstored = stored_without;
             }
             Err(error) => {
-                self.node.count(Count::store_errors);
-                warn_if!(log::GUARD, self.node.warned.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+                self.state.count(Count::store_errors);
+                warn_if!(log::GUARD, self.state.unshareable_log.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())
@@ -236,7 +236,7 @@ impl<T> LoadContext<T> {
 
 impl<T> fmt::Debug for LoadContext<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { previous, validator: _, deadline, lost: _, settings: _, node: _, mode: _, policy: _ } =
+        let Self { previous, validator: _, deadline, lost: _, settings: _, state: _, mode: _, policy: _ } =
             self;
         f.debug_struct("LoadContext")
             .field("has_previous", &previous.is_some())

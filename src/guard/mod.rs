@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LAST_RELEASES, Locks};
 use crate::observe::Stats;
@@ -48,7 +48,7 @@ use crate::store::StoreError;
 /// ```
 #[derive(Clone)]
 pub struct StampedeGuard {
-    node: Arc<Node>,
+    state: Arc<GuardState>,
     policy: Arc<Policy>,
 }
 
@@ -67,9 +67,9 @@ pub struct Shutdown {
 }
 
 impl StampedeGuard {
-    pub(crate) fn from_parts(node: Arc<Node>, policy: Arc<Policy>) -> Self {
-        node.note_command_timeout(policy.command_timeout);
-        Self { node, policy }
+    pub(crate) fn from_parts(state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
+        state.note_command_timeout(policy.command_timeout);
+        Self { state, policy }
     }
 
     /// The policy of this handle.
@@ -87,7 +87,7 @@ impl StampedeGuard {
     /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        Self::from_parts(Arc::clone(&self.node), Arc::new(policy))
+        Self::from_parts(Arc::clone(&self.state), Arc::new(policy))
     }
 
     /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server
@@ -113,7 +113,7 @@ impl StampedeGuard {
         let failed = |what: &'static str| {
             move |source: StoreError| Error::with_source(Error::kind_of(&source), what, Arc::new(source))
         };
-        let (store, key) = (&self.node.store, self.unused_key("connect"));
+        let (store, key) = (&self.state.store, self.unused_key("connect"));
         store.connect(within).await.map_err(failed("connecting to the store failed"))?;
         store
             .probe(&key, within.saturating_sub(began.elapsed()))
@@ -123,12 +123,12 @@ impl StampedeGuard {
 
     /// Mutexes and semaphores on this guard's connections, in its namespace.
     pub fn locks(&self) -> Locks {
-        Locks::of(&self.node)
+        Locks::of(&self.state)
     }
 
     /// The counters of this guard and its clones.
     pub fn stats(&self) -> Stats {
-        self.node.counters.snapshot(self.node.flights.len(), self.node.tasks.count())
+        self.state.counters.snapshot(self.state.flights.len(), self.state.tasks.count())
     }
 
     /// Ends the guard. Later calls ask the store nothing and share one load of their key in this process.
@@ -146,24 +146,24 @@ impl StampedeGuard {
     ///
     /// Dropped, the shutdown stops where it is; it does not undo its steps.
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
-        self.node.close();
+        self.state.close();
         // Cap the deadline: timers cannot represent `Duration::MAX`.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
-        let finished = self.node.tasks.empty(deadline).await;
-        let held = self.node.leases.count();
+        let finished = self.state.tasks.empty(deadline).await;
+        let held = self.state.leases.count();
         let end = if finished {
             // Once the store is closed, an unreleased lease ends only by its TTL, so wait a little for releases.
             deadline.min(Instant::now() + LAST_RELEASES)
         } else {
-            self.node.leave();
+            self.state.leave();
             // One script for each lease; bounded, because the process wants to end. Loads that end here release their
             // permits in the background, within the rest of the same second.
             Instant::now() + Duration::from_secs(1)
         };
         self.free_leases(end).await;
         self.end_locks(end).await;
-        let (still_held, doubtful) = (self.node.leases.count(), self.node.doubtful.count());
-        self.node.store.close();
+        let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
+        self.state.store.close();
         Shutdown {
             finished,
             handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
@@ -173,21 +173,21 @@ impl StampedeGuard {
 
     /// Waits until no lease is held. Doubtful leases first: one that turns out to be granted counts as held from then on.
     async fn free_leases(&self, end: Instant) {
-        self.node.doubtful.empty(end).await;
-        self.node.leases.empty(end).await;
+        self.state.possible_leases.empty(end).await;
+        self.state.leases.empty(end).await;
     }
 
     /// Ends the waits for locks, after the loads, which may wait for locks themselves. Waits for the background releases, because a
     /// place that stays in a queue delays the waiters behind it by a TTL.
     async fn end_locks(&self, end: Instant) {
-        self.node.waiters.send_away(end).await;
-        self.node.background.empty(end).await;
+        self.state.waiters.send_away(end).await;
+        self.state.background.empty(end).await;
     }
 
     /// The guard state and the policy, for the HTTP layer.
     #[cfg(any(feature = "http", all(test, feature = "testing")))]
-    pub(crate) fn parts(&self) -> (&Arc<Node>, &Arc<Policy>) {
-        (&self.node, &self.policy)
+    pub(crate) fn parts(&self) -> (&Arc<GuardState>, &Arc<Policy>) {
+        (&self.state, &self.policy)
     }
 
     pub(crate) fn key(&self, key: impl Into<CacheKey>) -> Result<Key, Error> {
@@ -195,14 +195,14 @@ impl StampedeGuard {
         if key.is_empty() {
             return Err(Error::empty_key());
         }
-        Ok(Key::new(&self.node.namespace, &key))
+        Ok(Key::new(&self.state.namespace, &key))
     }
 }
 
 impl fmt::Debug for StampedeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StampedeGuard")
-            .field("namespace", &self.node.namespace)
+            .field("namespace", &self.state.namespace)
             .field("policy", &self.policy)
             .finish_non_exhaustive()
     }

@@ -10,50 +10,48 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::load_context::{LoadContext, Settings};
+use super::load_context::{LoadContext, LoadSettings};
 use crate::error::{Error, Failure, LoadError};
 use crate::failure_text::failure_text;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::loader::{Given, LoadResult, Loader, Mark, Mode};
+use crate::loader::{LeaseState, LoadInput, LoadResult, Loader, MarkerRule};
 use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Entry;
-use crate::value::freshness::Serves;
-use crate::value::reader::{InPlace, Open};
+use crate::value::freshness::Freshness;
+use crate::value::reader::{EntryReader, SharedValue};
 
 /// Decodes an entry as a `T`.
-pub(crate) struct Decode<T> {
+pub(crate) struct TypedReader<T> {
     codec: Codec,
     value: PhantomData<fn() -> T>,
 }
 
-impl<T> Decode<T> {
+impl<T> TypedReader<T> {
     pub(crate) fn new(policy: &Policy) -> Self {
         Self { codec: policy.codec, value: PhantomData }
     }
 }
 
-impl<T: DeserializeOwned + 'static> Open for Decode<T> {
+impl<T: DeserializeOwned + 'static> EntryReader for TypedReader<T> {
     type Value = T;
-    type Room = InPlace;
 
-    fn open(&self, entry: &mut Entry, _now: u64) -> Option<T> {
-        self.codec.decode(entry.encoding, &mut entry.payload)
+    fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<T> {
+        self.codec.decode(entry.encoding, &entry.payload)
     }
 }
 
 /// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value.
-pub(crate) struct DecodeAnew<T>(pub(crate) Decode<T>);
+pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
 
-impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
+impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
     type Value = T;
-    type Room = InPlace;
 
-    fn serves(&self, _entry: &Entry, _now: u64) -> Serves {
-        Serves::No
+    fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
+        Freshness::Expired
     }
 
     fn stands_in(&self, _entry: &Entry, _now: u64) -> bool {
@@ -65,21 +63,21 @@ impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
         false
     }
 
-    fn open(&self, entry: &mut Entry, now: u64) -> Option<T> {
-        self.0.open(entry, now)
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<T> {
+        self.0.open(entry, now, shared)
     }
 }
 
 /// The slot in which a caller's own loader leaves its typed result for that caller alone.
-pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
+pub(crate) type OwnResult<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
 pub(crate) fn loader<T, E, F, Fut>(
     load: F,
-    node: &Arc<Node>,
+    state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     key: &Key,
-    own: &Own<T, E>,
+    own: &OwnResult<T, E>,
 ) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
@@ -87,10 +85,10 @@ where
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (own, node, policy, key) = (Arc::clone(own), Arc::clone(node), Arc::clone(policy), key.clone());
+    let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
-        let settings = Mutex::new(Settings::new(&policy, Bytes::new()));
-        let (result, kept) = concluded(&key, load().await, given.mode, &node, &policy, &settings);
+        let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
+        let (result, kept) = concluded(&key, load().await, given.mode, &state, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
@@ -99,10 +97,10 @@ where
 /// Boxes a caller's `load` that takes a context.
 pub(crate) fn loader_with<T, E, F, Fut>(
     load: F,
-    node: &Arc<Node>,
+    state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     key: &Key,
-    own: &Own<T, E>,
+    own: &OwnResult<T, E>,
 ) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
@@ -110,22 +108,22 @@ where
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (own, node, policy, key) = (Arc::clone(own), Arc::clone(node), Arc::clone(policy), key.clone());
+    let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
-        let Given { mode, previous, deadline, lost, announcer: _ } = given;
+        let LoadInput { mode, previous, deadline, lost, announcer: _ } = given;
         let (previous, validator) = match previous {
-            Some(mut entry) => {
-                (policy.codec.decode(entry.encoding, &mut entry.payload), Bytes::from(entry.validator))
+            Some(entry) => {
+                (policy.codec.decode(entry.encoding, &entry.payload), Bytes::from(entry.validator))
             }
             None => (None, Bytes::new()),
         };
         // A validator without its value is useless: "not modified" would then yield no value.
         let validator = if previous.is_some() { validator } else { Bytes::new() };
-        let settings = Arc::new(Mutex::new(Settings::new(&policy, validator)));
+        let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, validator)));
         let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
-        let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&node), mode, of);
+        let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&state), mode, of);
         let loaded = load(context).await;
-        let (result, kept) = concluded(&key, loaded, mode, &node, &policy, &settings);
+        let (result, kept) = concluded(&key, loaded, mode, &state, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
@@ -135,16 +133,16 @@ where
 fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
     key: &Key,
     loaded: Result<T, E>,
-    mode: Mode,
-    node: &Node,
+    mode: LeaseState,
+    state: &GuardState,
     policy: &Policy,
-    settings: &Mutex<Settings>,
+    settings: &Mutex<LoadSettings>,
 ) -> (LoadResult, Result<T, LoadError<E>>)
 where
     E: fmt::Display + Send + Sync + 'static,
 {
     match loaded {
-        Ok(value) => (shared(key, mode, node, policy, &mut lock(settings), &value), Ok(value)),
+        Ok(value) => (shared(key, mode, state, policy, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
             let text = failure_text(&error);
             let error = Arc::new(error);
@@ -157,14 +155,14 @@ where
 /// The result that the other waiters of a loaded value are given.
 fn shared<T: Serialize + DeserializeOwned + 'static>(
     key: &Key,
-    mode: Mode,
-    node: &Node,
+    mode: LeaseState,
+    state: &GuardState,
     policy: &Policy,
-    settings: &mut Settings,
+    settings: &mut LoadSettings,
     value: &T,
 ) -> LoadResult {
-    if mode == Mode::Alone {
-        return LoadResult::Uncacheable { mark: Mark::No };
+    if mode == LeaseState::Alone {
+        return LoadResult::Uncacheable { mark: MarkerRule::No };
     }
     // Check that the value can be read back. Otherwise waiters and later callers would find a useless entry and load
     // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
@@ -175,23 +173,23 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     });
     match encoded {
         Ok((_, payload)) if payload.len() > policy.max_body => {
-            unshareable(node, key, Unshareable::TooLong { size: payload.len(), max_body: policy.max_body });
-            LoadResult::Uncacheable { mark: Mark::IfUnserved }
+            unshareable(state, key, Unshareable::TooLong { size: payload.len(), max_body: policy.max_body });
+            LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }
         }
         Ok((encoding, payload)) => {
             if !settings.decided && policy.is_negative(encoding, &payload) {
                 settings.make_negative();
             }
             if settings.negative {
-                node.count(Count::negatives);
+                state.count(Count::negatives);
             }
             let (lifetimes, validator) = (settings.lifetimes(), settings.validator.clone());
             let tags = std::mem::take(&mut settings.tags);
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
-            unshareable(node, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
-            LoadResult::Uncacheable { mark: Mark::No }
+            unshareable(state, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
+            LoadResult::Uncacheable { mark: MarkerRule::No }
         }
     }
 }
@@ -210,8 +208,8 @@ enum Unshareable<'a> {
 }
 
 /// Warns the operator that this key has no stampede protection.
-fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
-    let is_news = node.unshareable();
+fn unshareable(state: &GuardState, key: &Key, why: Unshareable<'_>) {
+    let is_news = state.unshareable();
     match why {
         Unshareable::TooLong { size, max_body } => {
             warn_if!(

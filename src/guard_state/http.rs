@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::observe::Outage;
-use crate::tracker::Gauge;
+use crate::observe::LogOnce;
+use crate::tracker::Tracker;
 
 #[derive(Debug, Default)]
 pub(crate) struct HttpState {
     /// Limits warnings about responses that arrive older than their lifetimes. Never reset, so there is one warning only.
-    pub(crate) too_old: Outage,
+    pub(crate) too_old_log: LogOnce,
     /// Limits warnings about failed invalidations by unsafe requests.
-    pub(crate) untold: Outage,
+    pub(crate) invalidation_log: LogOnce,
     /// Unsafe requests with a client that has hung up, and whose responses are awaited.
-    pub(crate) unheard: Arc<Gauge>,
+    pub(crate) abandoned_unsafe_requests: Arc<Tracker>,
     /// Invalidations that are retried after their responses were sent, while the store is down.
-    pub(crate) retold: Arc<Gauge>,
+    pub(crate) retried_invalidations: Arc<Tracker>,
 }

@@ -9,60 +9,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::Notify;
 
 #[cfg(feature = "http")]
 use self::http::HttpState;
 
-use crate::flight::shared_read::LookUps;
+use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
-use crate::key::flight::{FlightKey, Lane};
+use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
-use crate::loader::nesting::Turn;
-use crate::observe::{Count, Counters, Outage, Outcome, Seldom, log, warn_if};
-use crate::store::{NodeStore, StoreError};
-use crate::tracker::{Gauge, Waiters};
-use crate::value::entry::{Entry, Kind};
-use crate::value::outcome::Ending;
-use crate::value::reader::Opened;
-use crate::value::tags::Tagged;
+use crate::loader::nesting::LoadPermitId;
+use crate::observe::{Count, Counters, LogEveryMinute, LogOnce, Outcome, log, warn_if};
+use crate::store::{StoreError, StoreHandle};
+use crate::tracker::{StoppableWaiters, Tracker};
+use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
+use crate::value::tags::TagId;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) store: NodeStore,
+pub(crate) struct GuardState {
+    pub(crate) store: StoreHandle,
     /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
-    pub(crate) flights: Arc<Flights<FlightKey, Loader, Ending, Hashed>>,
-    pub(crate) look_ups: Arc<LookUps<Key, LookedUp, Hashed>>,
+    pub(crate) flights: Arc<Flights<FlightKey, Loader, FlightOutcome, Hashed>>,
+    pub(crate) reads: Arc<SharedReads<Key, ReadResult, Hashed>>,
     pub(crate) counters: Counters,
     /// Limits warnings about values that cannot be shared.
-    pub(crate) warned: Seldom,
+    pub(crate) unshareable_log: LogEveryMinute,
     /// Limits warnings about stored bytes that are no entry.
-    damaged: Seldom,
+    unreadable_log: LogEveryMinute,
     /// Limits warnings about leases that expired because they were not renewed.
-    pub(crate) unrenewed: Seldom,
+    pub(crate) unrenewed_log: LogEveryMinute,
     /// Limits warnings about callers beyond `max_flights`.
-    pub(crate) crowded: Seldom,
+    pub(crate) overload_log: LogEveryMinute,
     /// Running tasks of flights.
-    pub(crate) tasks: Arc<Gauge>,
+    pub(crate) tasks: Arc<Tracker>,
     /// Held leases.
-    pub(crate) leases: Arc<Gauge>,
+    pub(crate) leases: Arc<Tracker>,
     /// Leases that this process may hold without knowing it: it waits for them, or is releasing them.
-    pub(crate) doubtful: Arc<Gauge>,
+    pub(crate) possible_leases: Arc<Tracker>,
     /// Loads that run without the store because it cannot be reached.
-    pub(crate) fail_open: Arc<Gauge>,
+    pub(crate) fail_open: Arc<Tracker>,
     /// Limits warnings about loads beyond `max_concurrent_loads` that run because the store cannot be asked for a permit.
-    pub(crate) uncapped: Outage,
+    pub(crate) permit_log: LogOnce,
     #[cfg(feature = "http")]
     pub(crate) http: HttpState,
     /// Callers that wait for this guard's locks.
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: StoppableWaiters,
     /// Releases of locks and permits that run in the background.
-    pub(crate) background: Arc<Gauge>,
+    pub(crate) background: Arc<Tracker>,
     /// Set by `shutdown`: calls ask the store nothing from then on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
@@ -72,96 +70,54 @@ pub(crate) struct Node {
     longest_command_us: AtomicU64,
 }
 
-pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
-pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
-pub(crate) type Follower = waiter::Follower<Loader, Ending>;
+pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed>;
+pub(crate) type Joined = flight::Joined<FlightKey, Loader, FlightOutcome, Hashed>;
+pub(crate) type FlightWaiter = waiter::Waiter<Loader, FlightOutcome>;
 
-/// The answer to the callers that queue for a read of a key.
+/// A lone caller's read. Holds back the callers that queue behind it until it is dropped.
+pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, ReadResult, Hashed>;
+
+/// What one read found, given to all callers that share it.
 #[derive(Clone, Debug)]
-pub(crate) enum LookedUp {
-    /// The result of the read, shared by its callers.
-    Read(Result<Option<Arc<SharedRead>>, StoreError>),
+pub(crate) enum ReadResult {
+    Found(Arc<StoredEntry>),
+    Nothing,
     /// The read was skipped, because there is a flight to join.
-    LeftOut,
+    Skipped,
+    /// The store did not answer.
+    Failed(StoreError),
 }
 
-/// Stored bytes, decoded.
-#[derive(Clone, Debug)]
-pub(crate) enum Stored {
-    Entry(Entry),
-    Unreadable(Bytes),
-    /// An entry that has an invalidated tag.
-    Invalidated(Bytes),
-}
-
-/// Stored bytes that a flight has read and will not serve as they are.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    pub(crate) raw: Bytes,
-    /// The value in them, if they hold one. It may be served if a load fails, and the load may revalidate it.
-    pub(crate) value: Option<Entry>,
-}
-
-impl Seen {
-    pub(crate) fn of(stored: Stored, key: &Key) -> Self {
-        match stored {
-            Stored::Entry(entry) => Self::entry(entry, key),
-            Stored::Unreadable(raw) | Stored::Invalidated(raw) => Self { raw, value: None },
-        }
-    }
-
-    pub(crate) fn entry(entry: Entry, key: &Key) -> Self {
-        let raw = entry.encode(key);
-        Self { raw, value: (entry.kind == Kind::Value).then_some(entry) }
-    }
-}
-
-/// The result of one read that many callers share.
-#[derive(Debug)]
-pub(crate) struct SharedRead {
-    pub(crate) stored: Stored,
-    /// The policy's tags that were checked in this read.
-    pub(crate) tags: Box<[Key]>,
-    /// The value that the first caller has made of the entry, kept for the others.
-    pub(crate) opened: Opened,
-}
-
-impl SharedRead {
-    pub(crate) fn new(stored: Stored, tags: &[Key]) -> Arc<Self> {
-        Arc::new(Self { stored, tags: tags.into(), opened: Opened::new() })
-    }
-}
-
-impl Node {
+impl GuardState {
     /// The turn of a load that holds one of `limit` permits of this namespace.
-    pub(crate) fn permit_turn(&self, limit: u32) -> Turn {
-        Turn::Permit { place: self.store.place(), namespace: self.namespace.clone(), limit }
+    pub(crate) fn permit_turn(&self, limit: u32) -> LoadPermitId {
+        LoadPermitId::Permit { place: self.store.place(), namespace: self.namespace.clone(), limit }
     }
 
     /// The turn of a load that holds one of this node's places for loads without the store.
-    pub(crate) fn place_turn(&self) -> Turn {
-        Turn::Place(self.store.node())
+    pub(crate) fn place_turn(&self) -> LoadPermitId {
+        LoadPermitId::Place(self.store.node())
     }
 
-    pub(crate) fn new(store: NodeStore, namespace: Box<str>, max_flights: usize) -> Self {
+    pub(crate) fn new(store: StoreHandle, namespace: Box<str>, max_flights: usize) -> Self {
         Self {
             store,
             namespace,
             flights: Arc::new(Flights::new(max_flights)),
-            look_ups: Arc::new(LookUps::new()),
+            reads: Arc::new(SharedReads::new()),
             counters: Counters::default(),
-            warned: Seldom::default(),
-            damaged: Seldom::default(),
-            unrenewed: Seldom::default(),
-            crowded: Seldom::default(),
+            unshareable_log: LogEveryMinute::default(),
+            unreadable_log: LogEveryMinute::default(),
+            unrenewed_log: LogEveryMinute::default(),
+            overload_log: LogEveryMinute::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
-            doubtful: Arc::default(),
+            possible_leases: Arc::default(),
             fail_open: Arc::default(),
-            uncapped: Outage::default(),
+            permit_log: LogOnce::default(),
             #[cfg(feature = "http")]
             http: HttpState::default(),
-            waiters: Waiters::default(),
+            waiters: StoppableWaiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -217,7 +173,7 @@ impl Node {
     /// Counts a value that cannot be shared; returns whether to warn.
     pub(crate) fn unshareable(&self) -> bool {
         self.count(Count::unshareable);
-        self.warned.is_due()
+        self.unshareable_log.is_due()
     }
 
     /// Counts and logs an unusable entry. Rarely as a warning, because the cause usually affects many entries.
@@ -225,7 +181,7 @@ impl Node {
         self.count(Count::unreadable);
         warn_if!(
             log::GUARD,
-            self.damaged.is_due(),
+            self.unreadable_log.is_due(),
             ?key,
             ?reason,
             "a stored entry is unreadable; it is loaded anew"
@@ -245,48 +201,24 @@ impl Node {
         tags: Vec<Key>,
         life: Duration,
         within: Duration,
-    ) -> Result<Vec<Tagged>, StoreError> {
+    ) -> Result<Vec<TagId>, StoreError> {
         if tags.is_empty() {
             return Ok(Vec::new());
         }
         let ids = self.store.tags().tag_ids(&tags, life, within).await?;
-        Ok(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect())
-    }
-
-    /// `entry`, unless one of its tags was invalidated since it was loaded. `ids` are those of `tags`, read together with the
-    /// entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
-    /// tag, so an invalidation would not show; it counts as invalidated.
-    pub(crate) async fn unless_invalidated(
-        &self,
-        key: &Key,
-        entry: Entry,
-        tags: &[Key],
-        ids: &[Option<u64>],
-        within: Duration,
-    ) -> Result<Stored, StoreError> {
-        if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
-            return Ok(Stored::Entry(entry));
-        }
-        let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-        if !tags.iter().zip(ids).all(same) {
-            return Ok(Stored::Invalidated(entry.encode(key)));
-        }
-        let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
-        let others: Vec<_> =
-            entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
-        if !others.is_empty() {
-            let ids = self.store.tags().present_ids(&others, within).await?;
-            if !others.iter().zip(&ids).all(same) {
-                return Ok(Stored::Invalidated(entry.encode(key)));
-            }
-        }
-        Ok(Stored::Entry(entry))
+        Ok(tags.into_iter().zip(ids).map(|(tag, id)| TagId { tag, id }).collect())
     }
 
     /// Takes the key's flights out of the map, so that later callers start new ones.
     pub(crate) fn detach(&self, key: &Key) {
-        for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh, Lane::Anew] {
-            self.flights.detach(&FlightKey { key: key.clone(), lane });
+        for lane in [
+            LoadMode::Leased,
+            LoadMode::Unleased,
+            LoadMode::Probe,
+            LoadMode::BackgroundRefresh,
+            LoadMode::ForcedReload,
+        ] {
+            self.flights.detach(&FlightKey { key: key.clone(), mode: lane });
         }
     }
 
@@ -299,21 +231,8 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for GuardState {
     fn drop(&mut self) {
         self.store.close();
-    }
-}
-
-impl Stored {
-    /// Decodes the bytes stored under `key`; counts and logs unreadable ones.
-    pub(crate) fn decode(node: &Node, raw: Bytes, key: &Key) -> Self {
-        Entry::decode(raw, key).map_or_else(
-            |(reason, raw)| {
-                node.unreadable(key, &reason);
-                Self::Unreadable(raw)
-            },
-            Self::Entry,
-        )
     }
 }

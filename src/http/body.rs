@@ -14,7 +14,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::shared_body::{self, Passage};
+use super::shared_body::{self, ChunkBuffer};
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
 ///
@@ -41,22 +41,22 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// assert!(empty.is_end_stream());
 /// ```
 pub struct GuardedBody<B> {
-    state: State<B>,
+    state: BodyState<B>,
 }
 
-enum State<B> {
+enum BodyState<B> {
     /// The whole body, or its unread rest.
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
     /// Pieces from the load task, and the size of the rest.
-    Streaming { pieces: UnboundedReceiver<Piece<B>>, left: SizeHint },
+    Streaming { pieces: UnboundedReceiver<StreamPiece<B>>, left: SizeHint },
     /// A body that arrives for another request, from piece number `next` on.
-    Arriving { passage: Arc<Passage>, next: usize, seat: Option<usize>, left: u64 },
+    Arriving { passage: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
 }
 
 /// A message of the load task to the client of its own request.
-enum Piece<B> {
+enum StreamPiece<B> {
     Data(Bytes),
     /// The end of a complete body.
     Last {
@@ -70,9 +70,9 @@ enum Piece<B> {
 
 /// The load task's end of a streaming body. If it is dropped before the end, the client gets an error.
 pub(crate) struct StreamSender<B> {
-    pieces: UnboundedSender<Piece<B>>,
+    pieces: UnboundedSender<StreamPiece<B>>,
     /// For waiters of this process that read along.
-    passage: Option<Arc<Passage>>,
+    passage: Option<Arc<ChunkBuffer>>,
 }
 
 /// Tells readers that read along if the load task ended before the body did.
@@ -101,7 +101,7 @@ impl<B> StreamSender<B> {
             if let Some(passage) = &self.passage {
                 passage.data(data.clone());
             }
-            let _ = self.pieces.send(Piece::Data(data));
+            let _ = self.pieces.send(StreamPiece::Data(data));
         }
     }
 
@@ -110,12 +110,12 @@ impl<B> StreamSender<B> {
         if let Some(passage) = &self.passage {
             passage.last(body.clone(), trailers.clone());
         }
-        let _ = self.pieces.send(Piece::Last { body, trailers });
+        let _ = self.pieces.send(StreamPiece::Last { body, trailers });
     }
 
     /// Hands the rest over to the client; dropped here if the client has left.
     pub(crate) fn rest(self, body: Pin<Box<B>>) {
-        let _ = self.pieces.send(Piece::Rest(body));
+        let _ = self.pieces.send(StreamPiece::Rest(body));
     }
 
     /// Ends the body with an error.
@@ -123,37 +123,40 @@ impl<B> StreamSender<B> {
         if let Some(passage) = &self.passage {
             passage.broken(&error.to_string());
         }
-        let _ = self.pieces.send(Piece::Failed(error));
+        let _ = self.pieces.send(StreamPiece::Failed(error));
     }
 }
 
 impl<B> GuardedBody<B> {
     /// A whole body.
     pub(crate) fn stored(body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { state: State::Stored { body, trailers: trailers.map(Box::new) } }
+        Self { state: BodyState::Stored { body, trailers: trailers.map(Box::new) } }
     }
 
     /// The inner service's body, untouched.
     pub(crate) fn passed(body: B) -> Self {
-        Self { state: State::Passed(Box::pin(body)) }
+        Self { state: BodyState::Passed(Box::pin(body)) }
     }
 
     /// A body that a load task sends; `size` is the inner body's hint. With a `passage`, other requests read along.
     ///
     /// The channel is unbounded: its content is in the load task's buffer too, which is bounded, and beyond that
     /// bound the client polls the inner body itself.
-    pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<Passage>>) -> (StreamSender<B>, Self) {
+    pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<ChunkBuffer>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
-        (StreamSender { pieces: sender, passage }, Self { state: State::Streaming { pieces, left: size } })
+        (
+            StreamSender { pieces: sender, passage },
+            Self { state: BodyState::Streaming { pieces, left: size } },
+        )
     }
 
     /// A body of this length that arrives for another request.
-    pub(crate) fn arriving(passage: Arc<Passage>, length: u64) -> Self {
-        Self { state: State::Arriving { passage, next: 0, seat: None, left: length } }
+    pub(crate) fn arriving(passage: Arc<ChunkBuffer>, length: u64) -> Self {
+        Self { state: BodyState::Arriving { passage, next: 0, index: None, left: length } }
     }
 
-    const fn ended() -> State<B> {
-        State::Stored { body: Bytes::new(), trailers: None }
+    const fn ended() -> BodyState<B> {
+        BodyState::Stored { body: Bytes::new(), trailers: None }
     }
 }
 
@@ -173,14 +176,14 @@ impl<B> fmt::Debug for GuardedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the content.
         match &self.state {
-            State::Stored { body, trailers } => f
+            BodyState::Stored { body, trailers } => f
                 .debug_struct("Stored")
                 .field("bytes", &body.len())
                 .field("trailers", &trailers.as_ref().map_or(0, |trailers| trailers.len()))
                 .finish(),
-            State::Streaming { left, .. } => f.debug_struct("Streaming").field("left", left).finish(),
-            State::Arriving { left, .. } => f.debug_struct("Arriving").field("left", left).finish(),
-            State::Passed(_) => f.debug_struct("Passed").finish_non_exhaustive(),
+            BodyState::Streaming { left, .. } => f.debug_struct("Streaming").field("left", left).finish(),
+            BodyState::Arriving { left, .. } => f.debug_struct("Arriving").field("left", left).finish(),
+            BodyState::Passed(_) => f.debug_struct("Passed").finish_non_exhaustive(),
         }
     }
 }
@@ -199,40 +202,42 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             match &mut self.state {
-                State::Stored { body, .. } if !body.is_empty() => {
+                BodyState::Stored { body, .. } if !body.is_empty() => {
                     return Poll::Ready(Some(Ok(Frame::data(std::mem::take(body)))));
                 }
-                State::Stored { trailers, .. } => {
+                BodyState::Stored { trailers, .. } => {
                     return Poll::Ready(trailers.take().map(|trailers| Ok(Frame::trailers(*trailers))));
                 }
-                State::Passed(body) => {
+                BodyState::Passed(body) => {
                     let frame = ready!(body.as_mut().poll_frame(cx));
                     return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
                 }
-                State::Arriving { passage, next, seat, left } => {
-                    match ready!(passage.poll_piece(*next, seat, cx)) {
-                        shared_body::Piece::Data(data) => {
+                BodyState::Arriving { passage, next, index, left } => {
+                    match ready!(passage.poll_piece(*next, index, cx)) {
+                        shared_body::SharedPiece::Data(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        shared_body::Piece::Whole(trailers) => {
-                            self.state = State::Stored { body: Bytes::new(), trailers };
+                        shared_body::SharedPiece::Whole(trailers) => {
+                            self.state = BodyState::Stored { body: Bytes::new(), trailers };
                         }
-                        shared_body::Piece::Broken(text) => {
+                        shared_body::SharedPiece::Broken(text) => {
                             self.state = Self::ended();
                             return Poll::Ready(Some(Err((*text).into())));
                         }
                     }
                 }
-                State::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
-                    Some(Piece::Data(data)) => {
+                BodyState::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
+                    Some(StreamPiece::Data(data)) => {
                         *left = less(left, data.len() as u64);
                         return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
-                    Some(Piece::Last { body, trailers }) => self.state = State::Stored { body, trailers },
-                    Some(Piece::Rest(body)) => self.state = State::Passed(body),
-                    Some(Piece::Failed(error)) => {
+                    Some(StreamPiece::Last { body, trailers }) => {
+                        self.state = BodyState::Stored { body, trailers }
+                    }
+                    Some(StreamPiece::Rest(body)) => self.state = BodyState::Passed(body),
+                    Some(StreamPiece::Failed(error)) => {
                         self.state = Self::ended();
                         return Poll::Ready(Some(Err(error)));
                     }
@@ -250,10 +255,10 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.state {
-            State::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
+            BodyState::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
             // Even the end of an empty body is a separate event: it waits for the commit.
-            State::Streaming { .. } | State::Arriving { .. } => false,
-            State::Passed(body) => body.is_end_stream(),
+            BodyState::Streaming { .. } | BodyState::Arriving { .. } => false,
+            BodyState::Passed(body) => body.is_end_stream(),
         }
     }
 
@@ -261,15 +266,15 @@ where
         match &self.state {
             // An exact size makes an HTTP/1 server frame by length, and that drops trailers
             // (RFC 9112, 6.5: they need chunks).
-            State::Stored { body, trailers: Some(_) } => {
+            BodyState::Stored { body, trailers: Some(_) } => {
                 let mut size = SizeHint::new();
                 size.set_lower(body.len() as u64);
                 size
             }
-            State::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
-            State::Streaming { left, .. } => less(left, 0),
-            State::Arriving { left, .. } => SizeHint::with_exact(*left),
-            State::Passed(body) => body.size_hint(),
+            BodyState::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
+            BodyState::Streaming { left, .. } => less(left, 0),
+            BodyState::Arriving { left, .. } => SizeHint::with_exact(*left),
+            BodyState::Passed(body) => body.size_hint(),
         }
     }
 }

@@ -6,11 +6,11 @@ use http::Request;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
 use crate::http_rules::request::is_zero;
-use crate::observe::{Seldom, log};
+use crate::observe::{LogEveryMinute, log};
 
 /// One limit for all guards of the process, which are usually behind the same layers. Not one of the node's limits:
 /// this warning would be due with every request, and would suppress all others.
-static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Called for a GET or HEAD that is not looked up because of its body. If no header announces a body, most likely
 /// there is none: a layer has wrapped it in a stream, and does so for all requests.

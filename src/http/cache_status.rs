@@ -81,7 +81,7 @@ impl CacheStatus {
 
     /// A stale response that stands in.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
-        let fresh_until = entry.times.fresh_until.max(entry.stored_at);
+        let fresh_until = entry.expiry.fresh_until.max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 
@@ -107,8 +107,8 @@ impl CacheStatus {
         self.write().to_value()
     }
 
-    fn write(self) -> Line {
-        let mut line = Line::new();
+    fn write(self) -> StatusLine {
+        let mut line = StatusLine::new();
         match self {
             Self::Hit { ttl } => line.push(HIT).push("; ttl=").push_number(ttl),
             // RFC 9211, 2.5: a negative number if it was stale.
@@ -163,7 +163,7 @@ pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     let Some(own) = own_line(headers) else { return };
     let Some(ttl) = own.as_bytes().strip_prefix(HIT.as_bytes()) else { return };
     let ttl = String::from_utf8_lossy(ttl);
-    let mut line = Line::new();
+    let mut line = StatusLine::new();
     line.push(Fwd::Stale.text());
     let detail = match stand_in {
         StandIn::Forwarded(Some(status)) => {
@@ -235,12 +235,12 @@ pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheSta
 
 /// A line of `Cache-Status` under construction. It is written on every hit, so it is built on the stack and without
 /// formatting machinery.
-struct Line {
+struct StatusLine {
     bytes: [u8; 128],
     length: usize,
 }
 
-impl Line {
+impl StatusLine {
     fn new() -> Self {
         Self { bytes: [0; 128], length: 0 }
     }

@@ -1,4 +1,4 @@
-//! [`Draft`], a response that will be shared or stored when its body is complete: its payload and lifetimes.
+//! [`StoreCandidate`], a response that will be shared or stored when its body is complete: its payload and lifetimes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,16 +10,16 @@ use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use super::encoding::StoredResponse;
-use super::metadata::{Chosen, Kept};
-use super::shared_body::Arrival;
+use super::metadata::{ResponseMeta, VariantId};
+use super::shared_body::SharedBody;
 use crate::http_rules::fields::remove_content_digests;
 use crate::http_rules::freshness::is_failure;
 use crate::http_rules::ranges::{Part, join};
-use crate::http_rules::response::Storing;
-use crate::http_rules::reuse::{Stale, Terms};
+use crate::http_rules::response::StoreDecision;
+use crate::http_rules::reuse::{ReuseTerms, StaleWindows};
 use crate::http_rules::validation::{freshened, has_validator, is_about, is_same_representation};
 use crate::http_rules::vary::{Fingerprint, Names};
-use crate::loader::{LoadResult, Mark};
+use crate::loader::{LoadResult, MarkerRule};
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
@@ -28,19 +28,19 @@ use crate::value::freshness::Lifetimes;
 const LONGEST_FAILURE: usize = 64 * 1024;
 
 /// The stored response that a load is to replace.
-pub(crate) struct Previous {
+pub(crate) struct StoredResponseToReplace {
     pub(crate) entry: Entry,
-    pub(crate) kept: Kept,
+    pub(crate) kept: ResponseMeta,
     pub(crate) response: StoredResponse,
     /// Whether other requests are served the stored response during the load, or if the load fails.
     is_served: bool,
 }
 
-impl Previous {
+impl StoredResponseToReplace {
     pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
-        let (kept, at) = Kept::of(&entry)?;
+        let (kept, at) = ResponseMeta::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
-        let is_served = entry.serves(now).is_at_once() || entry.times.stands_in(now);
+        let is_served = entry.serves(now).is_at_once() || entry.expiry.stands_in(now);
         Some(Self { entry, kept, response, is_served })
     }
 
@@ -54,13 +54,13 @@ impl Previous {
 }
 
 /// A response that will be shared when its body is complete.
-pub(crate) struct Draft {
+pub(crate) struct StoreCandidate {
     /// Without the headers that are not stored.
     head: Parts,
     /// The terms on which it is stored; `None` for a response that is only shared with waiters.
-    storing: Option<Storing>,
+    storing: Option<StoreDecision>,
     says_shared: bool,
-    chosen: Option<Box<Chosen>>,
+    chosen: Option<Box<VariantId>>,
     /// Whether it was already older than its stated lifetime when its head came.
     pub(crate) is_too_old: bool,
     /// Its age when its head came (RFC 9111, 4.2.3).
@@ -70,17 +70,17 @@ pub(crate) struct Draft {
     now: SystemTime,
 }
 
-impl Draft {
+impl StoreCandidate {
     /// A response that is stored on these terms. If it states no stale windows, the policy's `windows` count,
     /// unless it forbids stale use (RFC 9111, 4.2.4).
     pub(crate) fn stored(
         head: &Parts,
-        mut storing: Storing,
-        chosen: Option<Box<Chosen>>,
+        mut storing: StoreDecision,
+        chosen: Option<Box<VariantId>>,
         windows: &Lifetimes,
         now: SystemTime,
     ) -> Self {
-        let Stale { while_revalidate, if_error, on_request, .. } = &mut storing.terms.stale;
+        let StaleWindows { while_revalidate, if_error, on_request, .. } = &mut storing.terms.stale;
         let (says_while_revalidate, says_if_error) = storing.says_stale;
         for (own, is_said, policys) in [
             (while_revalidate, says_while_revalidate, windows.stale_while_revalidate),
@@ -90,7 +90,7 @@ impl Draft {
                 *own = policys;
             }
         }
-        let Storing { initial_age: age, terms: Terms { says_shared, .. }, .. } = storing;
+        let StoreDecision { initial_age: age, terms: ReuseTerms { says_shared, .. }, .. } = storing;
         let (is_too_old, head) = (storing.is_too_old(), clone_head(head, &storing));
         Self { head, storing: Some(storing), says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
@@ -99,7 +99,7 @@ impl Draft {
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
-        chosen: Option<Box<Chosen>>,
+        chosen: Option<Box<VariantId>>,
         age: Duration,
         now: SystemTime,
     ) -> Self {
@@ -115,7 +115,7 @@ impl Draft {
     }
 
     /// Its variant, if it is stored as one.
-    pub(crate) fn chosen(&self) -> Option<&Chosen> {
+    pub(crate) fn chosen(&self) -> Option<&VariantId> {
         self.storing.as_ref().and(self.chosen.as_deref())
     }
 
@@ -135,7 +135,7 @@ impl Draft {
     }
 
     /// The response while it arrives, with a body of this length. `None` for a part: waiters may want another part.
-    pub(crate) fn arrival(&self, length: u64) -> Option<Arrival> {
+    pub(crate) fn arrival(&self, length: u64) -> Option<SharedBody> {
         if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
             return None;
         }
@@ -144,14 +144,14 @@ impl Draft {
         let head = head_of(stored.status, stored.version, stored.headers);
         let kept = self.kept(chosen.clone());
         let (ttl, came, body) = (self.ttl(), *came, Arc::default());
-        Some(Arrival { head, kept, ttl, came, length, body })
+        Some(SharedBody { head, kept, ttl, came, length, body })
     }
 
-    fn kept(&self, chosen: Option<Box<Chosen>>) -> Kept {
+    fn kept(&self, chosen: Option<Box<VariantId>>) -> ResponseMeta {
         let age = self.age.saturating_add(self.came.elapsed());
         match &self.storing {
-            Some(storing) => Kept::new(storing, age, chosen),
-            None => Kept::shared_only(self.says_shared, age, chosen),
+            Some(storing) => ResponseMeta::new(storing, age, chosen),
+            None => ResponseMeta::shared_only(self.says_shared, age, chosen),
         }
     }
 
@@ -166,7 +166,7 @@ impl Draft {
         mut self,
         body: Bytes,
         mut trailers: Option<HeaderMap>,
-        previous: Option<&Previous>,
+        previous: Option<&StoredResponseToReplace>,
         policy: &Policy,
     ) -> LoadResult {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
@@ -181,12 +181,12 @@ impl Draft {
                     }
                     // A part does not replace a stored whole: any client may ask for one byte of it.
                     None if previous.is_some_and(|stored| self.leaves(stored)) => {
-                        return LoadResult::Aside;
+                        return LoadResult::OnlyForCaller;
                     }
                     None => self.placed(part, body),
                 },
                 // The content does not match the head.
-                None => return LoadResult::Aside,
+                None => return LoadResult::OnlyForCaller,
             },
         };
         if part.is_some()
@@ -198,10 +198,10 @@ impl Draft {
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
         let chosen = self.chosen.take();
-        let kept = Kept { part, ..self.kept(chosen) };
+        let kept = ResponseMeta { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
         let Some(payload) = stored.encode(&kept) else {
-            return LoadResult::Uncacheable { mark: Mark::IfUnserved };
+            return LoadResult::Uncacheable { mark: MarkerRule::IfUnserved };
         };
         // A failure is not stored, so other processes receive only this copy. Without it, each of their waiters
         // would ask the origin that has just failed.
@@ -220,7 +220,7 @@ impl Draft {
         &mut self,
         part: Part,
         body: &Bytes,
-        previous: Option<&Previous>,
+        previous: Option<&StoredResponseToReplace>,
         most: usize,
     ) -> Option<(Option<Part>, Bytes)> {
         let previous = previous.filter(|previous| {
@@ -242,7 +242,7 @@ impl Draft {
 
     /// Whether a stored whole remains useful beside this part: other requests are served it, or it can be
     /// validated. Not if the part proves that the representation has changed; then the part may replace it.
-    fn leaves(&self, stored: &Previous) -> bool {
+    fn leaves(&self, stored: &StoredResponseToReplace) -> bool {
         let headers = &stored.response.headers;
         let can_be_asked_about =
             || has_validator(headers, self.now) && is_about(&self.head.headers, headers, self.now);
@@ -262,13 +262,13 @@ impl Draft {
 }
 
 /// The names and fingerprint that identify a variant.
-fn variant(chosen: &Option<Box<Chosen>>) -> Option<(&Names, Fingerprint)> {
+fn variant(chosen: &Option<Box<VariantId>>) -> Option<(&Names, Fingerprint)> {
     chosen.as_ref().map(|chosen| (&chosen.names, chosen.variant.fingerprint))
 }
 
 /// How long a response may be served and stored. Its windows are shortened by the time for which it was already
 /// stale on arrival.
-fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
+fn lifetimes(storing: &StoreDecision, kept: &ResponseMeta) -> Lifetimes {
     let terms = &storing.terms;
     let kept_on = storing.keep_for.saturating_sub(storing.fresh_for());
     if terms.revalidate_always {
@@ -286,7 +286,7 @@ fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
     }
 }
 
-fn clone_head(head: &Parts, storing: &Storing) -> Parts {
+fn clone_head(head: &Parts, storing: &StoreDecision) -> Parts {
     let mut headers = head.headers.clone();
     for name in &storing.left_out {
         headers.remove(name);

@@ -1,4 +1,4 @@
-//! [`Sharing`]: decides at the head which requests a response answers, and reads its body for them.
+//! [`ResponseCommit`]: decides at the head which requests a response answers, and reads its body for them.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -15,36 +15,36 @@ use tokio::time::Instant;
 
 use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd, write_status};
-use super::candidate::{Draft, Previous, head_of};
+use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::encoding::{is_replayable, is_storable};
-use super::metadata::Chosen;
-use super::side_commit::Apart;
+use super::load_request::{ClientAnswer, LoadRequest, no_content};
+use super::metadata::VariantId;
+use super::side_commit::SideCommit;
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
-use super::wanted::{Head, Wanted, no_content};
 use crate::error::Failure;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::http_rules::fields::{content_length, least_length};
 use crate::http_rules::freshness::{corrected_initial_age, is_failure, is_unstorable};
 use crate::http_rules::normalize::is_encoded_by_chance;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::reason::Rule;
-use crate::http_rules::response::{DoNotStore, Exchange, Verdict, judge};
+use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, judge};
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Variant, Vary};
-use crate::loader::{Announcer, LoadResult, Loaded, Mark, Mode};
+use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult, MarkerRule};
 use crate::observe::{self, log, warn_if};
 use crate::policy::Policy;
-use crate::value::outcome::{Arriving, Ending};
+use crate::value::outcome::{ArrivingValue, FlightOutcome};
 
-pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
+pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
 
 /// One answer of the inner service, and its recipients.
-pub(crate) struct Sharing<B, E> {
-    pub(crate) mode: Mode,
+pub(crate) struct ResponseCommit<B, E> {
+    pub(crate) mode: LeaseState,
     pub(crate) policy: Arc<Policy>,
-    pub(crate) wanted: Arc<Wanted>,
-    pub(crate) node: Arc<Node>,
-    pub(crate) apart: Apart,
+    pub(crate) wanted: Arc<LoadRequest>,
+    pub(crate) state: Arc<GuardState>,
+    pub(crate) apart: SideCommit,
     pub(crate) method: Method,
     /// The target URI, if a response to another method than GET may represent the target resource.
     pub(crate) target: Option<Uri>,
@@ -54,20 +54,20 @@ pub(crate) struct Sharing<B, E> {
     pub(crate) delay: Duration,
     /// When the head came.
     pub(crate) now: SystemTime,
-    pub(crate) client: Client<B, E>,
+    pub(crate) client: ClientSender<B, E>,
     /// Announces the response to waiters in this process.
     pub(crate) announcer: Option<Announcer>,
 }
 
-impl<B, E> Sharing<B, E> {
+impl<B, E> ResponseCommit<B, E> {
     /// What can be shared of a response with this head and body size; otherwise the rule that forbids sharing it.
     pub(crate) fn draft(
         &self,
         head: &Parts,
         body: SizeHint,
-        previous: Option<&Previous>,
-    ) -> Result<Draft, Rule> {
-        let exchange = Exchange {
+        previous: Option<&StoredResponseToReplace>,
+    ) -> Result<StoreCandidate, Rule> {
+        let exchange = RequestResponse {
             method: &self.method,
             target: self.target.as_ref(),
             asked: &self.wanted.asked,
@@ -91,44 +91,54 @@ impl<B, E> Sharing<B, E> {
                 observe::judged("not stored", &rule);
                 let chosen = self.chosen(&vary, head, previous);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
-                let mut draft = Draft::shared_only(head, says_shared, chosen, age, self.now);
+                let mut draft = StoreCandidate::shared_only(head, says_shared, chosen, age, self.now);
                 draft.is_too_old = rule == Rule::TooOld;
                 draft
             }
             Verdict::Store(storing) => {
                 observe::judged("stored", &storing.rule);
                 let chosen = self.chosen(&storing.vary, head, previous);
-                Draft::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
+                StoreCandidate::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
             }
         };
-        if self.mode == Mode::Unleased || !is_storable(&head.headers) {
+        if self.mode == LeaseState::Unleased || !is_storable(&head.headers) {
             draft.not_stored();
         }
         if draft.is_too_old {
-            too_old(&self.node, &self.wanted, draft.age);
+            too_old(&self.state, &self.wanted, draft.age);
         }
         Ok(draft)
     }
 
     /// The result for the waiters of a response with this status that `rule` forbids to share.
-    pub(crate) fn unshared(&self, rule: Rule, status: StatusCode, previous: Option<&Previous>) -> LoadResult {
+    pub(crate) fn unshared(
+        &self,
+        rule: Rule,
+        status: StatusCode,
+        previous: Option<&StoredResponseToReplace>,
+    ) -> LoadResult {
         // The response may be private only because of this request's credentials.
         let about_this_request = self.wanted.asked.has_credentials()
             || (self.wanted.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
         if about_this_request && self.wanted.stored_at().is_none() {
-            return LoadResult::Aside;
+            return LoadResult::OnlyForCaller;
         }
         // An error says little about the resource. A stored response can still be validated, or lead to its
         // variants.
         let is_error = status.is_client_error() || status.is_server_error();
         let says_nothing = is_about_the_request(status) || is_error && previous.is_some();
-        let mark = if says_nothing { Mark::No } else { Mark::IfUnserved };
+        let mark = if says_nothing { MarkerRule::No } else { MarkerRule::IfUnserved };
         LoadResult::Uncacheable { mark }
     }
 
     /// The response's variant, among those of its resource.
-    fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
+    fn chosen(
+        &self,
+        vary: &Vary,
+        head: &Parts,
+        previous: Option<&StoredResponseToReplace>,
+    ) -> Option<Box<VariantId>> {
         let place = self.wanted.variant.get();
         let names = match (vary, place) {
             // A response that names fewer headers than the known variants is distinguished by all of the known
@@ -144,30 +154,30 @@ impl<B, E> Sharing<B, E> {
         let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
         let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
         let generation = generation.unwrap_or_else(|| fastrand::u64(..));
-        Some(Box::new(Chosen { generation, names: names.clone(), variant }))
+        Some(Box::new(VariantId { generation, names: names.clone(), variant }))
     }
 
     /// If the response names other `Vary` headers than the known variants of the resource, invalidates the
     /// resource, so that the variants under the old names are not found any more and the next request starts anew.
-    pub(crate) async fn forget_old_names(&self, draft: &mut Draft) {
+    pub(crate) async fn forget_old_names(&self, draft: &mut StoreCandidate) {
         let varies_otherwise =
             self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names));
         // A response that is not stored proves nothing: an error page seldom names what it varies by.
         if draft.is_stored() && varies_otherwise {
             draft.not_stored();
-            let Self { node, policy, wanted, .. } = self;
+            let Self { state, policy, wanted, .. } = self;
             // If that fails, this variant is loaded again and again until the resource's entry ends.
-            let _ = node.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
+            let _ = state.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
         }
     }
 }
 
 /// Warns the operator: this resource is not protected at all.
-fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
+fn too_big(state: &GuardState, wanted: &LoadRequest, policy: &Policy, length: u64) {
     let (key, max_body) = (&wanted.resource, policy.max_body);
     warn_if!(
         log::HTTP,
-        node.unshareable(),
+        state.unshareable(),
         ?key,
         length,
         max_body,
@@ -176,11 +186,11 @@ fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
 }
 
 /// Warns the operator: by its own lifetime this resource is never fresh.
-fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
+fn too_old(state: &GuardState, wanted: &LoadRequest, age: Duration) {
     let key = &wanted.resource;
     warn_if!(
         log::HTTP,
-        node.http.too_old.goes_on(),
+        state.http.too_old_log.goes_on(),
         ?key,
         ?age,
         "a response was older than its lifetime when it came, so each wave of requests asks for it anew: the lifetime counts from \
@@ -196,7 +206,7 @@ fn is_about_the_request(status: StatusCode) -> bool {
         || matches!(status.as_u16(), 400..=403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 426)
 }
 
-impl<B, E> Sharing<B, E>
+impl<B, E> ResponseCommit<B, E>
 where
     B: Body + Send + 'static,
     B::Data: Send,
@@ -207,9 +217,9 @@ where
     pub(crate) async fn response(
         mut self,
         response: Response<B>,
-        previous: Option<&Previous>,
+        previous: Option<&StoredResponseToReplace>,
         until: Instant,
-    ) -> Loaded {
+    ) -> LoadOutput {
         let (mut head, body) = response.into_parts();
         // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
@@ -218,7 +228,7 @@ where
             Err(rule) => {
                 if rule == Rule::TooBig {
                     let length = least_length(expected, &body.size_hint());
-                    too_big(&self.node, &self.wanted, &self.policy, length);
+                    too_big(&self.state, &self.wanted, &self.policy, length);
                 }
                 let result = self.unshared(rule, head.status, previous);
                 std::mem::take(&mut self.apart).leave().await;
@@ -238,10 +248,10 @@ where
         }
         let status = self.status(&draft);
         let own = self.own(&head);
-        let Self { policy, apart, client, announcer, wanted, node, fwd, .. } = self;
+        let Self { policy, apart, client, announcer, wanted, state, fwd, .. } = self;
         // Announces a response to waiters before its end only if it is sure to be kept to its end. Not if it may be
         // invalidated meanwhile without notice to callers that join this flight: by its tags, or under another key.
-        let may_arrive = !policy.is_tagged() && matches!(apart, Apart::No);
+        let may_arrive = !policy.is_tagged() && matches!(apart, SideCommit::No);
         let mut arrival =
             expected.filter(|_| may_arrive).and_then(|length| draft.arrival(length)).map(Arc::new);
         let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
@@ -250,12 +260,13 @@ where
         let is_failure = is_failure(head.status);
         // With the head the client has the whole response, so the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
-        let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);
+        let finished =
+            |draft: StoreCandidate, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
             write_status(&mut head.headers, status);
             let whole = Response::from_parts(head, GuardedBody::passed(body));
-            return Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
+            return LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
         }
         let own = match own {
             Some(own) => Response::from_parts(own, no_content()),
@@ -271,7 +282,7 @@ where
         };
         let mut announce = || {
             if let (Some(announcer), Some(arrival)) = (&announcer, arrival.take()) {
-                announcer.announce(Ending::Arriving(Arriving(arrival)));
+                announcer.announce(FlightOutcome::Arriving(ArrivingValue(arrival)));
             }
         };
         let mut teeing = pin!(tee(body, policy.max_body, expected, until, policy.load_timeout, sender));
@@ -295,19 +306,19 @@ where
                     finish.release();
                     answer(status);
                 };
-                Loaded { result, settled: Some(Box::new(release)) }
+                LoadOutput { result, settled: Some(Box::new(release)) }
             }
             Teed::TooBig { length } => {
-                too_big(&node, &wanted, &policy, length);
+                too_big(&state, &wanted, &policy, length);
                 // If the head was not sent yet, it carries this status.
                 answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
                 apart.leave().await;
-                LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
+                LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }.into()
             }
             Teed::TooSlow => {
                 answer(CacheStatus::unstored(fwd, Some("not-stored")));
                 apart.leave().await;
-                LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
+                LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }.into()
             }
             Teed::Broken { text, finish } => {
                 apart.leave().await;
@@ -317,19 +328,19 @@ where
                     answer(status);
                     finish.release();
                 };
-                Loaded { result, settled: Some(Box::new(release)) }
+                LoadOutput { result, settled: Some(Box::new(release)) }
             }
         }
     }
 
     /// Whether another variant may be stored (A5).
-    async fn has_room(&self, draft: &Draft) -> bool {
+    async fn has_room(&self, draft: &StoreCandidate) -> bool {
         let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
         let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
         // One variant is stored under the resource's own key, and is on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);
         let room = self
-            .node
+            .state
             .store
             .tags()
             .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
@@ -344,12 +355,12 @@ where
         let _ = self.client.send(Ok(response));
     }
 
-    fn status(&self, draft: &Draft) -> CacheStatus {
+    fn status(&self, draft: &StoreCandidate) -> CacheStatus {
         let detail = match (self.mode, draft.ttl()) {
-            (Mode::Unleased, _) => Some("uncoordinated"),
-            (Mode::Leased | Mode::Alone, _) if draft.is_too_old => Some(Rule::TooOld.token()),
-            (Mode::Leased | Mode::Alone, None) => Some("not-stored"),
-            (Mode::Leased | Mode::Alone, Some(_)) => None,
+            (LeaseState::Unleased, _) => Some("uncoordinated"),
+            (LeaseState::Leased | LeaseState::Alone, _) if draft.is_too_old => Some(Rule::TooOld.token()),
+            (LeaseState::Leased | LeaseState::Alone, None) => Some("not-stored"),
+            (LeaseState::Leased | LeaseState::Alone, Some(_)) => None,
         };
         CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: draft.ttl(), detail }
     }
@@ -357,7 +368,7 @@ where
     /// The 304 for a client that already has the response (RFC 9111, 4.3.2). Conditions of other methods belong to
     /// the origin: with `If-None-Match: *` a POST creates something.
     fn own(&self, head: &Parts) -> Option<Parts> {
-        let Wanted { asked, headers, .. } = &*self.wanted;
+        let LoadRequest { asked, headers, .. } = &*self.wanted;
         let may_have_it = self.method == Method::GET && asked.conditional;
         if !may_have_it || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
             return None;

@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
-use super::metadata::{self, Kept};
+use super::metadata::{self, ResponseMeta};
 use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
 
 /// ```text
@@ -168,7 +168,7 @@ impl StoredResponse {
     }
 
     /// The bytes to store, after the metadata; `None` if the response must not or cannot be stored.
-    pub(crate) fn encode(&self, kept: &Kept) -> Option<Bytes> {
+    pub(crate) fn encode(&self, kept: &ResponseMeta) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         let all = || self.headers.iter().chain(trailers);
@@ -225,7 +225,7 @@ impl StoredResponse {
         if !is_replayable(status, body.is_empty()) {
             return None;
         }
-        let mut fields = Fields { raw, at: start, end: start + head };
+        let mut fields = HeaderFields { raw, at: start, end: start + head };
         let stored = Self {
             status,
             version: version_from_wire(fixed[1])?,
@@ -315,13 +315,13 @@ fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
 }
 
 /// Reads fields from `raw[at..end]`.
-struct Fields<'a> {
+struct HeaderFields<'a> {
     raw: &'a Bytes,
     at: usize,
     end: usize,
 }
 
-impl Fields<'_> {
+impl HeaderFields<'_> {
     /// Reads `count` sound fields into a map with room for `spare` more.
     fn read(&mut self, count: u16, spare: usize, length: Option<u64>) -> Option<HeaderMap> {
         let mut headers = HeaderMap::try_with_capacity(usize::from(count) + spare).ok()?;

@@ -18,26 +18,26 @@ use super::body::{BoxError, GuardedBody};
 use super::body_warning;
 use super::cache_status::{CacheStatus, write_key, write_status};
 use super::load::loader;
-use super::miss::{Journey, Step, failed};
-use super::respond::{At, Found, Replay, Wants, own_answer};
+use super::load_request::{ClientAnswer, LoadRequest, call};
+use super::miss::{MissHandler, MissStep, failed};
+use super::respond::{LookUpKey, Replay, ResponseReader, StoredAnswer, own_answer};
 use super::tee::has_no_content;
-use super::wanted::{Head, Wanted, call};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::personal;
 use crate::http_rules::reason::Rule;
-use crate::http_rules::request::{Asked, Considered, consider};
+use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider};
 use crate::http_rules::vary::Fingerprint;
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::{OnStoreDown, Policy};
-use crate::read_through::look_up::Ask;
-use crate::read_through::{Looked, look, peek};
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{Lookup, look, peek};
 use crate::store::StoreError;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
-pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// One request and what is needed to answer it.
 pub(super) struct Exchange<S, Q> {
@@ -56,23 +56,23 @@ where
     B::Error: Into<BoxError>,
 {
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
-    pub(super) fn run(mut self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
-        let (node, policy) = guard.parts();
-        let join = |head: &str, parts: &[&str]| Key::from_texts(&node.namespace, head, parts);
+    pub(super) fn run(mut self, guard: StampedeGuard) -> BoxFuture<ClientAnswer<B, S::Error>> {
+        let (state, policy) = guard.parts();
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let mut considered = consider(&self.request, &policy.http.requests, join);
         if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
             // What the answer does not see it can not depend on, whichever request it was loaded for.
             self.request.headers_mut().remove(COOKIE);
         }
         let guard = match &mut considered {
-            Ok(Considered { key, asked, .. }) => of_report(guard, key, asked, self.request.headers()),
+            Ok(ConsideredRequest { key, asked, .. }) => of_report(guard, key, asked, self.request.headers()),
             Err(_) => guard,
         };
-        let (node, policy) = guard.parts();
+        let (state, policy) = guard.parts();
         if policy.http.tell_key
-            && let Ok(Considered { key, .. }) = &considered
+            && let Ok(ConsideredRequest { key, .. }) = &considered
         {
-            let key = key.within(&node.namespace).to_owned();
+            let key = key.within(&state.namespace).to_owned();
             return Box::pin(async move {
                 let mut response = self.answer(guard, considered).await?;
                 write_key(response.headers_mut(), &key);
@@ -85,13 +85,13 @@ where
     fn answer(
         self,
         guard: StampedeGuard,
-        considered: Result<Considered<Key>, Rule>,
-    ) -> Boxed<Head<B, S::Error>> {
+        considered: Result<ConsideredRequest<Key>, Rule>,
+    ) -> BoxFuture<ClientAnswer<B, S::Error>> {
         match considered {
-            Ok(Considered { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
+            Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
                 Box::pin(self.cached(guard, key, asked))
             }
-            Ok(Considered { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
+            Ok(ConsideredRequest { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
             // Another protocol: nothing about it is ours to remark on.
             Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
@@ -108,9 +108,13 @@ where
     }
 
     /// Straight to the inner service.
-    pub(super) async fn pass(self, guard: StampedeGuard, status: Option<CacheStatus>) -> Head<B, S::Error> {
-        let (node, _) = guard.parts();
-        node.counters.request(Outcome::Bypassed);
+    pub(super) async fn pass(
+        self,
+        guard: StampedeGuard,
+        status: Option<CacheStatus>,
+    ) -> ClientAnswer<B, S::Error> {
+        let (state, _) = guard.parts();
+        state.counters.request(Outcome::Bypassed);
         let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
         if let Some(status) = status {
             write_status(response.headers_mut(), status);
@@ -124,25 +128,30 @@ where
         self,
         guard: StampedeGuard,
         key: Key,
-        asked: Asked,
-    ) -> impl Future<Output = Head<B, S::Error>> + Send {
+        asked: RequestDemands,
+    ) -> impl Future<Output = ClientAnswer<B, S::Error>> + Send {
         async move {
-            let (node, policy) = guard.parts();
-            let ask = Ask { node, policy, key: &key };
+            let (state, policy) = guard.parts();
+            let call = Call { state, policy, key: &key };
             let (headers, http) = (self.request.headers(), &policy.http);
-            let wants =
-                Wants { asked: &asked, headers, http, at: At::Resource(&key), status: CacheStatus::hit };
+            let wants = ResponseReader {
+                asked: &asked,
+                headers,
+                http,
+                at: LookUpKey::Resource(&key),
+                status: CacheStatus::hit,
+            };
             // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
-            let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(ask, &wants).await {
-                Looked::Hit(Found::Response(replay)) => {
-                    node.answered(&key, Outcome::Hit);
+            let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
+                Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
+                    state.answered(&key, Outcome::Hit);
                     return Ok(replay.respond());
                 }
                 // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
-                Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
+                Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                     Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
                 }
-                looked => Box::pin(self.onward(&guard, &key, asked, looked)),
+                lookup => Box::pin(self.onward(&guard, &key, asked, lookup)),
             };
             further.await
         }
@@ -153,46 +162,55 @@ where
         self,
         guard: &StampedeGuard,
         key: &Key,
-        asked: Asked,
-        looked: Looked<'_, Found>,
-    ) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
-        let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
-        let (loader, head) = loader(self.inner, self.request, node, policy, &wanted);
-        let mut journey = Journey { guard, wanted: &wanted, head };
-        let (place, loader) = match journey.answer(At::Resource(key), key, looked, loader).await {
-            Step::Answered(answered) => return answered,
-            Step::Elsewhere(place, loader) => (place, loader),
+        asked: RequestDemands,
+        lookup: Lookup<'_, StoredAnswer>,
+    ) -> ClientAnswer<B, S::Error> {
+        let (state, policy) = guard.parts();
+        let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
+        let (loader, head) = loader(self.inner, self.request, state, policy, &wanted);
+        let mut journey = MissHandler { guard, wanted: &wanted, head };
+        let (place, loader) = match journey.answer(LookUpKey::Resource(key), key, lookup, loader).await {
+            MissStep::Answered(answered) => return answered,
+            MissStep::Elsewhere(place, loader) => (place, loader),
         };
         let key = place.key.clone();
         // Set here and nowhere else.
         let _ = wanted.variant.set(*place);
-        let looked =
-            look(Ask { node, policy, key: &key }, &journey.wants(At::Variant, CacheStatus::hit)).await;
-        match journey.answer(At::Variant, &key, looked, loader).await {
-            Step::Answered(answered) => answered,
+        let lookup =
+            look(Call { state, policy, key: &key }, &journey.wants(LookUpKey::Variant, CacheStatus::hit))
+                .await;
+        match journey.answer(LookUpKey::Variant, &key, lookup, loader).await {
+            MissStep::Answered(answered) => answered,
             // A variant is nowhere else than where it is.
-            Step::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
+            MissStep::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
         }
     }
 
     /// Step 2 for a request that is answered with what is stored, or by the inner service.
-    async fn look_up_only(self, guard: StampedeGuard, key: Key, mut asked: Asked) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
+    async fn look_up_only(
+        self,
+        guard: StampedeGuard,
+        key: Key,
+        mut asked: RequestDemands,
+    ) -> ClientAnswer<B, S::Error> {
+        let (state, policy) = guard.parts();
         let is_head = self.request.method() == Method::HEAD;
         // RFC 9110, 14.2: a range is for a GET.
         asked.ranged &= !is_head;
         let (headers, http) = (self.request.headers(), &policy.http);
-        let wants = |at| Wants { asked: &asked, headers, http, at, status: CacheStatus::hit };
-        let mut found =
-            if node.is_closed() { Ok(None) } else { find(&guard, &key, &wants(At::Resource(&key))).await };
-        if let Ok(Some(Found::Elsewhere(place))) = &found {
+        let wants = |at| ResponseReader { asked: &asked, headers, http, at, status: CacheStatus::hit };
+        let mut found = if state.is_closed() {
+            Ok(None)
+        } else {
+            find(&guard, &key, &wants(LookUpKey::Resource(&key))).await
+        };
+        if let Ok(Some(StoredAnswer::Elsewhere(place))) = &found {
             let place = place.key.clone();
-            found = find(&guard, &place, &wants(At::Variant)).await;
+            found = find(&guard, &place, &wants(LookUpKey::Variant)).await;
         }
         match found {
-            Ok(Some(Found::Response(mut replay))) => {
-                node.answered(&key, Outcome::Hit);
+            Ok(Some(StoredAnswer::Response(mut replay))) => {
+                state.answered(&key, Outcome::Hit);
                 if is_head {
                     without_body(&mut replay);
                 }
@@ -203,7 +221,7 @@ where
                 Ok(failed(&guard, &key, Failure::Guard(error)))
             }
             _ if asked.directives.only_if_cached => {
-                node.answered(&key, Outcome::Failed);
+                state.answered(&key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
                 Ok(own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text))
             }
@@ -216,24 +234,28 @@ where
 pub(super) fn of_report(
     guard: StampedeGuard,
     key: &mut Key,
-    asked: &Asked,
+    asked: &RequestDemands,
     headers: &HeaderMap,
 ) -> StampedeGuard {
-    let (node, policy) = guard.parts();
+    let (state, policy) = guard.parts();
     let report = if asked.forwarded { forwarding(headers) } else { None };
     if report == policy.http.requests.report {
         return guard;
     }
-    let resource = key.of_reports(&node.namespace);
+    let resource = key.of_reports(&state.namespace);
     let policy = Policy { resource, ..Policy::clone(policy) };
     *key = key.of_report(&Fingerprint::of(&report.unwrap_or_default()).half());
     guard.with_policy(policy)
 }
 
 /// What is stored and may be served, if anything.
-async fn find(guard: &StampedeGuard, key: &Key, wants: &Wants<'_>) -> Result<Option<Found>, StoreError> {
-    let (node, policy) = guard.parts();
-    peek(Ask { node, policy, key }, wants).await
+async fn find(
+    guard: &StampedeGuard,
+    key: &Key,
+    wants: &ResponseReader<'_>,
+) -> Result<Option<StoredAnswer>, StoreError> {
+    let (state, policy) = guard.parts();
+    peek(Call { state, policy, key }, wants).await
 }
 
 /// RFC 9110, 9.3.2: the headers that a GET would have had. One without content has no length either (8.6), and all others
@@ -268,8 +290,8 @@ mod tests {
         });
         let request = Request::new(Full::default());
         let own = size_of_val(&request) + size_of_val(&inner);
-        let hit = Exchange { inner, request }.cached(guard, key, Asked::default());
+        let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default());
         let size = size_of_val(&hit);
-        assert!(size - own <= 480, "{} bytes beside the request", size - own);
+        assert!(size - own <= 512, "{} bytes beside the request", size - own);
     }
 }

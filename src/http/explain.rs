@@ -11,8 +11,8 @@ use http_body::SizeHint;
 use crate::http_rules::dates::date;
 use crate::http_rules::policy::{HttpPolicy, ResponseRules};
 use crate::http_rules::reason::Rule;
-use crate::http_rules::request::{Considered, Content, consider_post, survey};
-use crate::http_rules::response::{DoNotStore, Exchange, Storing, Verdict, judge};
+use crate::http_rules::request::{ConsideredRequest, Content, consider_post, survey};
+use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, judge};
 use crate::http_rules::target::key;
 use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
@@ -48,7 +48,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         Err(rule) => return Decision::of(rule, None),
     };
     let (headers, now) = (response.headers(), SystemTime::now());
-    let exchange = Exchange {
+    let exchange = RequestResponse {
         method: request.method(),
         target: target.as_ref(),
         asked: &considered.asked,
@@ -72,7 +72,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
             Decision { shared_with_waiters: true, varies_on: names(vary), ..decision(rule) }
         }
         Verdict::Store(storing) => {
-            let Storing { ref terms, rule, .. } = storing;
+            let StoreDecision { ref terms, rule, .. } = storing;
             Decision {
                 stored: true,
                 shared_with_waiters: true,
@@ -89,13 +89,16 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
 }
 
 /// The key and request as a look-up sees them, and for a POST the target URI.
-fn considered<Q>(request: &Request<Q>, policy: &HttpPolicy) -> Result<(Considered, Option<Uri>), Rule> {
+fn considered<Q>(
+    request: &Request<Q>,
+    policy: &HttpPolicy,
+) -> Result<(ConsideredRequest, Option<Uri>), Rule> {
     let rules = &policy.requests;
     match *request.method() {
         Method::GET | Method::HEAD => {
             let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
             let is_get = request.method() == Method::GET;
-            Ok((Considered { key: key(request, &keyed, rules)?, is_get, asked }, None))
+            Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get, asked }, None))
         }
         Method::POST if policy.letter => consider_post(request, rules).map(|(post, uri)| (post, Some(uri))),
         _ => Err(Rule::Method),

@@ -10,16 +10,16 @@ use http::header::{
 use http::{Uri, uri};
 
 use super::encoding::StoredResponse;
-use super::metadata::Kept;
+use super::metadata::ResponseMeta;
 use crate::http_rules::cache_control::{CacheControl, RequestDirectives};
 use crate::http_rules::cdn::{CDN_CACHE_CONTROL, targeted};
 use crate::http_rules::dates;
 use crate::http_rules::location::resolve;
-use crate::http_rules::normalize::Normal;
-use crate::http_rules::ranges::{Answer, ByteRange, Part, answer, join};
+use crate::http_rules::normalize::Normalization;
+use crate::http_rules::ranges::{ByteRange, Part, RangeAnswer, answer, join};
 use crate::http_rules::vary::{Names, Vary};
-use crate::value::entry::{Encoding, Entry, Kind};
-use crate::value::freshness::Times;
+use crate::value::entry::{Encoding, Entry, EntryKind};
+use crate::value::freshness::Expiry;
 use crate::value::tags::TagList;
 
 /// 2026-11-21.
@@ -43,16 +43,22 @@ fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
 /// Encoding a decoded response yields the same response: a newer fleet serves the responses of an older one.
 pub(crate) fn stored(bytes: &[u8]) {
     let entry = |payload: Bytes| Entry {
-        kind: Kind::Value,
+        kind: EntryKind::Value,
         encoding: Encoding::HTTP,
         stored_at: 1_000,
-        times: Times { fresh_until: 2_000, stale_until: 3_000, error_until: 4_000, retry_at: 0, load_ms: 5 },
+        expiry: Expiry {
+            fresh_until: 2_000,
+            stale_until: 3_000,
+            error_until: 4_000,
+            retry_at: 0,
+            load_ms: 5,
+        },
         validator: Box::default(),
         tags: TagList::default(),
         payload,
     };
     let read = |payload: Bytes| {
-        let (kept, at) = Kept::of(&entry(payload.clone()))?;
+        let (kept, at) = ResponseMeta::of(&entry(payload.clone()))?;
         let response = StoredResponse::decode(&payload, at)?;
         Some((kept, response))
     };
@@ -82,7 +88,7 @@ pub(crate) fn vary(bytes: &[u8]) {
     assert_eq!(Names::from_text(&names.to_text()), Some(names.clone()));
     for name in names.as_slice().iter().chain([&ACCEPT_LANGUAGE]) {
         let request = field(name.clone(), value);
-        for normal in [Normal::Careful, Normal::ByTheLetter] {
+        for normal in [Normalization::Careful, Normalization::ByTheLetter] {
             assert!(names.fingerprint(&request, normal) == names.fingerprint(&request, normal));
         }
     }
@@ -105,8 +111,8 @@ pub(crate) fn range(bytes: &[u8]) {
     let is_within = |part: Part| part.first <= part.last && part.last < length;
     if let Some(range) = ByteRange::of(&asked) {
         assert!(match range.of_whole(length) {
-            Answer::Part(part) => is_within(part),
-            Answer::Whole | Answer::Unsatisfiable => true,
+            RangeAnswer::Part(part) => is_within(part),
+            RangeAnswer::Whole | RangeAnswer::Unsatisfiable => true,
         });
         if let Some(stored) = Part::of_response(&field(CONTENT_RANGE, text)) {
             let part = range.of_part(stored);

@@ -15,26 +15,26 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{
     CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status,
 };
-use super::candidate::{Previous, head_of};
-use super::commit::{Client, Sharing};
+use super::candidate::{StoredResponseToReplace, head_of};
+use super::commit::{ClientSender, ResponseCommit};
 use super::encoding::StoredResponse;
-use super::metadata::Kept;
+use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose, call};
+use super::metadata::ResponseMeta;
 use super::respond::{answer, own_answer};
-use super::retry::Again;
-use super::side_commit::Apart;
-use super::wanted::{Head, Wanted, call};
+use super::retry::RetryableRequest;
+use super::side_commit::SideCommit;
 use crate::error::Failure;
 use crate::failure_text::failure_text;
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::reason::Rule;
-use crate::http_rules::reuse::{Failed, instead_of};
+use crate::http_rules::reuse::{LoadFailure, instead_of};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
-use crate::loader::nesting::Loading;
-use crate::loader::{Given, LoadResult, Loaded, Loader, Mark, Mode};
+use crate::loader::nesting::LoadScope;
+use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, MarkerRule};
 use crate::policy::Policy;
-use crate::read_through::look_up::Ask;
-use crate::read_through::read_entry;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::read_entry;
 use crate::store::StoreError;
 
 /// Makes a request to `inner` into a [`Loader`]. The client's answer comes through the receiver, before the load
@@ -42,10 +42,10 @@ use crate::store::StoreError;
 pub(crate) fn loader<S, Q, B>(
     inner: S,
     request: Request<Q>,
-    node: &Arc<Node>,
+    state: &Arc<GuardState>,
     policy: &Arc<Policy>,
-    wanted: &Arc<Wanted>,
-) -> (Loader, oneshot::Receiver<Head<B, S::Error>>)
+    wanted: &Arc<LoadRequest>,
+) -> (Loader, oneshot::Receiver<ClientAnswer<B, S::Error>>)
 where
     S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -56,20 +56,20 @@ where
     B::Error: Into<BoxError>,
 {
     let (client, answer) = oneshot::channel();
-    let (node, policy, wanted) = (Arc::clone(node), Arc::clone(policy), Arc::clone(wanted));
+    let (state, policy, wanted) = (Arc::clone(state), Arc::clone(policy), Arc::clone(wanted));
     let loader = Loader::new(move |given| async move {
-        if given.mode == Mode::Alone {
+        if given.mode == LeaseState::Alone {
             // Only this client receives the answer, so the request is sent unchanged.
             let answer = call(inner, request).await;
             return match answer {
                 Ok(response) => {
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
-                    LoadResult::Uncacheable { mark: Mark::No }.into()
+                    LoadResult::Uncacheable { mark: MarkerRule::No }.into()
                 }
                 Err(error) => failed(client, error),
             };
         }
-        load(inner, request, node, policy, wanted, given, client).await
+        load(inner, request, state, policy, wanted, given, client).await
     });
     (loader, answer)
 }
@@ -77,12 +77,12 @@ where
 async fn load<S, Q, B>(
     inner: S,
     mut request: Request<Q>,
-    node: Arc<Node>,
+    state: Arc<GuardState>,
     policy: Arc<Policy>,
-    wanted: Arc<Wanted>,
-    given: Given,
-    client: Client<B, S::Error>,
-) -> Loaded
+    wanted: Arc<LoadRequest>,
+    given: LoadInput,
+    client: ClientSender<B, S::Error>,
+) -> LoadOutput
 where
     S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -92,23 +92,24 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let Given { mut mode, previous, announcer, .. } = given;
-    let mut previous = previous.and_then(|previous| Previous::of(previous, node.store.now()));
+    let LoadInput { mut mode, previous, announcer, .. } = given;
+    let mut previous = previous.and_then(|previous| StoredResponseToReplace::of(previous, state.store.now()));
     let is_part = wanted.is_part();
     // The stored entry may be another variant than the one for this request.
-    let is_own = |previous: &Previous| previous.kept.is_for(&wanted.headers, policy.http.normal());
+    let is_own =
+        |previous: &StoredResponseToReplace| previous.kept.is_for(&wanted.headers, policy.http.normal());
     let is_own = previous.as_ref().is_some_and(is_own);
-    let is_whole = |previous: &&Previous| is_own && !is_part && previous.kept.part.is_none();
-    let mut again = previous.as_ref().filter(is_whole).and_then(|_| Again::of(&inner, &request));
+    let is_whole = |previous: &&StoredResponseToReplace| is_own && !is_part && previous.kept.part.is_none();
+    let mut again = previous.as_ref().filter(is_whole).and_then(|_| RetryableRequest::of(&inner, &request));
     if let Some(again) = &mut again {
         condition(again.request.headers_mut(), false, None);
     }
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
-    let fwd = fwd(&wanted, mode, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
+    let fwd = fwd(&wanted, mode, previous.as_ref().map(|previous| (previous, is_own)), state.store.now());
     let stored_at = wanted.stored_at();
     let apart = match &stored_at {
-        Some(key) => Apart::begin(&node, &policy, key, None).await,
-        None => Apart::default(),
+        Some(key) => SideCommit::begin(&state, &policy, key, None).await,
+        None => SideCommit::default(),
     };
 
     let load_timeout = policy.load_timeout;
@@ -117,10 +118,10 @@ where
     // off with the load.
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
-    let _ = wanted.forwarded.set(());
+    wanted.set_progress(Progress::Forwarded);
     let mut response = match &stored_at {
         // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
-        Some(key) => Loading::scope(node.store.place(), key, Loading::current(), asking).await,
+        Some(key) => LoadScope::scope(state.store.place(), key, LoadScope::current(), asking).await,
         None => asking.await,
     };
     let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);
@@ -138,8 +139,8 @@ where
     }
     // Whether the stored response is served instead (RFC 5861, 4).
     let stands_in = |failed| {
-        previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
-            let (age, terms) = kept.at(entry, node.store.now());
+        previous.as_ref().filter(|_| is_own).is_some_and(|StoredResponseToReplace { entry, kept, .. }| {
+            let (age, terms) = kept.at(entry, state.store.now());
             instead_of(failed, &wanted.asked, &terms, age, &policy.http)
         })
     };
@@ -151,40 +152,40 @@ where
             // If the stale response ends this flight, its client gets the stale response instead of the error. A
             // client that refuses stale responses gets the error here.
             let others_have_it =
-                previous.as_ref().is_some_and(|previous| previous.entry.times.stands_in(node.store.now()));
-            let insists = others_have_it && !stands_in(Failed::Disconnected);
+                previous.as_ref().is_some_and(|previous| previous.entry.expiry.stands_in(state.store.now()));
+            let insists = others_have_it && !stands_in(LoadFailure::Disconnected);
             return if insists { failed.settle().into() } else { failed };
         }
     };
     let now = SystemTime::now();
-    if stands_in(Failed::Status(response.status().as_u16())) {
-        let _ = wanted.refused.set(response.status());
+    if stands_in(LoadFailure::Status(response.status().as_u16())) {
+        wanted.set_progress(Progress::Refused(response.status()));
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
-    let stands_in = stands_in(Failed::Status(StatusCode::BAD_GATEWAY.as_u16()));
+    let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
     let delay = asked_at.elapsed();
-    if mode == Mode::Leased
+    if mode == LeaseState::Leased
         && wanted.variant.get().is_none()
         && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
     {
-        let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
+        let ask = Call { state: &state, policy: &policy, key: &wanted.resource };
         match generation_again(ask, chosen.generation).await {
             Ok(generation) => chosen.generation = generation,
             // Stored under the read generation, it would hide the other variants, or make invalidated ones findable
             // again.
-            Err(_) => mode = Mode::Unleased,
+            Err(_) => mode = LeaseState::Unleased,
         }
     }
     let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
     let validated = previous.as_ref().filter(|_| is_confirmed).filter(is_whole);
     let method = Method::GET;
-    let sharing = Sharing {
+    let sharing = ResponseCommit {
         mode,
         policy,
         wanted,
-        node,
+        state,
         apart,
         method,
         target: None,
@@ -209,7 +210,7 @@ where
 
 /// Removes the client's conditions, so that the answer suits all requests: it is the whole, or confirms the stored
 /// response. The load of a part keeps the request's range.
-fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) {
+fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&StoredResponseToReplace>) {
     let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| is_part), name));
     match stored {
         Some(previous) => add_conditions(request, &previous.response.headers),
@@ -225,22 +226,28 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
 /// The generation of a resource's variants, if the stored one is unchanged; otherwise a new one. The generation was
 /// read before this load had the lease, so the resource may have been invalidated since; a later invalidation takes
 /// the lease away.
-async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
-    let stored = read_entry(ask).await?.filter(|entry| !entry.times.is_expired());
-    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
-    let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
-    Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
+async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
+    let stored = read_entry(ask).await?;
+    let value = stored.as_ref().and_then(|stored| stored.value()).filter(|value| !value.expiry.is_expired());
+    let chosen = value.and_then(|value| ResponseMeta::of(value)?.0.chosen);
+    let same = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
+    Ok(same.unwrap_or_else(|| fastrand::u64(..)))
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
-fn fwd(wanted: &Wanted, mode: Mode, previous: Option<(&Previous, bool)>, now: u64) -> Fwd {
+fn fwd(
+    wanted: &LoadRequest,
+    mode: LeaseState,
+    previous: Option<(&StoredResponseToReplace, bool)>,
+    now: u64,
+) -> Fwd {
     match previous {
         Some((_, false)) => Fwd::VaryMiss,
         Some((previous, true)) if previous.kept.part.is_some() => Fwd::Partial,
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         // A leased load knows the stored entry, so it can tell a URI miss.
-        None if mode == Mode::Unleased && wanted.unread.get().is_some() => Fwd::Miss,
+        None if mode == LeaseState::Unleased && wanted.purpose() == Purpose::AnswerUnread => Fwd::Miss,
         None if wanted.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }
@@ -248,23 +255,27 @@ fn fwd(wanted: &Wanted, mode: Mode, previous: Option<(&Previous, bool)>, now: u6
 
 /// The result of a failed call: the client gets the error itself, after the others were told. A client that tries
 /// again at once must not join this load.
-fn failed<B, E>(client: Client<B, E>, error: E) -> Loaded
+fn failed<B, E>(client: ClientSender<B, E>, error: E) -> LoadOutput
 where
     B: Send + 'static,
     E: fmt::Display + Send + 'static,
 {
     let text = failure_text(&error);
     let result = LoadResult::Failed(Failure::Loader { text, source: None });
-    Loaded { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
+    LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
 }
 
-impl<B, E> Sharing<B, E>
+impl<B, E> ResponseCommit<B, E>
 where
     B: Send + 'static,
     E: Send + 'static,
 {
     /// Stores and answers with the validated response (RFC 9111, 4.3.4), with this head from now on.
-    async fn validated(mut self, head: http::response::Parts, previous: &Previous) -> Loaded {
+    async fn validated(
+        mut self,
+        head: http::response::Parts,
+        previous: &StoredResponseToReplace,
+    ) -> LoadOutput {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
         let whole = SizeHint::with_exact(body.len() as u64);
         let draft = self.draft(&head, whole, Some(previous));
@@ -300,18 +311,18 @@ where
                 let _ = client.send(Ok(own.respond()));
             }
         };
-        Loaded { result, settled: Some(Box::new(release)) }
+        LoadOutput { result, settled: Some(Box::new(release)) }
     }
 
     /// A 304 that does not refer to the stored response (RFC 9111, 4.3.4): the only possible answer is the stale
     /// response, if it `stands_in`. Invalidates the stored response, and one of the waiters loads the whole. (The
     /// request cannot be sent again: either it already was, or its body went with the first call.)
-    async fn contradicted(self, previous: &Previous, stands_in: bool) -> Loaded {
-        let Self { wanted, node, policy, apart, client, .. } = self;
+    async fn contradicted(self, previous: &StoredResponseToReplace, stands_in: bool) -> LoadOutput {
+        let Self { wanted, state, policy, apart, client, .. } = self;
         apart.leave().await;
         let key = wanted.variant.get().map_or(&wanted.resource, |place| &place.key);
-        let forgotten = node.store.invalidate(key, None, policy.command_timeout).await.is_ok();
-        let now = node.store.now();
+        let forgotten = state.store.invalidate(key, None, policy.command_timeout).await.is_ok();
+        let now = state.store.now();
         let (age, _) = previous.kept.at(&previous.entry, now);
         let stored = || answer(&wanted.asked, &wanted.headers, previous.response.clone(), None, age);
         let own = match stands_in.then(stored).flatten() {
@@ -327,8 +338,12 @@ where
                 "the origin answered about something else\n",
             ),
         };
-        let result = if forgotten { LoadResult::Aside } else { LoadResult::Uncacheable { mark: Mark::Over } };
+        let result = if forgotten {
+            LoadResult::OnlyForCaller
+        } else {
+            LoadResult::Uncacheable { mark: MarkerRule::Replace }
+        };
         // Release after the others were told: the client may ask again as soon as it has the answer.
-        Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
+        LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }
 }

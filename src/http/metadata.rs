@@ -1,4 +1,4 @@
-//! [`Kept`], the metadata stored with a response: age, lifetimes, part and variant.
+//! [`ResponseMeta`], the metadata stored with a response: age, lifetimes, part and variant.
 
 use std::slice;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::HeaderMap;
 
-use crate::http_rules::normalize::Normal;
+use crate::http_rules::normalize::Normalization;
 use crate::http_rules::ranges::Part;
-use crate::http_rules::response::Storing;
-use crate::http_rules::reuse::{Stale, Terms};
+use crate::http_rules::response::StoreDecision;
+use crate::http_rules::reuse::{ReuseTerms, StaleWindows};
 use crate::http_rules::vary::{Fingerprint, Names, Variant};
-use crate::value::entry::{Encoding, Entry, Kind};
+use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::ms;
 
 /// ```text
@@ -38,19 +38,19 @@ const LANGUAGE: u8 = 64;
 
 /// Metadata stored with a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
-    pub(crate) terms: Terms,
+pub(crate) struct ResponseMeta {
+    pub(crate) terms: ReuseTerms,
     /// Its age when it was stored (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
     /// Which part of the whole its content is; `None` for the whole.
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
-    pub(crate) chosen: Option<Box<Chosen>>,
+    pub(crate) chosen: Option<Box<VariantId>>,
 }
 
 /// Which of a resource's variants the response is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub(crate) struct VariantId {
     /// The generation of the resource's variants. It is part of the other variants' keys, so they are unreachable
     /// once it is gone.
     pub(crate) generation: u64,
@@ -58,17 +58,17 @@ pub(crate) struct Chosen {
     pub(crate) variant: Variant,
 }
 
-impl Kept {
+impl ResponseMeta {
     /// For a response that is stored at this age.
-    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
+    pub(crate) fn new(storing: &StoreDecision, age: Duration, chosen: Option<Box<VariantId>>) -> Self {
         Self { terms: storing.terms, age, part: None, chosen }
     }
 
     /// For a response that is shared with waiters at this age, and not stored.
-    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
-        let terms = Terms {
+    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<VariantId>>) -> Self {
+        let terms = ReuseTerms {
             lifetime: Duration::ZERO,
-            stale: Stale::default(),
+            stale: StaleWindows::default(),
             revalidate_always: true,
             immutable: false,
             says_shared,
@@ -77,7 +77,7 @@ impl Kept {
     }
 
     /// Whether it is the variant for a request with these headers.
-    pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normal) -> bool {
+    pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normalization) -> bool {
         self.chosen.as_ref().is_none_or(|chosen| {
             let one = slice::from_ref(&chosen.variant);
             Variant::select(&chosen.names, request, one, normal).is_some()
@@ -86,19 +86,19 @@ impl Kept {
 
     /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which may be
     /// jittered or ended.
-    pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, Terms) {
+    pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
-        let given = Duration::from_millis(entry.times.fresh_until.saturating_sub(entry.stored_at));
+        let given = Duration::from_millis(entry.expiry.fresh_until.saturating_sub(entry.stored_at));
         // An expired entry is stale from now on, but its stale windows begin where they would have begun.
-        let given = if entry.times.is_expired() { age } else { self.age.saturating_add(given) };
+        let given = if entry.expiry.is_expired() { age } else { self.age.saturating_add(given) };
         let lifetime = self.terms.lifetime.min(given);
-        (age, Terms { lifetime, ..self.terms })
+        (age, ReuseTerms { lifetime, ..self.terms })
     }
 
     /// Writes the metadata, before the bytes of the response.
     pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
-        let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
+        let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
         let language = self.chosen.as_ref().and_then(|chosen| chosen.variant.language.as_ref());
         let flags = [
             (REVALIDATE_ALWAYS, revalidate_always),
@@ -141,7 +141,7 @@ impl Kept {
 
     /// The metadata of an entry that is a response, and the offset of the response.
     pub(crate) fn of(entry: &Entry) -> Option<(Self, usize)> {
-        if entry.encoding != Encoding::HTTP || entry.kind != Kind::Value {
+        if entry.encoding != Encoding::HTTP || entry.kind != EntryKind::Value {
             return None;
         }
         Self::decode(&entry.payload)
@@ -155,14 +155,15 @@ impl Kept {
         if fixed[0] != LAYOUT {
             return None;
         }
-        let mut fields = Fields(raw.get(4..length)?);
+        let mut fields = MetaFields(raw.get(4..length)?);
         let [age, lifetime] = [fields.millis()?, fields.millis()?];
         let [while_revalidate, if_error, on_disconnect] =
             [fields.millis()?, fields.millis()?, fields.millis()?];
-        let stale = Stale { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
+        let stale =
+            StaleWindows { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
-        let terms = Terms {
+        let terms = ReuseTerms {
             lifetime,
             stale,
             revalidate_always: flags & REVALIDATE_ALWAYS != 0,
@@ -173,9 +174,9 @@ impl Kept {
     }
 }
 
-struct Fields<'a>(&'a [u8]);
+struct MetaFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> MetaFields<'a> {
     fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
@@ -205,7 +206,7 @@ impl<'a> Fields<'a> {
         sound.then_some(Part { first, last, complete })
     }
 
-    fn chosen(&mut self, has_language: bool) -> Option<Box<Chosen>> {
+    fn chosen(&mut self, has_language: bool) -> Option<Box<VariantId>> {
         let generation = self.u64()?;
         let fingerprint = Fingerprint(self.array()?);
         let length = usize::from(self.array().map(u16::from_le_bytes)?);
@@ -218,7 +219,7 @@ impl<'a> Fields<'a> {
             }
             false => None,
         };
-        Some(Box::new(Chosen { generation, names, variant: Variant { fingerprint, language } }))
+        Some(Box::new(VariantId { generation, names, variant: Variant { fingerprint, language } }))
     }
 }
 

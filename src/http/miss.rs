@@ -1,180 +1,198 @@
-//! [`Journey`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
+//! [`MissHandler`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, StandIn, write_stand_in, write_status};
-use super::respond::{At, Found, VariantPlace, Wants, own_answer};
-use super::wanted::{Head, Wanted};
-use crate::error::{Error, ErrorKind, Failure};
+use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose};
+use super::respond::{LookUpKey, ResponseReader, StoredAnswer, VariantPlace, own_answer};
+use crate::error::{ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::loader::nesting::Loading;
-use crate::loader::{Given, Loader};
-use crate::observe::{self, Count, Outcome};
-use crate::read_through::look_up::Ask;
-use crate::read_through::{Answer, Looked, Missing, look};
+use crate::loader::Loader;
+use crate::observe::Outcome;
+use crate::read_through::alone::run_alone;
+use crate::read_through::call::{Call, CallState, LookUpState};
+use crate::read_through::look_up::{Lookup, look};
+use crate::read_through::miss::MissOutcome;
 
 /// A request with its loader and the receiver of that loader's answer.
-pub(super) struct Journey<'a, B, E> {
+pub(super) struct MissHandler<'a, B, E> {
     pub(super) guard: &'a StampedeGuard,
-    pub(super) wanted: &'a Arc<Wanted>,
+    pub(super) wanted: &'a Arc<LoadRequest>,
     /// The request's own answer, if its own loader runs.
-    pub(super) head: oneshot::Receiver<Head<B, E>>,
+    pub(super) head: oneshot::Receiver<ClientAnswer<B, E>>,
 }
 
 /// The outcome at one key.
-pub(super) enum Step<B, E> {
-    Answered(Head<B, E>),
+pub(super) enum MissStep<B, E> {
+    Answered(ClientAnswer<B, E>),
     /// The stored response is another variant than this request's.
     Elsewhere(Box<VariantPlace>, Loader),
 }
 
-impl<B, E> Journey<'_, B, E> {
-    pub(super) fn wants<'w>(&'w self, at: At<'w>, status: fn(u64) -> CacheStatus) -> Wants<'w> {
-        let Wanted { asked, headers, .. } = &**self.wanted;
+impl<B, E> MissHandler<'_, B, E> {
+    pub(super) fn wants<'w>(
+        &'w self,
+        at: LookUpKey<'w>,
+        status: fn(u64) -> CacheStatus,
+    ) -> ResponseReader<'w> {
+        let LoadRequest { asked, headers, .. } = &**self.wanted;
         let (_, policy) = self.guard.parts();
-        Wants { asked, headers, http: &policy.http, at, status }
+        ResponseReader { asked, headers, http: &policy.http, at, status }
     }
 
     /// Steps 3 to 8 at one place.
     pub(super) async fn answer(
         &mut self,
-        at: At<'_>,
+        at: LookUpKey<'_>,
         key: &Key,
-        looked: Looked<'_, Found>,
+        lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
-    ) -> Step<B, E> {
-        let (node, _) = self.guard.parts();
-        let (found, outcome, loader) = match looked {
-            Looked::Hit(found) => (found, Outcome::Hit, Some(loader)),
-            Looked::Stale(found) => (found, Outcome::Stale, Some(loader)),
-            Looked::Aging { value: found @ Found::Response(_), stale, refresh } => {
-                // The request that triggered the refresh lends its loader; its own answer is the stored response.
-                let _ = self.wanted.answered.set(());
-                refresh.start(loader, !stale);
-                (found, if stale { Outcome::Stale } else { Outcome::Hit }, None)
+    ) -> MissStep<B, E> {
+        let (state, _) = self.guard.parts();
+        let (found, outcome, loader) = match lookup {
+            Lookup::Hit { value, stale, refresh } => {
+                let is_response = matches!(value, StoredAnswer::Response(_));
+                let outcome =
+                    if stale && (is_response || refresh.is_none()) { Outcome::Stale } else { Outcome::Hit };
+                match refresh {
+                    // The request that triggered the refresh lends its loader; its own answer is the stored response.
+                    Some(caller) if is_response => {
+                        self.wanted.set_purpose(Purpose::Refresh);
+                        caller.refresh(loader, !stale);
+                        (value, outcome, None)
+                    }
+                    // If the entry belongs to another variant, requests for that variant refresh it.
+                    _ => (value, outcome, Some(loader)),
+                }
             }
-            // The entry belongs to another variant: requests for that variant refresh it.
-            Looked::Aging { value, .. } => (value, Outcome::Hit, Some(loader)),
-            Looked::Failed(failure) => return Step::Answered(Ok(failed(self.guard, key, failure))),
-            Looked::Missing(missing) => match self.load(at, key, missing, loader).await {
-                Loaded::Found(found, outcome, loader) => (found, outcome, loader),
-                Loaded::Answered(answered) => return Step::Answered(answered),
+            Lookup::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
+            Lookup::Miss(caller) => match self.load(at, key, caller, loader).await {
+                LoadedAnswer::Found(found, outcome, loader) => (found, outcome, loader),
+                LoadedAnswer::Answered(answered) => return MissStep::Answered(answered),
             },
         };
         match (found, loader) {
-            (Found::Response(replay), _) => {
-                node.answered(key, outcome);
-                Step::Answered(Ok(replay.respond()))
+            (StoredAnswer::Response(replay), _) => {
+                state.answered(key, outcome);
+                MissStep::Answered(Ok(replay.respond()))
             }
-            (Found::Arriving(arrival), _) => {
-                node.answered(key, outcome);
-                Step::Answered(Ok(arrival.respond()))
+            (StoredAnswer::Arriving(arrival), _) => {
+                state.answered(key, outcome);
+                MissStep::Answered(Ok(arrival.respond()))
             }
-            (Found::Elsewhere(place), Some(loader)) => Step::Elsewhere(place, loader),
-            (Found::NotForThis, Some(loader)) => {
-                Step::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
+            (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
+            (StoredAnswer::NotForThis, Some(loader)) => {
+                MissStep::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
             }
             // The loader was used by the flight, and its result does not suit this request.
-            (Found::Elsewhere(_) | Found::NotForThis, None) => Step::Answered(
+            (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => MissStep::Answered(
                 self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, Failure::vanished()))),
             ),
         }
     }
 
     /// Steps 3 to 8 if nothing usable is stored.
-    async fn load(&mut self, at: At<'_>, key: &Key, missing: Missing<'_>, loader: Loader) -> Loaded<B, E> {
-        let (node, policy) = self.guard.parts();
+    async fn load(
+        &mut self,
+        at: LookUpKey<'_>,
+        key: &Key,
+        caller: CallState<'_>,
+        loader: Loader,
+    ) -> LoadedAnswer<B, E> {
+        let (state, policy) = self.guard.parts();
         let asked = &self.wanted.asked;
         let apart;
-        let missing = if asked.ranged {
+        let caller = if asked.ranged {
             // Each request wants another part, so none waits for another's load.
-            missing.unattended()
+            caller.unattended()
         } else if asked.has_credentials() {
             // Leave the flight of the resource: callers behind this one must not wait for it.
-            drop(missing);
+            drop(caller);
             // Coalesce with other requests that have credentials, under a separate key: their response may not be
             // shareable.
             self.wanted.store_at(key);
             apart = key.derived("~a");
-            let ask = Ask { node, policy, key: &apart };
+            let ask = Call { state, policy, key: &apart };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
-                Looked::Missing(missing) => missing,
+                Lookup::Miss(caller) => caller,
                 _ => {
-                    return Loaded::Answered(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+                    return LoadedAnswer::Answered(
+                        self.alone(key, loader, CacheStatus::miss("credentials")).await,
+                    );
                 }
             }
         } else {
-            missing
+            caller
         };
-        if !missing.has_looked() {
-            let _ = self.wanted.unread.set(());
+        if caller.look_up != LookUpState::Answered {
+            self.wanted.set_purpose(Purpose::AnswerUnread);
         }
-        let Wanted { asked, headers, .. } = &**self.wanted;
-        let wants = Wants { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
+        let LoadRequest { asked, headers, .. } = &**self.wanted;
+        let wants = ResponseReader { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
         let answer = tokio::select! {
             biased;
             // Before the load's end: the client gets its first byte when the inner service sends it.
             Ok(head) = &mut self.head => {
-                node.answered(key, Outcome::Led);
-                return Loaded::Answered(head);
+                state.answered(key, Outcome::Led);
+                return LoadedAnswer::Answered(head);
             }
-            answer = missing.load(&wants, loader) => answer,
+            answer = caller.load(&wants, loader) => answer,
         };
         match answer {
-            Answer::Coalesced(found, loader) => Loaded::Found(found, Outcome::Coalesced, Some(loader)),
-            Answer::Stale(mut found, loader) => {
+            MissOutcome::Coalesced(found, loader) => {
+                LoadedAnswer::Found(found, Outcome::Coalesced, Some(loader))
+            }
+            MissOutcome::Stale(mut found, loader) => {
                 // If its loader was not used, the request waited for another one's load.
-                let stand_in = match (&loader, self.wanted.forwarded.get()) {
+                let stand_in = match (&loader, self.wanted.progress()) {
                     (Some(_), _) => Some(StandIn::Collapsed),
-                    (None, Some(())) => Some(StandIn::Forwarded(self.wanted.refused.get().copied())),
-                    (None, None) => None,
+                    (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
+                    (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
+                    (None, Progress::Waiting) => None,
                 };
-                if let (Found::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
+                if let (StoredAnswer::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
                     write_stand_in(replay.response.headers_mut(), stand_in);
                 }
-                Loaded::Found(found, Outcome::Stale, loader)
+                LoadedAnswer::Found(found, Outcome::Stale, loader)
             }
-            Answer::Failed(failure) => Loaded::Answered(Ok(failed(self.guard, key, failure))),
-            Answer::Led(ending) => Loaded::Answered(
+            MissOutcome::Failed(failure) => LoadedAnswer::Answered(Ok(failed(self.guard, key, failure))),
+            MissOutcome::Led(ending) => LoadedAnswer::Answered(
                 self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, ending.into_failure()))),
             ),
-            Answer::Alone(loader) => {
-                Loaded::Answered(self.alone(key, loader, CacheStatus::miss("uncoordinated")).await)
+            MissOutcome::Alone(loader) => {
+                LoadedAnswer::Answered(self.alone(key, loader, CacheStatus::miss("uncoordinated")).await)
             }
         }
     }
 
     /// The answer of the request's own loader, if it ran.
-    fn own(&mut self, key: &Key) -> Option<Head<B, E>> {
+    fn own(&mut self, key: &Key) -> Option<ClientAnswer<B, E>> {
         let head = self.head.try_recv().ok()?;
         self.guard.parts().0.answered(key, Outcome::Led);
         Some(head)
     }
 
     /// Asks the inner service for this request alone.
-    pub(super) async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> Head<B, E> {
-        let (node, policy) = self.guard.parts();
-        node.count(Count::loads);
-        let given = Given::alone(policy.load_timeout);
-        let load = Loading::scope(node.store.place(), key, loader.within, (loader.run)(given));
-        // Only the head is bounded by `load_timeout`, as any load is: the body is the client's own. A panic unwinds
-        // this task.
-        let (loaded, _) = observe::timed(timeout(policy.load_timeout, load)).await;
-        let failure = match loaded {
-            Ok(loaded) => {
-                loaded.settle();
-                Failure::vanished()
-            }
-            Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
+    pub(super) async fn alone(
+        &mut self,
+        key: &Key,
+        loader: Loader,
+        status: CacheStatus,
+    ) -> ClientAnswer<B, E> {
+        let (state, policy) = self.guard.parts();
+        let failure = match run_alone(Call { state, policy, key }, loader).await {
+            Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+            // Unwinds this request's task, as without the guard.
+            Err(panic) => resume_unwind(panic),
         };
         let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
-        node.answered(key, Outcome::Bypassed);
+        state.answered(key, Outcome::Bypassed);
         head.map(|mut response| {
             write_status(response.headers_mut(), status);
             response
@@ -183,15 +201,15 @@ impl<B, E> Journey<'_, B, E> {
 }
 
 /// The outcome of a load for a request that waited for it.
-enum Loaded<B, E> {
-    Answered(Head<B, E>),
-    Found(Found, Outcome, Option<Loader>),
+enum LoadedAnswer<B, E> {
+    Answered(ClientAnswer<B, E>),
+    Found(StoredAnswer, Outcome, Option<Loader>),
 }
 
 /// The guard's own answer if there is no value. The text tells the failure, never the key.
 pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
-    let (node, _) = guard.parts();
-    node.answered(key, Outcome::Failed);
+    let (state, _) = guard.parts();
+    state.answered(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
     const TOO_LONG: &str = "the load of this resource took longer than the guard's load_timeout, or the wait for it longer than \
                             wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";

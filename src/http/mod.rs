@@ -280,6 +280,7 @@ mod explain;
 pub(crate) mod fuzzed;
 mod keys;
 mod load;
+mod load_request;
 mod metadata;
 mod miss;
 mod respond;
@@ -293,7 +294,6 @@ mod unsafe_methods;
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "../../tests/unit/http/walkthrough_tests.rs"]
 mod walkthrough;
-mod wanted;
 
 pub use body::GuardedBody;
 pub use explain::{Decision, explain};

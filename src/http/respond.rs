@@ -11,33 +11,33 @@ use http::{Response, StatusCode};
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, age_and_status, write_status};
 use super::encoding::StoredResponse;
-use super::metadata::{Chosen, Kept};
-use super::shared_body::Arrival;
+use super::metadata::{ResponseMeta, VariantId};
+use super::shared_body::SharedBody;
 use crate::http_rules::policy::HttpPolicy;
 use crate::http_rules::ranges::{self, ByteRange, Part, if_range_holds};
-use crate::http_rules::request::Asked;
-use crate::http_rules::reuse::{Failed, Reuse, instead_of, is_for, reuse};
+use crate::http_rules::request::RequestDemands;
+use crate::http_rules::reuse::{LoadFailure, Reuse, instead_of, is_for, reuse};
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
 use crate::value::entry::Entry;
-use crate::value::freshness::Serves;
-use crate::value::reader::{Boxed, Open, Opened};
+use crate::value::freshness::Freshness;
+use crate::value::reader::{EntryReader, SharedValue};
 
 /// A request, as the reader of the stored response.
-pub(crate) struct Wants<'a> {
-    pub(crate) asked: &'a Asked,
+pub(crate) struct ResponseReader<'a> {
+    pub(crate) asked: &'a RequestDemands,
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
-    pub(crate) at: At<'a>,
+    pub(crate) at: LookUpKey<'a>,
     /// The `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
 }
 
 /// The key at which the response is looked up.
 #[derive(Clone, Copy)]
-pub(crate) enum At<'a> {
+pub(crate) enum LookUpKey<'a> {
     /// The resource's key: it holds one of the variants, which leads to the others.
     Resource(&'a Key),
     Variant,
@@ -52,8 +52,8 @@ pub(crate) struct VariantPlace {
 }
 
 impl VariantPlace {
-    fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
-        let Chosen { generation, names, .. } = chosen;
+    fn new(resource: &Key, chosen: &VariantId, fingerprint: Fingerprint) -> Self {
+        let VariantId { generation, names, .. } = chosen;
         // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
         let suffix = format!("~v{generation:016x}{}", fingerprint.half());
         Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
@@ -62,10 +62,10 @@ impl VariantPlace {
 
 /// The stored response for a request, or where to find it.
 #[derive(Clone)]
-pub(crate) enum Found {
+pub(crate) enum StoredAnswer {
     Response(Replay),
     /// A response that arrives for another request.
-    Arriving(Arc<Arrival>),
+    Arriving(Arc<SharedBody>),
     /// The variant for this request, if it is stored, is under this key.
     Elsewhere(Box<VariantPlace>),
     /// The stored response must not answer a request like this (RFC 9111, 3.5).
@@ -73,9 +73,9 @@ pub(crate) enum Found {
 }
 
 /// Whether the stored response suits a request.
-enum Fit {
+enum VariantFit {
     Here,
-    Instead(Found),
+    Instead(StoredAnswer),
     /// Another variant, and this is not the resource's key.
     Other,
 }
@@ -95,156 +95,148 @@ impl Replay {
 }
 
 /// Decoded state that the callers of a shared read have in common.
-struct Shared {
+struct SharedDecoding {
     /// The metadata, and the offset of the response.
-    kept: Option<(Kept, usize)>,
+    kept: Option<(ResponseMeta, usize)>,
     /// The replay for all requests without conditions, range or credentials.
     plain: OnceLock<Option<Replay>>,
 }
 
-impl Shared {
-    fn of<'a>(entry: &Entry, opened: &'a Opened) -> Option<&'a Self> {
-        let first = || Box::new(Self { kept: Kept::of(entry), plain: OnceLock::new() }) as _;
-        opened.get_or_init(first).downcast_ref()
+impl SharedDecoding {
+    fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
+        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: OnceLock::new() }) as _;
+        shared?.get_or_init(first).downcast_ref()
     }
 }
 
-impl Open for Wants<'_> {
-    type Value = Found;
-    type Room = Boxed;
+impl EntryReader for ResponseReader<'_> {
+    type Value = StoredAnswer;
 
-    fn serves(&self, entry: &Entry, now: u64) -> Serves {
-        match Kept::of(entry) {
+    fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
+        if let Some(SharedDecoding { kept: Some((kept, _)), .. }) = SharedDecoding::of(entry, shared) {
+            return self.serves_kept(kept, entry, now);
+        }
+        match ResponseMeta::of(entry) {
             Some((kept, _)) => self.serves_kept(&kept, entry, now),
             None => entry.serves(now),
         }
     }
 
-    fn serves_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Serves {
-        match Shared::of(entry, opened).and_then(|shared| shared.kept.as_ref()) {
-            Some((kept, _)) => self.serves_kept(kept, entry, now),
-            None => self.serves(entry, now),
-        }
-    }
-
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        let Some((kept, _)) = Kept::of(entry) else { return false };
+        let Some((kept, _)) = ResponseMeta::of(entry) else { return false };
         let (age, terms) = kept.at(entry, now);
         let is_its_own = self.is_this_variant(&kept);
         is_its_own
-            && entry.times.stands_in(now)
-            && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http)
+            && entry.expiry.stands_in(now)
+            && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http)
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
-        matches!(self.at, At::Resource(_)) && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
-    }
-
-    fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
-        let (kept, at) = Kept::of(entry)?;
-        self.open_kept(&kept, at, entry, now)
+        matches!(self.at, LookUpKey::Resource(_))
+            && ResponseMeta::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
     }
 
     /// Decodes the metadata once for all callers that share the read. Requests that want the plain whole response
     /// share the replay too, with its age: the read takes less than a second.
-    fn open_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Option<Found> {
-        let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened) else {
-            return self.open(&mut entry.clone(), now);
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
+        let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, shared) else {
+            let (kept, at) = ResponseMeta::of(entry)?;
+            return self.open_kept(&kept, at, entry, now);
         };
         if kept.chosen.is_some() || !self.is_plain() {
             return self.open_kept(kept, *at, entry, now);
         }
         let first = || self.replay(entry, kept, StoredResponse::decode(&entry.payload, *at)?, now);
-        plain.get_or_init(first).clone().map(Found::Response)
+        plain.get_or_init(first).clone().map(StoredAnswer::Response)
     }
 
-    fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<Found> {
-        let arrival = Arc::clone(arriving).downcast::<Arrival>().ok()?;
+    fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
+        let arrival = Arc::clone(arriving).downcast::<SharedBody>().ok()?;
         // A request with a condition gets the whole response: whether the body will be complete is not known yet.
         match self.fits(&arrival.kept) {
-            Fit::Here => Some(Found::Arriving(arrival)),
-            Fit::Instead(found) => Some(found),
-            Fit::Other => None,
+            VariantFit::Here => Some(StoredAnswer::Arriving(arrival)),
+            VariantFit::Instead(found) => Some(found),
+            VariantFit::Other => None,
         }
     }
 }
 
-impl Wants<'_> {
-    fn open_kept(&self, kept: &Kept, at: usize, entry: &Entry, now: u64) -> Option<Found> {
+impl ResponseReader<'_> {
+    fn open_kept(&self, kept: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
         match self.fits(kept) {
-            Fit::Here => {
+            VariantFit::Here => {
                 let response = StoredResponse::decode(&entry.payload, at)?;
-                self.replay(entry, kept, response, now).map(Found::Response)
+                self.replay(entry, kept, response, now).map(StoredAnswer::Response)
             }
-            Fit::Instead(found) => Some(found),
-            Fit::Other => None,
+            VariantFit::Instead(found) => Some(found),
+            VariantFit::Other => None,
         }
     }
 
-    fn serves_kept(&self, kept: &Kept, entry: &Entry, now: u64) -> Serves {
+    fn serves_kept(&self, kept: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
         let (age, terms) = kept.at(entry, now);
         // An expired resource entry means that all of its variants are expired.
-        if entry.times.is_expired() && self.is_elsewhere(kept) {
-            return Serves::No;
+        if entry.expiry.is_expired() && self.is_elsewhere(kept) {
+            return Freshness::Expired;
         }
         if kept.part.is_some_and(|part| !self.wants_of(part)) {
-            return Serves::No;
+            return Freshness::Expired;
         }
         match reuse(self.asked, &terms, age, self.http) {
             // `open` decides whether the response may answer this request.
-            Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
-            Reuse::Stale => Serves::Resting,
-            Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
-                Serves::Resting => Serves::Resting,
-                Serves::Fresh | Serves::Stale => Serves::Stale,
+            Reuse::Fresh | Reuse::NotForThis => Freshness::Fresh,
+            Reuse::Stale => Freshness::BackingOff,
+            Reuse::StaleWhileRevalidate => match entry.expiry.serves(now) {
+                Freshness::BackingOff => Freshness::BackingOff,
+                Freshness::Fresh | Freshness::Stale => Freshness::Stale,
                 // An invalidation has ended its stale windows.
-                Serves::OnError | Serves::No => Serves::No,
+                Freshness::StaleIfError | Freshness::Expired => Freshness::Expired,
             },
             // If the resource was expired, so are its other variants.
             Reuse::Revalidate | Reuse::OnlyIfCached
-                if !entry.times.is_expired() && self.is_elsewhere(kept) =>
+                if !entry.expiry.is_expired() && self.is_elsewhere(kept) =>
             {
-                Serves::Fresh
+                Freshness::Fresh
             }
             Reuse::Revalidate
-                if entry.times.serves(now) == Serves::Resting
-                    && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http) =>
+                if entry.expiry.serves(now) == Freshness::BackingOff
+                    && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http) =>
             {
-                Serves::Resting
+                Freshness::BackingOff
             }
-            Reuse::Revalidate | Reuse::OnlyIfCached => Serves::No,
+            Reuse::Revalidate | Reuse::OnlyIfCached => Freshness::Expired,
         }
     }
 
     /// Whether the whole response answers the request, whichever client it comes from.
     fn is_plain(&self) -> bool {
-        let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
+        let RequestDemands { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
         !(conditional || ranged || authorized || has_cookie)
     }
 
-    fn is_this_variant(&self, kept: &Kept) -> bool {
+    fn is_this_variant(&self, kept: &ResponseMeta) -> bool {
         kept.is_for(self.headers, self.http.normal())
     }
 
-    fn is_elsewhere(&self, kept: &Kept) -> bool {
-        matches!(self.at, At::Resource(_)) && !self.is_this_variant(kept)
+    fn is_elsewhere(&self, kept: &ResponseMeta) -> bool {
+        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(kept)
     }
 
     /// Whether the response suits this request. Call it once: it digests the request's values.
-    fn fits(&self, kept: &Kept) -> Fit {
+    fn fits(&self, kept: &ResponseMeta) -> VariantFit {
         let is_variant = self.is_this_variant(kept);
-        if let (At::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
+        if let (LookUpKey::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
             let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
-            return Fit::Instead(Found::Elsewhere(Box::new(VariantPlace::new(
+            return VariantFit::Instead(StoredAnswer::Elsewhere(Box::new(VariantPlace::new(
                 resource,
                 chosen,
                 fingerprint,
             ))));
         }
         if !is_for(self.asked, &kept.terms, self.http) {
-            return Fit::Instead(Found::NotForThis);
+            return VariantFit::Instead(StoredAnswer::NotForThis);
         }
-        if is_variant { Fit::Here } else { Fit::Other }
+        if is_variant { VariantFit::Here } else { VariantFit::Other }
     }
 
     /// Whether the stored part may contain the requested range.
@@ -252,13 +244,13 @@ impl Wants<'_> {
         self.asked.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
     }
 
-    fn replay(&self, entry: &Entry, kept: &Kept, stored: StoredResponse, now: u64) -> Option<Replay> {
+    fn replay(&self, entry: &Entry, kept: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
         // A waiter came before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
         let (age, _) = kept.at(entry, now);
-        let fresh_until = entry.times.fresh_until;
+        let fresh_until = entry.expiry.fresh_until;
         // An entry that was never fresh was made for the waiters of its load.
-        let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired() || entry.stored_at < now;
+        let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::stale(entry, now)
         } else {
@@ -273,7 +265,7 @@ impl Wants<'_> {
 /// Answers a request with the whole stored response, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2).
 /// `None` if the request needs more than is stored.
 pub(crate) fn answer(
-    asked: &Asked,
+    asked: &RequestDemands,
     request: &HeaderMap,
     stored: StoredResponse,
     part: Option<Part>,
@@ -307,9 +299,9 @@ pub(crate) fn answer(
         }
         None if asked.ranged && status == StatusCode::OK => {
             match ranges::answer(request, &headers, body.len() as u64, now) {
-                ranges::Answer::Part(part) => (part, 0),
-                ranges::Answer::Whole => return build(status, headers, body, trailers),
-                ranges::Answer::Unsatisfiable => {
+                ranges::RangeAnswer::Part(part) => (part, 0),
+                ranges::RangeAnswer::Whole => return build(status, headers, body, trailers),
+                ranges::RangeAnswer::Unsatisfiable => {
                     let headers = ranges::unsatisfiable(&headers, body.len() as u64);
                     return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
                 }
@@ -323,7 +315,7 @@ pub(crate) fn answer(
     build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
 }
 
-impl Arrival {
+impl SharedBody {
     /// The response for a waiter that reads along.
     pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
         let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));

@@ -1,18 +1,18 @@
-//! [`Again`], a request that can be sent a second time.
+//! [`RetryableRequest`], a request that can be sent a second time.
 
 use http::Request;
 use tower_service::Service;
 
-use super::wanted::call;
+use super::load_request::call;
 
 /// A copy of a request without a body, made before it is sent for the first time. Only the head can be copied, so
 /// the body's type must have a known empty value: that of axum's requests, with the feature `axum`.
-pub(crate) struct Again<S, Q> {
+pub(crate) struct RetryableRequest<S, Q> {
     inner: S,
     pub(crate) request: Request<Q>,
 }
 
-impl<S, Q> Again<S, Q>
+impl<S, Q> RetryableRequest<S, Q>
 where
     S: Service<Request<Q>> + Clone,
     Q: 'static,
@@ -55,7 +55,8 @@ mod tests {
     fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
         let request = request.body(Body::empty()).unwrap();
-        let again = Again::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;
+        let again =
+            RetryableRequest::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;
         let line =
             |request: &Request<Body>| (request.method().clone(), request.uri().clone(), request.version());
         assert_eq!(line(&again), line(&request), "RFC 9111, 4.3.4: the same request");

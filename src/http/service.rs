@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
-use super::exchange::{Boxed, Exchange};
+use super::exchange::{BoxFuture, Exchange};
 use crate::guard::StampedeGuard;
 
 impl<S> Layer<S> for StampedeGuard {
@@ -56,7 +56,7 @@ where
 
 /// The future response of a [`Guarded`] service.
 pub struct GuardedFuture<B, E> {
-    inner: Boxed<Result<Response<GuardedBody<B>>, E>>,
+    inner: BoxFuture<Result<Response<GuardedBody<B>>, E>>,
 }
 
 impl<B, E> fmt::Debug for GuardedFuture<B, E> {

@@ -1,4 +1,4 @@
-//! [`Apart`]: stores a response under the key of a resource although its flight did not load it. A response to a request
+//! [`SideCommit`]: stores a response under the key of a resource although its flight did not load it. A response to a request
 //! with credentials is loaded apart, because only its head tells whether it may be shared.
 
 use std::sync::Arc;
@@ -9,54 +9,60 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::guard_state::{Node, Seen};
+use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::loader::{LoadResult, Mark};
+use crate::loader::{LoadResult, MarkerRule};
 use crate::observe::Count;
 use crate::policy::Policy;
-use crate::read_through::acquire::{Contended, Contender};
+use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
 use crate::read_through::contend::contend;
-use crate::read_through::lease::{Event, Lease};
-use crate::store::Kept;
-use crate::value::entry::{Encoding, Entry, Kind};
+use crate::read_through::lease::{Lease, LeaseEvent};
+use crate::store::TokenCheck;
+use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::Lifetimes;
-use crate::value::tags::{TagList, Tagged};
+use crate::value::stored::StoredEntry;
+use crate::value::tags::{TagId, TagList};
 
 /// Whether a response is stored under another key than the one of its flight.
 #[derive(Default)]
-pub(crate) enum Apart {
+pub(crate) enum SideCommit {
     /// The flight stores it, as usual.
     #[default]
     No,
     /// Another load holds the lease of that key.
     Refused,
     /// Under that key's lease.
-    Granted(Box<Granted>),
+    Granted(Box<SideLease>),
 }
 
-pub(crate) struct Granted {
-    lease: KeptLease,
+pub(crate) struct SideLease {
+    lease: RenewedLease,
     key: Key,
     policy: Arc<Policy>,
-    node: Arc<Node>,
-    tagged: Vec<Tagged>,
+    state: Arc<GuardState>,
+    tagged: Vec<TagId>,
 }
 
-impl Apart {
+impl SideCommit {
     /// Takes the lease before the load begins, so that a response that an invalidation overtakes is not stored.
     ///
-    /// `seen` is the stored entry that is to be replaced.
-    pub(crate) async fn begin(node: &Arc<Node>, policy: &Arc<Policy>, key: &Key, seen: Option<Seen>) -> Self {
-        let Some(lease) = lease_if_free(node, key, policy, seen).await else { return Self::Refused };
-        let tags = policy.tag_keys(&node.namespace);
-        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+    /// `rejected` is the stored entry that is to be replaced.
+    pub(crate) async fn begin(
+        state: &Arc<GuardState>,
+        policy: &Arc<Policy>,
+        key: &Key,
+        rejected: Option<Arc<StoredEntry>>,
+    ) -> Self {
+        let Some(lease) = lease_if_free(state, key, policy, rejected).await else { return Self::Refused };
+        let tags = policy.tag_keys(&state.namespace);
+        let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;
         };
-        let lease = KeptLease::new(lease, Arc::clone(node), Instant::now() + policy.load_timeout);
-        let (key, policy, node) = (key.clone(), Arc::clone(policy), Arc::clone(node));
-        Self::Granted(Box::new(Granted { lease, key, policy, node, tagged }))
+        let lease = RenewedLease::new(lease, Instant::now() + policy.load_timeout);
+        let (key, policy, state) = (key.clone(), Arc::clone(policy), Arc::clone(state));
+        Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged }))
     }
 
     /// Stores the response if it is allowed. The result shares it with the waiters of its own flight only if the
@@ -89,40 +95,40 @@ impl Apart {
     }
 }
 
-impl Granted {
+impl SideLease {
     /// Stores the response, and returns whether that succeeded.
     async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
-        let Self { lease, key, policy, node, tagged } = self;
+        let Self { lease, key, policy, state, tagged } = self;
         let Some(lease) = lease.take().await else { return false };
-        let now = node.store.now();
+        let now = state.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         if keep.is_zero() {
             lease.hand_over(0).await;
             return false;
         }
-        let (kind, validator, tags) = (Kind::Value, Box::default(), TagList::new(&tagged));
-        let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
+        let (kind, validator, tags) = (EntryKind::Value, Box::default(), TagList::new(&tagged));
+        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload };
         let prolong = async {
             // If this fails, the entry becomes a miss before its time.
             if let Some(life) = policy.longer_tag_life(lifetimes) {
                 let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
-                if node.tagged(tags, life, policy.command_timeout).await.is_err() {
-                    node.count(Count::store_errors);
+                if state.tagged(tags, life, policy.command_timeout).await.is_err() {
+                    state.count(Count::store_errors);
                 }
             }
         };
-        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1 == Some(Kept::Yes)
+        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1 == Some(TokenCheck::Held)
     }
 }
 
 /// A lease that a task renews until `end`. If it is dropped, the lease ends by itself.
-struct KeptLease {
+struct RenewedLease {
     stop: oneshot::Sender<()>,
     keeping: JoinHandle<Option<Lease>>,
 }
 
-impl KeptLease {
-    fn new(lease: Lease, node: Arc<Node>, end: Instant) -> Self {
+impl RenewedLease {
+    fn new(lease: Lease, end: Instant) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let keeping = tokio::spawn(async move {
             let mut in_doubt = false;
@@ -131,14 +137,14 @@ impl KeptLease {
                     biased;
                     _ = &mut stopped => return Some(lease),
                     event = lease.keep(end, in_doubt) => match event {
-                        Event::Invalidated => in_doubt = true,
-                        Event::Lost => return None,
+                        LeaseEvent::Invalidated => in_doubt = true,
+                        LeaseEvent::Lost => return None,
+                        LeaseEvent::Leaving => {
+                            // The caller of `take` must answer its client, and cannot wait for a store that hangs.
+                            tokio::spawn(lease.hand_over(0));
+                            return None;
+                        }
                     },
-                    () = node.leaving() => {
-                        // The caller of `take` must answer its client, and cannot wait for a store that hangs.
-                        tokio::spawn(lease.hand_over(0));
-                        return None;
-                    }
                 }
             }
         });
@@ -156,7 +162,7 @@ impl KeptLease {
 /// A result for waiters only, or for no other caller if it is not `shared`.
 fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
-        return LoadResult::Uncacheable { mark: Mark::No };
+        return LoadResult::Uncacheable { mark: MarkerRule::No };
     }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
     LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
@@ -164,13 +170,18 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
 /// is refused once the key was invalidated.
-async fn lease_if_free(node: &Arc<Node>, key: &Key, policy: &Policy, seen: Option<Seen>) -> Option<Lease> {
-    let contender = Contender {
-        node,
+async fn lease_if_free(
+    state: &Arc<GuardState>,
+    key: &Key,
+    policy: &Policy,
+    mut rejected: Option<Arc<StoredEntry>>,
+) -> Option<Lease> {
+    let contender = AcquireRequest {
+        state,
         key,
         policy,
         queue: false,
-        seen: &mut seen.map(Box::new),
+        rejected: &mut rejected,
         budget: &mut policy.budget(),
         tags: &[],
         since: u64::MAX,
@@ -179,7 +190,7 @@ async fn lease_if_free(node: &Arc<Node>, key: &Key, policy: &Policy, seen: Optio
         goes_on: &|| None,
     };
     match contend(contender).await {
-        Contended::Leased(lease) => Some(lease),
+        AcquireOutcome::Leased(lease) => Some(lease),
         _ => None,
     }
 }
@@ -193,10 +204,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lease_if_free_returns_the_lease_or_nothing() {
         let guard = StampedeGuard::in_memory();
-        let (key, (node, policy)) = (guard.key(CacheKey::from("k")).expect("a key"), guard.parts());
-        let lease = lease_if_free(node, &key, policy, None).await.expect("free");
-        assert!(lease_if_free(node, &key, policy, None).await.is_none(), "it is the other's");
+        let (key, (state, policy)) = (guard.key(CacheKey::from("k")).expect("a key"), guard.parts());
+        let lease = lease_if_free(state, &key, policy, None).await.expect("free");
+        assert!(lease_if_free(state, &key, policy, None).await.is_none(), "it is the other's");
         lease.hand_over(0).await;
-        lease_if_free(node, &key, policy, None).await.expect("free again").hand_over(0).await;
+        lease_if_free(state, &key, policy, None).await.expect("free again").hand_over(0).await;
     }
 }

@@ -45,11 +45,11 @@ pub(crate) enum Teed<B> {
 /// client waiting: a commit that failed or panicked costs the store an entry, not the client its answer.
 pub(crate) struct Finish<B> {
     /// Taken by the drop.
-    end: Option<(StreamSender<B>, Bytes, End)>,
+    end: Option<(StreamSender<B>, Bytes, WithheldEnd)>,
 }
 
 /// The end that follows the withheld bytes.
-enum End {
+enum WithheldEnd {
     Whole(Option<Box<HeaderMap>>),
     Failed(BoxError),
 }
@@ -63,8 +63,8 @@ impl<B> Finish<B> {
 impl<B> Drop for Finish<B> {
     fn drop(&mut self) {
         match self.end.take() {
-            Some((client, withheld, End::Whole(trailers))) => client.last(withheld, trailers),
-            Some((client, withheld, End::Failed(error))) => {
+            Some((client, withheld, WithheldEnd::Whole(trailers))) => client.last(withheld, trailers),
+            Some((client, withheld, WithheldEnd::Failed(error))) => {
                 client.data(withheld);
                 client.fail(error);
             }
@@ -100,14 +100,14 @@ where
     let mut body = Box::pin(body);
     // A server frames a body of exact size by that size, where the head says nothing.
     let ends_at = expected.or_else(|| body.size_hint().upper());
-    let mut kept = Kept { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
+    let mut kept = KeptBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
     let mut trailers = None;
     loop {
         let frame = match next(body.as_mut(), deadline.as_mut(), &mut kept, &client).await {
-            Next::Frame(frame) => to_bytes(frame),
-            Next::Failed(error) => return broken(client, kept, error.into()),
-            Next::End => break,
-            Next::TooLate => {
+            NextFrame::Frame(frame) => to_bytes(frame),
+            NextFrame::Failed(error) => return broken(client, kept, error.into()),
+            NextFrame::End => break,
+            NextFrame::TooLate => {
                 handed_over(client, kept, body, trailers, patience);
                 return Teed::TooSlow;
             }
@@ -139,7 +139,7 @@ where
         return broken(client, kept, Box::new(Malformed::Length));
     }
     let body = whole(kept.chunks, kept.length);
-    let end = End::Whole(trailers.clone().map(Box::new));
+    let end = WithheldEnd::Whole(trailers.clone().map(Box::new));
     let finish = Finish { end: Some((client, kept.withheld, end)) };
     Teed::Whole { body, trailers, finish }
 }
@@ -157,7 +157,7 @@ pub(crate) fn has_no_content(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-struct Kept {
+struct KeptBytes {
     chunks: Vec<Bytes>,
     /// The last bytes that came and are not sent yet: the whole last chunk, so that a body that is complete goes
     /// out in its original chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
@@ -170,7 +170,7 @@ struct Kept {
     ends_at: Option<u64>,
 }
 
-impl Kept {
+impl KeptBytes {
     fn push(&mut self, data: Bytes, client: &StreamSender<impl Body>) {
         if data.is_empty() {
             return;
@@ -202,7 +202,7 @@ impl Kept {
     }
 }
 
-enum Next<D, E> {
+enum NextFrame<D, E> {
     Frame(Frame<D>),
     Failed(E),
     End,
@@ -214,16 +214,16 @@ enum Next<D, E> {
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
-    kept: &mut Kept,
+    kept: &mut KeptBytes,
     client: &StreamSender<B>,
-) -> Next<B::Data, B::Error> {
+) -> NextFrame<B::Data, B::Error> {
     poll_fn(|cx| match body.as_mut().poll_frame(cx) {
-        Poll::Ready(Some(Ok(frame))) => Poll::Ready(Next::Frame(frame)),
-        Poll::Ready(Some(Err(error))) => Poll::Ready(Next::Failed(error)),
-        Poll::Ready(None) => Poll::Ready(Next::End),
+        Poll::Ready(Some(Ok(frame))) => Poll::Ready(NextFrame::Frame(frame)),
+        Poll::Ready(Some(Err(error))) => Poll::Ready(NextFrame::Failed(error)),
+        Poll::Ready(None) => Poll::Ready(NextFrame::End),
         Poll::Pending => {
             kept.flush(client);
-            deadline.as_mut().poll(cx).map(|()| Next::TooLate)
+            deadline.as_mut().poll(cx).map(|()| NextFrame::TooLate)
         }
     })
     .await
@@ -233,7 +233,7 @@ async fn next<B: Body>(
 /// end.
 fn handed_over<B>(
     client: StreamSender<B>,
-    kept: Kept,
+    kept: KeptBytes,
     rest: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -254,11 +254,11 @@ fn handed_over<B>(
 /// Keeps reading a body that others read along, however slow it is, while there are readers. If no frame comes for
 /// `patience`, the rest goes to its own client alone, which may wait longer.
 ///
-/// The body's length was announced and is within `max_body`; [`Pieces`] bounds the memory that is needed beside its
+/// The body's length was announced and is within `max_body`; [`ChunkMerger`] bounds the memory that is needed beside its
 /// content.
 async fn go_on<B>(
     client: StreamSender<B>,
-    mut kept: Kept,
+    mut kept: KeptBytes,
     mut body: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -268,7 +268,8 @@ async fn go_on<B>(
 {
     client.data(std::mem::take(&mut kept.withheld));
     // The readers have these chunks already.
-    let mut pieces = Pieces { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
+    let mut pieces =
+        ChunkMerger { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
     let error: BoxError = loop {
         if client.is_left() {
@@ -305,12 +306,12 @@ async fn go_on<B>(
 }
 
 /// Passes the first chunks on as they come, and joins small ones after [`MOST_CHUNKS`].
-struct Pieces {
+struct ChunkMerger {
     passed: usize,
     gathered: BytesMut,
 }
 
-impl Pieces {
+impl ChunkMerger {
     fn next(&mut self, data: Bytes) -> Option<Bytes> {
         if self.passed < MOST_CHUNKS {
             self.passed += usize::from(!data.is_empty());
@@ -329,10 +330,10 @@ impl Pieces {
 ///
 /// The bytes go at once and the error on release: a server that meets an error closes the connection, and loses
 /// bytes that it was given just before.
-fn broken<B>(client: StreamSender<B>, mut kept: Kept, error: BoxError) -> Teed<B> {
+fn broken<B>(client: StreamSender<B>, mut kept: KeptBytes, error: BoxError) -> Teed<B> {
     kept.flush(&client);
     let text = error.to_string();
-    let finish = Finish { end: Some((client, kept.withheld, End::Failed(error))) };
+    let finish = Finish { end: Some((client, kept.withheld, WithheldEnd::Failed(error))) };
     Teed::Broken { text, finish }
 }
 

@@ -21,26 +21,27 @@ use tracing::Instrument as _;
 
 use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd, write_status};
-use super::candidate::{Draft, Previous, head_of};
-use super::commit::Sharing;
+use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
+use super::commit::ResponseCommit;
 use super::exchange::{Exchange, of_report};
+use super::load_request::{ClientAnswer, LoadRequest, call, ready};
 use super::respond::own_answer;
-use super::side_commit::Apart;
-use super::wanted::{Head, Wanted, call, ready};
+use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
-use crate::guard_state::{Node, Seen};
+use crate::guard_state::GuardState;
 use crate::http_rules::invalidation::Invalidation;
 use crate::http_rules::policy::ResponseRules;
-use crate::http_rules::request::{Asked, Considered, consider_post};
+use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{self, DoNotStore, Verdict, judge};
 use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
-use crate::loader::{LoadResult, Mode};
+use crate::loader::{LeaseState, LoadResult};
 use crate::observe::{Count, Outcome, log, warn_if};
-use crate::read_through::look_up::Ask;
-use crate::read_through::read_entry;
-use crate::tracker::Present;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::read_entry;
+use crate::tracker::Tracked;
+use crate::value::stored::StoredEntry;
 
 impl<S, Q, B> Exchange<S, Q>
 where
@@ -54,8 +55,8 @@ where
 {
     /// Passes on a method that is not answered from the store, and invalidates the responses that it may have
     /// changed.
-    pub(super) async fn unsafely(self, guard: StampedeGuard) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
+    pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
+        let (state, policy) = guard.parts();
         let invalidation = Invalidation::of(&self.request, &policy.http.requests);
         if policy.http.letter
             && let Some(invalidation) = &invalidation
@@ -63,7 +64,7 @@ where
         {
             return Box::pin(self.post(&guard, post, invalidation)).await;
         }
-        node.counters.request(Outcome::Bypassed);
+        state.counters.request(Outcome::Bypassed);
         let response = answered(&guard, self.inner, self.request, invalidation.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
         if let Some(invalidation) = invalidation {
@@ -78,25 +79,25 @@ where
     async fn post(
         self,
         guard: &StampedeGuard,
-        (Considered { key, asked, .. }, target): (Considered, Uri),
+        (ConsideredRequest { key, asked, .. }, target): (ConsideredRequest, Uri),
         invalidation: &Invalidation,
-    ) -> Head<B, S::Error> {
+    ) -> ClientAnswer<B, S::Error> {
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
         let guard = &of_report(guard.clone(), &mut key, &asked, self.request.headers());
-        let (node, policy) = guard.parts();
-        let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
-        node.counters.request(Outcome::Bypassed);
+        let (state, policy) = guard.parts();
+        let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
+        state.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = answered(guard, self.inner, self.request, Some(invalidation)).await?;
         let (client, answer) = oneshot::channel();
-        let mut sharing = Sharing {
-            mode: Mode::Leased,
+        let mut sharing = ResponseCommit {
+            mode: LeaseState::Leased,
             policy: Arc::clone(policy),
             wanted,
-            node: Arc::clone(node),
-            apart: Apart::Refused,
+            state: Arc::clone(state),
+            apart: SideCommit::Refused,
             method: Method::POST,
             target: Some(target),
             fwd: Fwd::Method,
@@ -110,11 +111,11 @@ where
         let drafted = sharing.draft(&head, body.size_hint(), None);
         let is_stored = matches!(drafted, Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
-        let running = node.tasks.enter();
+        let running = state.tasks.enter();
         let sharing = async move {
             // Take the lease only now: during the POST, a GET of the resource would wait for it.
-            if is_stored && !sharing.node.is_closed() {
-                sharing.apart = Apart::begin(&sharing.node, &sharing.policy, &key, None).await;
+            if is_stored && !sharing.state.is_closed() {
+                sharing.apart = SideCommit::begin(&sharing.state, &sharing.policy, &key, None).await;
             }
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
@@ -127,31 +128,41 @@ where
     }
 
     /// A HEAD that the store does not answer.
-    pub(super) async fn head(self, guard: StampedeGuard, key: Key, asked: &Asked) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
-        let stored = match node.is_closed() {
+    pub(super) async fn head(
+        self,
+        guard: StampedeGuard,
+        key: Key,
+        asked: &RequestDemands,
+    ) -> ClientAnswer<B, S::Error> {
+        let (state, policy) = guard.parts();
+        let stored = match state.is_closed() {
             true => None,
-            false => read_entry(Ask { node, policy, key: &key }).await.ok().flatten(),
+            false => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
         };
-        let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
-        let previous = stored.and_then(|stored| Previous::of(stored, node.store.now()));
+        let value = stored.as_ref().and_then(|stored| stored.value()).cloned();
+        let previous = value.and_then(|value| StoredResponseToReplace::of(value, state.store.now()));
         // A HEAD describes neither one of several variants nor a part well enough to update it.
-        let previous = previous.filter(|Previous { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
-        node.counters.request(Outcome::Bypassed);
+        let previous = previous
+            .filter(|StoredResponseToReplace { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
+        state.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
-        let (Some(seen), Some(previous), Ok(head)) = (seen, previous, &response) else {
+        let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
             return passed(response);
         };
         let now = SystemTime::now();
         // Credentials count, as for a GET; the HEAD's other fields concern its own answer only.
-        let asked = &Asked { authorized: asked.authorized, has_cookie: asked.has_cookie, ..Asked::default() };
+        let asked = &RequestDemands {
+            authorized: asked.authorized,
+            has_cookie: asked.has_cookie,
+            ..RequestDemands::default()
+        };
         let do_not_store = head.extensions().get::<DoNotStore>().is_some();
         let rules = ResponseRules::of(policy);
         let judged = |status, headers| {
             let (method, delay) = (&Method::GET, asked_at.elapsed());
             judge(
-                &response::Exchange {
+                &response::RequestResponse {
                     method,
                     target: None,
                     asked,
@@ -182,7 +193,7 @@ where
                 if let Verdict::Store(storing) = judged(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
-                    let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
+                    let draft = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
                     freshen(&guard, key, seen, draft.finish(body, trailers, None, policy)).await;
@@ -206,7 +217,7 @@ where
 {
     ready(&mut service).await?;
     let Some(invalidation) = invalidation else { return service.call(request).await };
-    let mut unheard = Unheard { guard, invalidation, asking: None };
+    let mut unheard = UnsafeRequest { guard, invalidation, asking: None };
     let response = unheard.asking.insert(Box::pin(service.call(request))).await;
     unheard.asking = None;
     if response.is_err() {
@@ -225,7 +236,7 @@ const MOST_UNHEARD: usize = 1_000;
 /// An unsafe request that was sent. If it is dropped without a response (its client hung up, or the inner service
 /// panicked), the inner service's late answer decides, or else its target is invalidated. A change that the origin
 /// makes after that is not noticed.
-struct Unheard<'a, F, B, E>
+struct UnsafeRequest<'a, F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
@@ -235,7 +246,7 @@ where
     asking: Option<Pin<Box<F>>>,
 }
 
-impl<F, B, E> Drop for Unheard<'_, F, B, E>
+impl<F, B, E> Drop for UnsafeRequest<'_, F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
@@ -246,14 +257,15 @@ where
             return;
         }
         let (guard, invalidation) = (self.guard.clone(), self.invalidation.clone());
-        let node = guard.parts().0;
+        let state = guard.parts().0;
         // A service that has panicked gives no late answer.
         let asking = asking.filter(|_| !panics);
-        let Some((asking, place)) = asking.zip(node.http.unheard.try_enter(MOST_UNHEARD)) else {
+        let Some((asking, place)) = asking.zip(state.http.abandoned_unsafe_requests.try_enter(MOST_UNHEARD))
+        else {
             drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
             return;
         };
-        let running = node.tasks.enter();
+        let running = state.tasks.enter();
         let hearing = async move {
             let heard = timeout(LAST_WORD, AssertUnwindSafe(asking).catch_unwind()).await;
             let changed = match heard {
@@ -295,20 +307,20 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
 
 /// Starts the invalidations; returns the task if it is worth waiting for.
 fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<()>> {
-    let node = guard.parts().0;
+    let state = guard.parts().0;
     for key in &keys {
         // Independent of the store: callers that come after the response must not join a load from before the
         // change.
-        node.detach_resource(key);
+        state.detach_resource(key);
     }
     // In a cluster each key may be on another server.
-    let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| node.store.is_down(key.name()));
+    let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| state.store.is_down(key.name()));
     if !away.is_empty() {
-        match node.http.retold.try_enter(MOST_RETOLD) {
+        match state.http.retried_invalidations.try_enter(MOST_RETOLD) {
             Some(place) => drop(forgetting(guard, away, Some(place))),
             None => {
-                node.count(Count::store_errors);
-                still_stored(node, "too many are tried again already");
+                state.count(Count::store_errors);
+                still_stored(state, "too many are tried again already");
             }
         }
     }
@@ -316,12 +328,12 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
 }
 
 /// Runs in a task, so that neither the budget nor a leaving client ends it.
-fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> JoinHandle<()> {
+fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Tracked>) -> JoinHandle<()> {
     let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
     let forgetting = async move {
         for key in &keys {
             match guard.forget(key).await {
-                Ok(()) => guard.parts().0.http.untold.is_over(),
+                Ok(()) => guard.parts().0.http.invalidation_log.is_over(),
                 Err(error) => still_stored(guard.parts().0, error),
             }
         }
@@ -331,25 +343,25 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
 }
 
 /// Logged once per outage, because each unsafe request meets it.
-fn still_stored(node: &Node, error: impl fmt::Display) {
-    warn_if!(log::HTTP, node.http.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
+fn still_stored(state: &GuardState, error: impl fmt::Display) {
+    warn_if!(log::HTTP, state.http.invalidation_log.goes_on(), %error, "what an unsafe request has changed is still stored");
 }
 
 /// Replaces the stored response if it is still the one that was `seen`. Holds the resource's lease no longer than
 /// that takes, so that no GET waits for a HEAD. Runs in a task, so that a cancelled HEAD leaves no lease behind.
-async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult) {
-    let (node, policy) = guard.parts();
-    let (running, guard) = (node.tasks.enter(), guard.clone());
+async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh: LoadResult) {
+    let (state, policy) = guard.parts();
+    let (running, guard) = (state.tasks.enter(), guard.clone());
     let freshening = tokio::spawn(async move {
-        let (node, policy) = guard.parts();
-        let raw = seen.raw.clone();
-        let apart = Apart::begin(node, policy, &key, Some(seen)).await;
+        let (state, policy) = guard.parts();
+        let raw = seen.raw(&key);
+        let apart = SideCommit::begin(state, policy, &key, Some(seen)).await;
         // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &apart {
-            Apart::Granted(_) => read_entry(Ask { node, policy, key: &key }).await.ok().flatten(),
-            Apart::No | Apart::Refused => None,
+            SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
+            SideCommit::No | SideCommit::Refused => None,
         };
-        if stored.is_some_and(|entry| Seen::entry(entry, &key).raw == raw) {
+        if stored.is_some_and(|stored| stored.raw(&key) == raw) {
             apart.store(fresh, false).await;
         } else {
             apart.leave().await;
@@ -360,7 +372,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult)
 }
 
 /// The response of the inner service to a HEAD.
-fn passed<B, E>(response: Result<Response<B>, E>) -> Head<B, E> {
+fn passed<B, E>(response: Result<Response<B>, E>) -> ClientAnswer<B, E> {
     let mut response = response?.map(GuardedBody::passed);
     write_status(response.headers_mut(), CacheStatus::miss("head"));
     Ok(response)

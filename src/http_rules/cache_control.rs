@@ -8,7 +8,7 @@ pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
 
 /// A directive that may list the fields to which it applies (RFC 9111, 5.2.2.4 and 5.2.2.7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fields {
+pub(crate) enum DirectiveScope {
     #[default]
     Absent,
     /// Applies to the whole response.
@@ -17,7 +17,7 @@ pub(crate) enum Fields {
     Listed(Vec<HeaderName>),
 }
 
-impl Fields {
+impl DirectiveScope {
     pub(crate) fn is_present(&self) -> bool {
         *self != Self::Absent
     }
@@ -51,8 +51,8 @@ impl Fields {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheControl {
     pub(crate) no_store: bool,
-    pub(crate) no_cache: Fields,
-    pub(crate) private: Fields,
+    pub(crate) no_cache: DirectiveScope,
+    pub(crate) private: DirectiveScope,
     pub(crate) public: bool,
     pub(crate) must_revalidate: bool,
     pub(crate) proxy_revalidate: bool,
@@ -175,7 +175,7 @@ impl Directive<'_> {
 
     /// The fields to which it is limited, if they are spelled without doubt.
     fn names(&self) -> Option<Vec<HeaderName>> {
-        Fields::names(unquoted(self.argument.filter(|_| self.exact)?))
+        DirectiveScope::names(unquoted(self.argument.filter(|_| self.exact)?))
     }
 }
 

@@ -12,7 +12,7 @@ use sfv::visitor::{
 };
 use sfv::{BareItemFromInput, KeyRef, Parser};
 
-use super::cache_control::{CacheControl, Fields, LONGEST_SECONDS};
+use super::cache_control::{CacheControl, DirectiveScope, LONGEST_SECONDS};
 
 pub(crate) const CDN_CACHE_CONTROL: &str = "cdn-cache-control";
 
@@ -25,14 +25,14 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
         all.extend_from_slice(b", ");
         all.extend_from_slice(line.as_bytes());
     }
-    let mut members = Members::default();
+    let mut members = MemberValues::default();
     Parser::new(&all).parse_dictionary_with_visitor(&mut members).ok()?;
     members.directives().filter(|_| !members.0.is_empty())
 }
 
 /// A member's value, as far as directives have one.
 #[derive(Debug, Default)]
-enum Value {
+enum MemberValue {
     Flag(bool),
     Integer(i64),
     Text(String),
@@ -43,9 +43,9 @@ enum Value {
 /// The members by name; the last one of a name counts (RFC 8941, 4.2.2). Parameters have no meaning (RFC 9213,
 /// 2.1).
 #[derive(Debug, Default)]
-struct Members(HashMap<String, Value>);
+struct MemberValues(HashMap<String, MemberValue>);
 
-impl Members {
+impl MemberValues {
     fn directives(&self) -> Option<CacheControl> {
         let mut all = CacheControl::default();
         for (name, value) in &self.0 {
@@ -70,7 +70,7 @@ impl Members {
                     all.public = value.flag()?;
                     all.says_shared |= all.public;
                 }
-                "immutable" => all.immutable = !matches!(value, Value::Flag(false)),
+                "immutable" => all.immutable = !matches!(value, MemberValue::Flag(false)),
                 // RFC 9213, 2.2: extensions are ignored, whatever their value.
                 _ => {}
             }
@@ -79,7 +79,7 @@ impl Members {
     }
 }
 
-impl Value {
+impl MemberValue {
     /// A negative number counts as 0: stale (RFC 9111, 4.2.1).
     fn seconds(&self) -> Option<u64> {
         match self {
@@ -92,24 +92,26 @@ impl Value {
         if let Self::Flag(flag) = self { Some(*flag) } else { None }
     }
 
-    fn fields(&self) -> Option<Fields> {
+    fn fields(&self) -> Option<DirectiveScope> {
         match self {
-            Self::Flag(false) => Some(Fields::Absent),
-            Self::Flag(true) => Some(Fields::Whole),
-            Self::Text(list) => Some(Fields::names(list.as_bytes()).map_or(Fields::Whole, Fields::Listed)),
+            Self::Flag(false) => Some(DirectiveScope::Absent),
+            Self::Flag(true) => Some(DirectiveScope::Whole),
+            Self::Text(list) => Some(
+                DirectiveScope::names(list.as_bytes()).map_or(DirectiveScope::Whole, DirectiveScope::Listed),
+            ),
             Self::Integer(_) | Self::Other => None,
         }
     }
 }
 
-impl<'de> DictionaryVisitor<'de> for &mut Members {
+impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
     type Out = ();
     type Error = Infallible;
 
     fn entry(&mut self, key: &'de KeyRef) -> Result<impl EntryVisitor<'de>, Infallible> {
         let value = self.0.entry(key.as_str().to_owned()).or_default();
-        *value = Value::Other;
-        Ok(Member(value))
+        *value = MemberValue::Other;
+        Ok(MemberVisitor(value))
     }
 
     fn finish(self) -> Result<(), Infallible> {
@@ -118,9 +120,9 @@ impl<'de> DictionaryVisitor<'de> for &mut Members {
 }
 
 /// Fills in the value of a member; an inner list stays `Other`.
-struct Member<'a>(&'a mut Value);
+struct MemberVisitor<'a>(&'a mut MemberValue);
 
-impl<'de> EntryVisitor<'de> for Member<'_> {
+impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {
     type Error = Infallible;
 
     fn item(self) -> Result<impl ItemVisitor<'de>, Infallible> {
@@ -132,7 +134,7 @@ impl<'de> EntryVisitor<'de> for Member<'_> {
     }
 }
 
-impl<'de> ItemVisitor<'de> for Member<'_> {
+impl<'de> ItemVisitor<'de> for MemberVisitor<'_> {
     type Out = ();
     type Error = Infallible;
 
@@ -141,11 +143,11 @@ impl<'de> ItemVisitor<'de> for Member<'_> {
         item: BareItemFromInput<'de>,
     ) -> Result<impl ParameterVisitor<'de, Out = ()>, Infallible> {
         *self.0 = match item {
-            BareItemFromInput::Boolean(flag) => Value::Flag(flag),
-            BareItemFromInput::Integer(number) => Value::Integer(number.into()),
-            BareItemFromInput::String(text) => Value::Text(text.as_str().to_owned()),
-            BareItemFromInput::Token(token) => Value::Text(token.as_str().to_owned()),
-            _ => Value::Other,
+            BareItemFromInput::Boolean(flag) => MemberValue::Flag(flag),
+            BareItemFromInput::Integer(number) => MemberValue::Integer(number.into()),
+            BareItemFromInput::String(text) => MemberValue::Text(text.as_str().to_owned()),
+            BareItemFromInput::Token(token) => MemberValue::Text(token.as_str().to_owned()),
+            _ => MemberValue::Other,
         };
         Ok(Ignored)
     }
@@ -186,7 +188,7 @@ mod tests {
             (&["none"], Some(CacheControl::default())),
             (&["no-store"], Some(CacheControl { no_store: true, ..CacheControl::default() })),
             (&["no-store=?0"], Some(CacheControl::default())),
-            (&["private"], Some(CacheControl { private: Fields::Whole, ..CacheControl::default() })),
+            (&["private"], Some(CacheControl { private: DirectiveScope::Whole, ..CacheControl::default() })),
             (&["no-cache=?0"], Some(CacheControl::default())),
             // RFC 8941, 4.2.2: the last member of a name counts, whatever the others are.
             (&["max-age=\"1\", max-age=3600"], aged(3600)),
@@ -197,9 +199,12 @@ mod tests {
         for (lines, expected) in cases {
             assert_eq!(read(lines), expected, "RFC 9213, 2.1: {lines:?}");
         }
-        let fields = Fields::Listed(vec!["a".parse().unwrap(), "b".parse().unwrap()]);
+        let fields = DirectiveScope::Listed(vec!["a".parse().unwrap(), "b".parse().unwrap()]);
         assert_eq!(read(&["no-cache=\"a, b\""]).unwrap().no_cache, fields);
-        assert_eq!(read(&["no-cache=a"]).unwrap().no_cache, Fields::Listed(vec!["a".parse().unwrap()]));
+        assert_eq!(
+            read(&["no-cache=a"]).unwrap().no_cache,
+            DirectiveScope::Listed(vec!["a".parse().unwrap()])
+        );
         for text in ["public", "s-maxage=1", "must-revalidate", "s-maxage=1, must-revalidate=?0, public=?0"] {
             assert!(read(&[text]).unwrap().says_shared, "RFC 9111, 3.5: {text}");
         }

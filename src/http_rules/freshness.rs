@@ -8,7 +8,7 @@ use http::header::{AGE, DATE, EXPIRES, HeaderMap, LAST_MODIFIED};
 use super::cache_control::{CacheControl, LONGEST_SECONDS, delta_seconds};
 use super::dates::date;
 use super::reason::Rule;
-use super::request_rules::Scope;
+use super::request_rules::CacheScope;
 
 /// The longest heuristic lifetime: a day (RFC 9111, 4.2.2 leaves it to the cache).
 const LONGEST_GUESS: u64 = 86_400;
@@ -32,10 +32,10 @@ pub(crate) fn lifetime(
     headers: &HeaderMap,
     directives: &CacheControl,
     targeted: bool,
-    scope: Scope,
+    scope: CacheScope,
     now: SystemTime,
 ) -> Lifetime {
-    if let Some(seconds) = directives.s_maxage.filter(|_| scope == Scope::Shared) {
+    if let Some(seconds) = directives.s_maxage.filter(|_| scope == CacheScope::Shared) {
         return Lifetime::Named(seconds, if targeted { Rule::Targeted } else { Rule::SharedMaxAge });
     }
     if let Some(seconds) = directives.max_age {
@@ -132,7 +132,7 @@ mod tests {
 
     /// The remaining lifetime under the default policy.
     #[derive(Debug, PartialEq)]
-    enum Left {
+    enum Remaining {
         Explicit(Duration),
         Default,
         None,
@@ -161,24 +161,24 @@ mod tests {
         response.body(()).unwrap().into_parts().0.headers
     }
 
-    fn named(headers: &[(&str, &str)], targeted: bool, scope: Scope) -> Lifetime {
+    fn named(headers: &[(&str, &str)], targeted: bool, scope: CacheScope) -> Lifetime {
         let headers = head(headers);
         let directives = CacheControl::parse(headers.get_all("cache-control"));
         lifetime(&headers, &directives, targeted, scope, now())
     }
 
-    fn of(status: u16, headers: &[(&str, &str)]) -> Left {
-        match named(headers, false, Scope::Shared) {
+    fn of(status: u16, headers: &[(&str, &str)]) -> Remaining {
+        match named(headers, false, CacheScope::Shared) {
             Lifetime::Named(seconds, _) => {
                 explicit(seconds.saturating_sub(initial_age(&head(headers), now())))
             }
-            _ if may_have_default(StatusCode::from_u16(status).unwrap()) => Left::Default,
-            _ => Left::None,
+            _ if may_have_default(StatusCode::from_u16(status).unwrap()) => Remaining::Default,
+            _ => Remaining::None,
         }
     }
 
-    fn explicit(seconds: u64) -> Left {
-        Left::Explicit(Duration::from_secs(seconds))
+    fn explicit(seconds: u64) -> Remaining {
+        Remaining::Explicit(Duration::from_secs(seconds))
     }
 
     #[test]
@@ -253,17 +253,17 @@ mod tests {
     fn a_silent_response_gets_a_default_by_its_status_only() {
         for status in 200..=599 {
             let listed = [200, 203, 204, 300, 301, 308, 404, 410].contains(&status);
-            let lifetime = if listed { Left::Default } else { Left::None };
+            let lifetime = if listed { Remaining::Default } else { Remaining::None };
             assert_eq!(of(status, &[]), lifetime, "{status}");
             assert_eq!(of(status, &[("cache-control", "max-age=5")]), explicit(5), "{status}");
         }
-        assert_eq!(of(200, &[("age", "1000")]), Left::Default, "the policy's lifetime begins here");
+        assert_eq!(of(200, &[("age", "1000")]), Remaining::Default, "the policy's lifetime begins here");
     }
 
     #[test]
     fn the_source_of_a_lifetime_is_named() {
         let all = [("cache-control", "s-maxage=10, max-age=20"), ("expires", &*at(30)), ("date", &*at(0))];
-        let (shared, private) = (Scope::Shared, Scope::Private);
+        let (shared, private) = (CacheScope::Shared, CacheScope::Private);
         assert_eq!(named(&all, false, shared), Lifetime::Named(10, Rule::SharedMaxAge));
         assert_eq!(named(&all, true, shared), Lifetime::Named(10, Rule::Targeted), "RFC 9213, 2.2");
         assert_eq!(named(&all, false, private), Lifetime::Named(20, Rule::MaxAge), "RFC 9111, 5.2.2.10");
@@ -285,13 +285,13 @@ mod tests {
         ];
         for (modified, expected) in cases {
             let headers = [("last-modified", &*modified), ("date", &*at(0))];
-            assert_eq!(named(&headers, false, Scope::Shared), expected, "RFC 9111, 4.2.2: {modified}");
+            assert_eq!(named(&headers, false, CacheScope::Shared), expected, "RFC 9111, 4.2.2: {modified}");
             // Without a `Date`, the time of receipt counts.
-            assert_eq!(named(&headers[..1], false, Scope::Shared), expected, "{modified}");
+            assert_eq!(named(&headers[..1], false, CacheScope::Shared), expected, "{modified}");
         }
         let named_too = [("last-modified", &*at(-100)), ("expires", "0")];
-        assert_eq!(named(&named_too, false, Scope::Shared), Lifetime::Named(0, Rule::Expires));
-        assert_eq!(named(&[], false, Scope::Shared), Lifetime::Unnamed);
+        assert_eq!(named(&named_too, false, CacheScope::Shared), Lifetime::Named(0, Rule::Expires));
+        assert_eq!(named(&[], false, CacheScope::Shared), Lifetime::Unnamed);
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
                 let age = age.to_string();
                 of(200, &[("cache-control", "max-age=4000"), ("age", &age), ("date", &date)])
             };
-            let (Left::Explicit(young), Left::Explicit(old)) = (left(age), left(age + more)) else {
+            let (Remaining::Explicit(young), Remaining::Explicit(old)) = (left(age), left(age + more)) else {
                 unreachable!("max-age is explicit")
             };
             proptest::prop_assert!(old <= young && young <= Duration::from_secs(4000));

@@ -5,7 +5,7 @@ use http::{Method, Request, StatusCode, Uri};
 
 use super::location::of_same_origin;
 use super::request_rules::{Heads, RequestRules};
-use super::target::{Keyed, Target, addition, additions};
+use super::target::{KeyHeaders, TargetUri, addition, additions};
 use crate::key::CacheKey;
 
 /// The data of an unsafe request that its invalidation needs, taken before the request is sent.
@@ -27,16 +27,16 @@ impl Invalidation {
         if is_safe(request.method()) || request.method() == Method::CONNECT {
             return None;
         }
-        let keyed = Keyed::of(request.headers(), rules)?;
-        let all = Target::changed_by(request, &keyed, rules);
+        let keyed = KeyHeaders::of(request.headers(), rules)?;
+        let all = TargetUri::changed_by(request, &keyed, rules);
         let added = all_additions(request, &keyed, rules);
         let keys: Vec<_> =
             all.iter().flat_map(|target| added.iter().map(|added| target.key(added))).collect();
-        let mut targets: Vec<_> = all.iter().filter_map(Target::uri).collect();
+        let mut targets: Vec<_> = all.iter().filter_map(TargetUri::uri).collect();
         if rules.authority.is_some() {
             // A response refers to its resource by the authority that the client used.
             let named = RequestRules { authority: None, ..rules.clone() };
-            targets.extend(Target::changed_by(request, &keyed, &named).iter().filter_map(Target::uri));
+            targets.extend(TargetUri::changed_by(request, &keyed, &named).iter().filter_map(TargetUri::uri));
         }
         let (heads, authority) = (rules.heads, rules.authority.clone());
         (!keys.is_empty()).then_some(Self { targets, keys, heads, authority, added })
@@ -72,7 +72,7 @@ impl Invalidation {
         *request.uri_mut() = uri.clone();
         let authority = self.authority.clone();
         let rules = RequestRules { heads: self.heads, authority, ..RequestRules::default() };
-        let target = Target::of(&request, &Keyed::default(), &rules);
+        let target = TargetUri::of(&request, &KeyHeaders::default(), &rules);
         target
             .map_or_else(|_| Vec::new(), |target| self.added.iter().map(|added| target.key(added)).collect())
     }
@@ -81,9 +81,9 @@ impl Invalidation {
 /// The policy's possible additions to the keys of the changed resource, each once: for the sender, for the same
 /// request without credentials, none, and, if there is a hook, its empty text. The target is invalid for all users
 /// (RFC 9111, 4.4), but the credentials and cohorts of other users are unknown here.
-fn all_additions<B>(request: &Request<B>, keyed: &Keyed<'_>, rules: &RequestRules) -> Vec<Vec<String>> {
+fn all_additions<B>(request: &Request<B>, keyed: &KeyHeaders<'_>, rules: &RequestRules) -> Vec<Vec<String>> {
     let mut all = Vec::new();
-    for keyed in [*keyed, Keyed { credentials: false, ..*keyed }] {
+    for keyed in [*keyed, KeyHeaders { credentials: false, ..*keyed }] {
         // If the hook excludes the sender from the cache, its change affects other readers all the same.
         all.extend(additions(request, &keyed, rules).ok());
     }

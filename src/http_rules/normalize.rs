@@ -28,7 +28,7 @@ const CODINGS: [&[u8]; 11] = [
 
 /// How far values are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Normal {
+pub(crate) enum Normalization {
     /// Preferences are normalized as ordinary lists only, because many origins merely search them for
     /// `application/json`. A client with another spelling of equal meaning would otherwise choose the response for
     /// all clients with the origin's spelling.
@@ -38,19 +38,23 @@ pub(crate) enum Normal {
 }
 
 /// The normalized value over all lines; `None` if the field is absent.
-pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normal) -> Option<Vec<u8>> {
+pub(crate) fn selecting_value(
+    name: &HeaderName,
+    request: &HeaderMap,
+    normal: Normalization,
+) -> Option<Vec<u8>> {
     let lines = request.get_all(name);
     lines.iter().next()?;
     let mut value = Vec::new();
     match kind(name, normal) {
-        Kind::Exact => {
+        ListKind::Exact => {
             for line in lines {
                 value.extend_from_slice(line.as_bytes().trim_ascii());
                 // No value contains a line feed, so lines cannot be confused.
                 value.push(b'\n');
             }
         }
-        Kind::List => {
+        ListKind::List => {
             for (index, line) in lines.iter().enumerate() {
                 for (at, member) in members(line.as_bytes()).enumerate() {
                     if index + at > 0 {
@@ -60,7 +64,7 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
                 }
             }
         }
-        Kind::Weighted => {
+        ListKind::Weighted => {
             let mut all = weighted(lines.iter());
             if *name == header::ACCEPT_ENCODING {
                 all.retain(Weighted::is_known_coding);
@@ -115,7 +119,7 @@ pub(crate) fn preferred_language(request: &HeaderMap) -> Option<String> {
     (alone && is_range).then(|| String::from_utf8_lossy(&first.text).into_owned())
 }
 
-enum Kind {
+enum ListKind {
     /// Free text, or a credential: commas do not separate members, or a false match costs too much.
     Exact,
     /// An unknown field. Most fields are lists, in which white space around a comma has no meaning.
@@ -124,11 +128,13 @@ enum Kind {
     Weighted,
 }
 
-fn kind(name: &HeaderName, normal: Normal) -> Kind {
+fn kind(name: &HeaderName, normal: Normalization) -> ListKind {
     match name.as_str() {
         // An origin that does not recognize a coding answers unencoded, which every client can read.
-        "accept-encoding" => Kind::Weighted,
-        "accept" | "accept-charset" | "accept-language" if normal == Normal::ByTheLetter => Kind::Weighted,
+        "accept-encoding" => ListKind::Weighted,
+        "accept" | "accept-charset" | "accept-language" if normal == Normalization::ByTheLetter => {
+            ListKind::Weighted
+        }
         "from"
         | "host"
         | "if-modified-since"
@@ -137,9 +143,9 @@ fn kind(name: &HeaderName, normal: Normal) -> Kind {
         | "origin"
         | "range"
         | "referer"
-        | "user-agent" => Kind::Exact,
-        name if CREDENTIAL_HEADERS.contains(&name) => Kind::Exact,
-        _ => Kind::List,
+        | "user-agent" => ListKind::Exact,
+        name if CREDENTIAL_HEADERS.contains(&name) => ListKind::Exact,
+        _ => ListKind::List,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use http::{Extensions, Request};
 
-use crate::observe::{Seldom, log};
+use crate::observe::{LogEveryMinute, log};
 
 /// A type of request extension that marks a request as one client's.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ impl fmt::Debug for PersonalExtension {
 }
 
 /// One limit for all guards of the process, because each request passes the same layers.
-static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Warns about the layer that has set an extension of this request.
 pub(crate) fn tell<B>(request: &Request<B>, personal: &[PersonalExtension]) {

@@ -1,7 +1,7 @@
 //! [`HttpPolicy`]: the settings of the HTTP rules.
 
 use super::forwarding::forwarding;
-use super::request_rules::{Scope, Sharing};
+use super::request_rules::{CacheScope, CredentialSharing};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use http::Request;
 use http::header::{self, HeaderMap, HeaderName};
 use http::uri::Scheme;
 
-use super::normalize::Normal;
+use super::normalize::Normalization;
 use super::request::{Content, survey};
 use super::request_rules::{Heads, KeyHook, KeyParts, RequestRules};
 use super::target::key;
@@ -44,11 +44,11 @@ use crate::key::CacheKey;
 #[derive(Clone, Debug, PartialEq)]
 pub struct HttpPolicy {
     pub(crate) requests: RequestRules,
-    pub(crate) scope: Scope,
+    pub(crate) scope: CacheScope,
     /// To the letter of the RFCs, even where the default is more careful.
     pub(crate) letter: bool,
     /// The rule for responses with `Set-Cookie`.
-    pub(crate) set_cookie: Sharing,
+    pub(crate) set_cookie: CredentialSharing,
     pub(crate) default_lifetime: bool,
     pub(crate) heuristic_freshness: bool,
     pub(crate) ignore_request_no_cache: bool,
@@ -65,9 +65,9 @@ impl Default for HttpPolicy {
     fn default() -> Self {
         Self {
             requests: RequestRules::default(),
-            scope: Scope::Shared,
+            scope: CacheScope::Shared,
             letter: false,
-            set_cookie: Sharing::Never,
+            set_cookie: CredentialSharing::Never,
             default_lifetime: true,
             // A heuristic lifetime is a guess, while `fresh_for` is the operator's decision.
             heuristic_freshness: false,
@@ -99,9 +99,12 @@ impl HttpPolicy {
     /// - `CDN-Cache-Control` replaces `Cache-Control` (RFC 9213, 2.2); `no-cache="field"` and `private="field"`
     ///   apply to the fields that they list; `must-understand` overrides `no-store`.
     pub fn strict() -> Self {
-        let mut requests =
-            RequestRules { heads: Heads::STRICT, cookie: Sharing::Freely, ..RequestRules::default() };
-        requests.authorization = Sharing::IfSaid;
+        let mut requests = RequestRules {
+            heads: Heads::STRICT,
+            cookie: CredentialSharing::Freely,
+            ..RequestRules::default()
+        };
+        requests.authorization = CredentialSharing::IfSaid;
         requests.credentials = requests
             .credentials
             .names
@@ -111,7 +114,7 @@ impl HttpPolicy {
         Self {
             requests,
             letter: true,
-            set_cookie: Sharing::Freely,
+            set_cookie: CredentialSharing::Freely,
             default_lifetime: false,
             heuristic_freshness: true,
             stale_on_disconnect: DAY,
@@ -138,7 +141,12 @@ impl HttpPolicy {
     pub fn private() -> Self {
         let requests =
             RequestRules { heads: Heads::PRIVATE, keyed_by_credentials: true, ..RequestRules::default() };
-        Self { requests, scope: Scope::Private, set_cookie: Sharing::Freely, ..Self::default() }
+        Self {
+            requests,
+            scope: CacheScope::Private,
+            set_cookie: CredentialSharing::Freely,
+            ..Self::default()
+        }
     }
 
     /// The scheme of keys for requests without one in their URI, as servers receive them. Set it if two services share a
@@ -205,7 +213,7 @@ impl HttpPolicy {
     /// [`strict`](Self::strict) to yes, and there such requests are answered with any stored response.
     #[must_use]
     pub fn share_authorized(mut self, share: bool) -> Self {
-        self.requests.authorization = Sharing::wished(share, self.requests.authorization);
+        self.requests.authorization = CredentialSharing::wished(share, self.requests.authorization);
         if !share {
             self.requests.credentials.add(header::AUTHORIZATION);
         }
@@ -217,8 +225,8 @@ impl HttpPolicy {
     /// yes, and there even if the response does not explicitly allow it.
     #[must_use]
     pub fn share_cookies(mut self, share: bool) -> Self {
-        self.requests.cookie = Sharing::wished(share, self.requests.cookie);
-        self.set_cookie = Sharing::wished(share, self.set_cookie);
+        self.requests.cookie = CredentialSharing::wished(share, self.requests.cookie);
+        self.set_cookie = CredentialSharing::wished(share, self.set_cookie);
         if !share {
             self.requests.credentials.add(header::COOKIE);
         }
@@ -334,8 +342,8 @@ impl HttpPolicy {
     }
 
     /// How far the values of requests are normalized.
-    pub(crate) fn normal(&self) -> Normal {
-        if self.letter { Normal::ByTheLetter } else { Normal::Careful }
+    pub(crate) fn normal(&self) -> Normalization {
+        if self.letter { Normalization::ByTheLetter } else { Normalization::Careful }
     }
 
     /// Why these settings are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).

@@ -26,7 +26,7 @@ pub(crate) enum ByteRange {
 
 /// The kind of answer to a request with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum RangeAnswer {
     /// 200, as if no range had been requested.
     Whole,
     /// 206.
@@ -73,29 +73,29 @@ impl ByteRange {
     }
 
     /// The bytes of a whole with this length.
-    pub(crate) fn of_whole(self, length: u64) -> Answer {
+    pub(crate) fn of_whole(self, length: u64) -> RangeAnswer {
         let first = match self {
             Self::From(first, _) => first,
-            Self::Last(0) => return Answer::Unsatisfiable,
+            Self::Last(0) => return RangeAnswer::Unsatisfiable,
             // Satisfiable, but `Content-Range` cannot express an empty range (RFC 9110, 14.4).
-            Self::Last(_) if length == 0 => return Answer::Whole,
+            Self::Last(_) if length == 0 => return RangeAnswer::Whole,
             Self::Last(count) => length.saturating_sub(count),
         };
         if first >= length {
-            return Answer::Unsatisfiable;
+            return RangeAnswer::Unsatisfiable;
         }
         let last = match self {
             Self::From(_, Some(last)) => last.min(length - 1),
             _ => length - 1,
         };
-        Answer::Part(Part { first, last, complete: Some(length) })
+        RangeAnswer::Part(Part { first, last, complete: Some(length) })
     }
 
     /// The requested bytes in a stored part, if it contains all of them.
     pub(crate) fn of_part(self, stored: Part) -> Option<Part> {
         let wanted = match (self, stored.complete) {
             (_, Some(complete)) => match self.of_whole(complete) {
-                Answer::Part(part) => part,
+                RangeAnswer::Part(part) => part,
                 _ => return None,
             },
             // If the length of the whole is unknown, only a range with both ends can be located.
@@ -122,10 +122,10 @@ fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 /// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
-pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: SystemTime) -> Answer {
+pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: SystemTime) -> RangeAnswer {
     match ByteRange::of(request) {
         Some(range) if if_range_holds(request, stored, now) => range.of_whole(length),
-        _ => Answer::Whole,
+        _ => RangeAnswer::Whole,
     }
 }
 

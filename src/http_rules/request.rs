@@ -12,23 +12,23 @@ use super::forwarding::is_forwarding;
 use super::normalize::may_be_misread;
 use super::ranges;
 use super::reason::Rule;
+use super::request_rules::CredentialSharing;
 use super::request_rules::RequestRules;
-use super::request_rules::Sharing;
-use super::target::{Keyed, Target, key, key_by};
+use super::target::{KeyHeaders, TargetUri, key, key_by};
 use crate::key::CacheKey;
 
 /// A request to which the rules apply: its key, and its other demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Considered<K = CacheKey> {
+pub(crate) struct ConsideredRequest<K = CacheKey> {
     pub(crate) key: K,
     /// A GET may be loaded and stored; a HEAD only finds the stored response of a GET (RFC 9110, 9.3.2).
     pub(crate) is_get: bool,
-    pub(crate) asked: Asked,
+    pub(crate) asked: RequestDemands,
 }
 
 /// A request's demands on the cache, besides the resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestDemands {
     pub(crate) directives: RequestDirectives,
     /// Has `Authorization`, and takes part if the response allows it (RFC 9111, 3.5).
     pub(crate) authorized: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Asked {
     pub(crate) other_cookies: bool,
 }
 
-impl Asked {
+impl RequestDemands {
     /// Whether it has credentials, and is looked up all the same.
     pub(crate) fn has_credentials(&self) -> bool {
         self.authorized || self.has_cookie
@@ -68,14 +68,14 @@ pub(crate) fn consider<B: http_body::Body, K>(
     request: &Request<B>,
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
-) -> Result<Considered<K>, Rule> {
+) -> Result<ConsideredRequest<K>, Rule> {
     let is_get = method(request)?;
     let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
         return Err(Rule::Extension);
     }
-    Ok(Considered { key: key_by(request, &keyed, rules, join)?, is_get, asked })
+    Ok(ConsideredRequest { key: key_by(request, &keyed, rules, join)?, is_get, asked })
 }
 
 /// The key of the GET for which the response to this POST may be stored, the POST's demands, and its absolute
@@ -83,13 +83,13 @@ pub(crate) fn consider<B: http_body::Body, K>(
 pub(crate) fn consider_post<B>(
     request: &Request<B>,
     rules: &RequestRules,
-) -> Result<(Considered, Uri), Rule> {
+) -> Result<(ConsideredRequest, Uri), Rule> {
     if request.method() != Method::POST {
         return Err(Rule::Method);
     }
     let (keyed, asked) = survey(request.headers(), rules, Content::Expected)?;
-    let uri = Target::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
-    Ok((Considered { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
+    let uri = TargetUri::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
+    Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
 }
 
 /// True for a GET, false for a HEAD; other methods are not looked up.
@@ -122,9 +122,9 @@ pub(crate) fn survey<'a>(
     headers: &'a HeaderMap,
     rules: &RequestRules,
     content: Content,
-) -> Result<(Keyed<'a>, Asked), Rule> {
-    let mut keyed = Keyed::default();
-    let mut asked = Asked::default();
+) -> Result<(KeyHeaders<'a>, RequestDemands), Rule> {
+    let mut keyed = KeyHeaders::default();
+    let mut asked = RequestDemands::default();
     let [mut has_directives, mut pragma, mut has_range] = [false; 3];
     // A POST goes to the inner service unchanged, with all of its cookies.
     let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
@@ -181,12 +181,12 @@ pub(crate) fn survey<'a>(
                 keyed.credentials = true;
                 continue;
             }
-            "authorization" if rules.authorization != Sharing::Never => {
+            "authorization" if rules.authorization != CredentialSharing::Never => {
                 asked.authorized = true;
                 continue;
             }
-            "cookie" if rules.cookie != Sharing::Never => {
-                asked.has_cookie |= rules.cookie == Sharing::IfSaid;
+            "cookie" if rules.cookie != CredentialSharing::Never => {
+                asked.has_cookie |= rules.cookie == CredentialSharing::IfSaid;
                 continue;
             }
             _ if rules.credentials.contains(name) => Rule::Credentials,

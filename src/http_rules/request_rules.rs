@@ -32,14 +32,14 @@ pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
 
 /// Whether the cache is shared or one user's (RFC 9111, 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum CacheScope {
     Shared,
     Private,
 }
 
 /// Whether requests or responses with credentials or cookies take part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sharing {
+pub(crate) enum CredentialSharing {
     #[default]
     Never,
     /// If the response explicitly allows sharing.
@@ -47,7 +47,7 @@ pub(crate) enum Sharing {
     Freely,
 }
 
-impl Sharing {
+impl CredentialSharing {
     pub(crate) fn wished(share: bool, now: Self) -> Self {
         match (share, now) {
             (false, _) => Self::Never,
@@ -125,9 +125,9 @@ pub(crate) struct RequestRules {
     pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
     /// The rule for requests with `Authorization`. With `Never`, `credentials` decides.
-    pub(crate) authorization: Sharing,
+    pub(crate) authorization: CredentialSharing,
     /// The rule for requests with `Cookie`, likewise.
-    pub(crate) cookie: Sharing,
+    pub(crate) cookie: CredentialSharing,
     /// Credentials are part of the key instead of a reason to bypass.
     pub(crate) keyed_by_credentials: bool,
     pub(crate) key: Option<KeyHook>,
@@ -149,8 +149,8 @@ impl Default for RequestRules {
             credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
             added: Vec::new(),
             unkeyed: UNKEYED_HEADERS.map(HeaderName::from_static).into_iter().collect(),
-            authorization: Sharing::Never,
-            cookie: Sharing::Never,
+            authorization: CredentialSharing::Never,
+            cookie: CredentialSharing::Never,
             keyed_by_credentials: false,
             key: None,
             authority: None,

@@ -6,7 +6,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri};
 use http_body::SizeHint;
 
-use super::cache_control::{CacheControl, Fields};
+use super::cache_control::{CacheControl, DirectiveScope};
 use super::cdn::{CDN_CACHE_CONTROL, targeted};
 use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
@@ -17,9 +17,9 @@ use super::location::of_same_origin;
 use super::policy::{HttpPolicy, ResponseRules};
 use super::ranges::Part;
 use super::reason::Rule;
-use super::request::Asked;
-use super::request_rules::{Scope, Sharing};
-use super::reuse::{Stale, Terms, must_revalidate};
+use super::request::RequestDemands;
+use super::request_rules::{CacheScope, CredentialSharing};
+use super::reuse::{ReuseTerms, StaleWindows, must_revalidate};
 use super::validation::has_validator;
 use super::vary::Vary;
 
@@ -43,11 +43,11 @@ pub struct DoNotStore;
 
 /// A response's head, and its request.
 #[derive(Clone, Debug)]
-pub(crate) struct Exchange<'a> {
+pub(crate) struct RequestResponse<'a> {
     pub(crate) method: &'a Method,
     /// The absolute target URI, if known: the response to a POST may represent it.
     pub(crate) target: Option<&'a Uri>,
-    pub(crate) asked: &'a Asked,
+    pub(crate) asked: &'a RequestDemands,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
     /// The known bounds of the body's length, even if no header states it: for a handler's body the server adds the
@@ -65,7 +65,7 @@ pub(crate) struct Exchange<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Stored for all requests that it answers, on these terms.
-    Store(Storing),
+    Store(StoreDecision),
     /// Shared with requests that waited for it, if they agree in all headers on which it depends, and not stored.
     ShareOnly { rule: Rule, vary: Vary, says_shared: bool },
     /// Only for the request that loaded it.
@@ -74,8 +74,8 @@ pub(crate) enum Verdict {
 
 /// The decision about a response, which is stored with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Storing {
-    pub(crate) terms: Terms,
+pub(crate) struct StoreDecision {
+    pub(crate) terms: ReuseTerms,
     /// Its age when it came (RFC 9111, 4.2.3).
     pub(crate) initial_age: Duration,
     /// For how long from now on it is useful: fresh, stale, or for a validation.
@@ -92,7 +92,7 @@ pub(crate) struct Storing {
     pub(crate) rule: Rule,
 }
 
-impl Storing {
+impl StoreDecision {
     /// For how long it is fresh from now on.
     pub(crate) fn fresh_for(&self) -> Duration {
         self.terms.lifetime.saturating_sub(self.initial_age)
@@ -100,7 +100,7 @@ impl Storing {
 
     /// Whether it was older than its stated lifetime when it came.
     pub(crate) fn is_too_old(&self) -> bool {
-        let Terms { lifetime, revalidate_always, .. } = self.terms;
+        let ReuseTerms { lifetime, revalidate_always, .. } = self.terms;
         !revalidate_always && !lifetime.is_zero() && self.fresh_for().is_zero()
     }
 }
@@ -108,7 +108,7 @@ impl Storing {
 /// Judges a response by its head.
 ///
 /// The rules that forbid sharing come first: even coalescing without storing hands one user's response to others.
-pub(crate) fn judge(exchange: &Exchange<'_>, rules: &ResponseRules) -> Verdict {
+pub(crate) fn judge(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
     let directives = Directives::of(exchange.headers, &rules.http);
     match forbidden(exchange, &directives, rules) {
         Some(rule) => Verdict::Private(rule),
@@ -128,7 +128,7 @@ impl Directives {
     fn of(headers: &HeaderMap, http: &HttpPolicy) -> Self {
         let general = CacheControl::parse(headers.get_all(header::CACHE_CONTROL));
         let untargeted = Self { all: general.clone(), targeted: false, forbidden_by_target: false };
-        if http.scope == Scope::Private || !headers.contains_key(CDN_CACHE_CONTROL) {
+        if http.scope == CacheScope::Private || !headers.contains_key(CDN_CACHE_CONTROL) {
             return untargeted;
         }
         let valid = targeted(headers);
@@ -151,7 +151,7 @@ impl Directives {
                     [(&mut all.private, general.private), (&mut all.no_cache, general.no_cache)]
                 {
                     if one.is_present() {
-                        *both = Fields::Whole;
+                        *both = DirectiveScope::Whole;
                     }
                 }
                 all.must_revalidate |= general.must_revalidate;
@@ -168,8 +168,8 @@ impl Directives {
 }
 
 /// The rule that keeps a response from all other requests, whatever its lifetime.
-fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
-    let Exchange { asked, status, headers, ref body, .. } = *exchange;
+fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
+    let RequestResponse { asked, status, headers, ref body, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     if exchange.do_not_store {
         return Some(Rule::DoNotStore);
@@ -184,8 +184,8 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     if directives.forbidden_by_target {
         return Some(Rule::Targeted);
     }
-    if http.scope == Scope::Shared {
-        if all.private == Fields::Whole || (all.private.is_present() && !http.letter) {
+    if http.scope == CacheScope::Shared {
+        if all.private == DirectiveScope::Whole || (all.private.is_present() && !http.letter) {
             return Some(Rule::Private);
         }
         if asked.authorized && !all.says_shared {
@@ -198,9 +198,9 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
         // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
         header::SET_COOKIE => match http.set_cookie {
-            Sharing::Freely => None,
-            Sharing::IfSaid if all.says_shared => None,
-            Sharing::IfSaid | Sharing::Never => Some(Rule::SetCookie),
+            CredentialSharing::Freely => None,
+            CredentialSharing::IfSaid if all.says_shared => None,
+            CredentialSharing::IfSaid | CredentialSharing::Never => Some(Rule::SetCookie),
         },
         // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
         // `Cache-Control` overrides it.
@@ -247,8 +247,8 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
 }
 
 /// The terms for a response that no rule forbids to share.
-fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
-    let Exchange { status, headers, now, .. } = *exchange;
+fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
+    let RequestResponse { status, headers, now, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     let vary = Vary::of(headers, &http.vary_on);
     // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
@@ -257,7 +257,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
         return Verdict::Private(Rule::Vary);
     }
     let says_shared = all.says_shared;
-    let private = if http.scope == Scope::Shared { all.private.listed() } else { &[] };
+    let private = if http.scope == CacheScope::Shared { all.private.listed() } else { &[] };
     let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
     let share_only = |rule, vary| match status {
         // Waiters may want another part, and listed fields are only removed from stored responses.
@@ -266,7 +266,8 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
         _ if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
         _ => Verdict::ShareOnly { rule, vary, says_shared },
     };
-    let revalidate_always = all.no_cache == Fields::Whole || (all.no_cache.is_present() && !http.letter);
+    let revalidate_always =
+        all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.letter);
     let has_validator = has_validator(headers, now);
     let (is_failure, may_keep_failures) = (is_failure(status), http.letter);
     let can_be_validated = has_validator && (!is_failure || may_keep_failures);
@@ -297,9 +298,9 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
         _ => return Verdict::Private(Rule::Status),
     };
     let rule = if revalidate_always { Rule::NoCache } else { rule };
-    let terms = Terms {
+    let terms = ReuseTerms {
         lifetime,
-        stale: Stale::of(all, revalidate_always, http),
+        stale: StaleWindows::of(all, revalidate_always, http),
         revalidate_always,
         immutable: all.immutable,
         says_shared,
@@ -330,7 +331,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let keep_for = fresh_for.saturating_add(beyond.max(asked_for).max(terms.stale.on_disconnect));
     let part = if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None };
     let says_stale = (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some());
-    Verdict::Store(Storing {
+    Verdict::Store(StoreDecision {
         terms,
         initial_age,
         keep_for,
@@ -344,7 +345,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
 }
 
 /// Whether the response to a POST represents what a GET of the same URI would return.
-fn is_about_target(exchange: &Exchange<'_>) -> bool {
+fn is_about_target(exchange: &RequestResponse<'_>) -> bool {
     exchange.status.is_success()
         && exchange.target.is_some_and(|target| {
             of_same_origin(target, exchange.headers, &header::CONTENT_LOCATION)

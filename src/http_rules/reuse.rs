@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use super::cache_control::{CacheControl, RequestDirectives};
 use super::policy::HttpPolicy;
-use super::request::Asked;
-use super::request_rules::Scope;
+use super::request::RequestDemands;
+use super::request_rules::CacheScope;
 
 /// The stored decision about a response, as far as reuse depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct ReuseTerms {
     /// How long it is fresh, counted from when the origin made it (RFC 9111, 4.2.1).
     pub(crate) lifetime: Duration,
-    pub(crate) stale: Stale,
+    pub(crate) stale: StaleWindows,
     /// `no-cache`: never without validation (RFC 9111, 5.2.2.4).
     pub(crate) revalidate_always: bool,
     /// `immutable`: a validation while it is fresh is useless (RFC 8246).
@@ -25,7 +25,7 @@ pub(crate) struct Terms {
 
 /// For how long after its freshness a response may be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stale {
+pub(crate) struct StaleWindows {
     /// While it is validated (RFC 5861, 3).
     pub(crate) while_revalidate: Duration,
     /// Instead of a failure (RFC 5861, 4).
@@ -36,13 +36,13 @@ pub(crate) struct Stale {
     pub(crate) on_request: bool,
 }
 
-impl Stale {
+impl StaleWindows {
     /// The windows by a response's directives and the policy.
     pub(crate) fn of(all: &CacheControl, revalidate_always: bool, http: &HttpPolicy) -> Self {
         if revalidate_always || must_revalidate(all, http) {
             return Self::default();
         }
-        let s_maxage = http.scope == Scope::Shared && all.s_maxage.is_some();
+        let s_maxage = http.scope == CacheScope::Shared && all.s_maxage.is_some();
         let window = |seconds: Option<u64>| Duration::from_secs(seconds.unwrap_or(0));
         Self {
             while_revalidate: window(all.stale_while_revalidate),
@@ -58,7 +58,7 @@ impl Stale {
 /// To the letter this includes `s-maxage` (5.2.2.10). By default it does not: the windows of RFC 5861 are widely
 /// used together with `s-maxage`, and would have no effect.
 pub(crate) fn must_revalidate(all: &CacheControl, http: &HttpPolicy) -> bool {
-    let shared = http.scope == Scope::Shared;
+    let shared = http.scope == CacheScope::Shared;
     all.must_revalidate || (shared && (all.proxy_revalidate || (http.letter && all.s_maxage.is_some())))
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Reuse {
 }
 
 /// Decides by the request, what was stored, and its age (`current_age` of RFC 9111, 4.2.3).
-pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPolicy) -> Reuse {
+pub(crate) fn reuse(asked: &RequestDemands, terms: &ReuseTerms, age: Duration, policy: &HttpPolicy) -> Reuse {
     if !is_for(asked, terms, policy) {
         return Reuse::NotForThis;
     }
@@ -124,13 +124,13 @@ pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPo
 /// Whether a response may answer a request with its credentials at all, stored or during its load: to the letter
 /// any stored one, otherwise only one that explicitly allows sharing. An origin may answer anonymous requests and
 /// users differently.
-pub(crate) fn is_for(asked: &Asked, terms: &Terms, policy: &HttpPolicy) -> bool {
+pub(crate) fn is_for(asked: &RequestDemands, terms: &ReuseTerms, policy: &HttpPolicy) -> bool {
     policy.letter || terms.says_shared || !asked.has_credentials()
 }
 
 /// How a validation or a load failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum LoadFailure {
     /// The inner service gave no response.
     Disconnected,
     /// It gave a response with this status.
@@ -139,18 +139,18 @@ pub(crate) enum Failed {
 
 /// Whether a stale response is served instead of a failure.
 pub(crate) fn instead_of(
-    failed: Failed,
-    asked: &Asked,
-    terms: &Terms,
+    failed: LoadFailure,
+    asked: &RequestDemands,
+    terms: &ReuseTerms,
     age: Duration,
     policy: &HttpPolicy,
 ) -> bool {
     let window = match failed {
         // No response is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504");
         // so is a 408 to a request without a body, which reports a time-out of the server.
-        Failed::Disconnected => terms.stale.on_disconnect.max(terms.stale.if_error),
-        Failed::Status(408 | 500 | 502 | 503 | 504) => terms.stale.if_error,
-        Failed::Status(_) => return false,
+        LoadFailure::Disconnected => terms.stale.on_disconnect.max(terms.stale.if_error),
+        LoadFailure::Status(408 | 500 | 502 | 503 | 504) => terms.stale.if_error,
+        LoadFailure::Status(_) => return false,
     };
     // A response that always needs validation, or a request that insists on it.
     let validated = terms.revalidate_always || (asked.directives.no_cache && !policy.ignore_request_no_cache);
@@ -169,9 +169,9 @@ mod tests {
         Duration::from_secs(secs)
     }
 
-    const FRESH_FOR_60: Terms = Terms {
+    const FRESH_FOR_60: ReuseTerms = ReuseTerms {
         lifetime: secs(60),
-        stale: Stale {
+        stale: StaleWindows {
             while_revalidate: Duration::ZERO,
             if_error: Duration::ZERO,
             on_disconnect: Duration::ZERO,
@@ -182,13 +182,13 @@ mod tests {
         says_shared: false,
     };
 
-    fn asked(line: &str) -> Asked {
+    fn asked(line: &str) -> RequestDemands {
         let mut directives = RequestDirectives::default();
         directives.add(&line.parse().expect("a value"));
-        Asked { directives, ..Asked::default() }
+        RequestDemands { directives, ..RequestDemands::default() }
     }
 
-    fn at(age: u64, line: &str, terms: &Terms) -> Reuse {
+    fn at(age: u64, line: &str, terms: &ReuseTerms) -> Reuse {
         reuse(&asked(line), terms, secs(age), &HttpPolicy::default())
     }
 
@@ -201,7 +201,7 @@ mod tests {
         }
         let almost = secs(60) - Duration::from_nanos(1);
         assert_eq!(reuse(&asked(""), &FRESH_FOR_60, almost, &HttpPolicy::default()), Reuse::Fresh);
-        let never = Terms { lifetime: Duration::ZERO, ..FRESH_FOR_60 };
+        let never = ReuseTerms { lifetime: Duration::ZERO, ..FRESH_FOR_60 };
         assert_eq!(at(0, "", &never), Reuse::Revalidate);
     }
 
@@ -243,15 +243,15 @@ mod tests {
         for (age, line, expected) in cases {
             assert_eq!(at(age, line, &FRESH_FOR_60), expected, "RFC 9111, 5.2.1.2: {line} at {age}");
         }
-        let stale = Stale { on_request: false, ..FRESH_FOR_60.stale };
-        let must_revalidate = Terms { stale, ..FRESH_FOR_60 };
+        let stale = StaleWindows { on_request: false, ..FRESH_FOR_60.stale };
+        let must_revalidate = ReuseTerms { stale, ..FRESH_FOR_60 };
         assert_eq!(at(60, "max-stale", &must_revalidate), Reuse::Revalidate, "RFC 9111, 5.2.2.2");
     }
 
     #[test]
     fn a_stale_response_is_served_during_validation_within_its_window_only() {
-        let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
-        let terms = Terms { stale, ..FRESH_FOR_60 };
+        let stale = StaleWindows { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
+        let terms = ReuseTerms { stale, ..FRESH_FOR_60 };
         let cases = [
             (59, "", Reuse::Fresh),
             (60, "", Reuse::StaleWhileRevalidate),
@@ -270,8 +270,8 @@ mod tests {
 
     #[test]
     fn a_no_cache_response_is_never_served_without_validation() {
-        let stale = Stale { while_revalidate: secs(99), ..FRESH_FOR_60.stale };
-        let terms = Terms { revalidate_always: true, stale, ..FRESH_FOR_60 };
+        let stale = StaleWindows { while_revalidate: secs(99), ..FRESH_FOR_60.stale };
+        let terms = ReuseTerms { revalidate_always: true, stale, ..FRESH_FOR_60 };
         for line in ["", "max-stale", "max-age=100"] {
             assert_eq!(at(0, line, &terms), Reuse::Revalidate, "RFC 9111, 5.2.2.4: {line}");
             assert_eq!(at(61, line, &terms), Reuse::Revalidate, "{line}");
@@ -285,15 +285,15 @@ mod tests {
         for line in ["no-cache", "max-age=0", "no-cache, max-age=0", "min-fresh=61"] {
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(60), &policy), Reuse::Revalidate, "{line}");
-            let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
-            let served = reuse(&asked(line), &Terms { stale, ..FRESH_FOR_60 }, secs(61), &policy);
+            let stale = StaleWindows { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
+            let served = reuse(&asked(line), &ReuseTerms { stale, ..FRESH_FOR_60 }, secs(61), &policy);
             assert_eq!(served, Reuse::StaleWhileRevalidate, "{line}");
         }
     }
 
     #[test]
     fn a_reload_of_an_immutable_response_is_a_hit() {
-        let terms = Terms { immutable: true, ..FRESH_FOR_60 };
+        let terms = ReuseTerms { immutable: true, ..FRESH_FOR_60 };
         assert_eq!(at(30, "max-age=0", &terms), Reuse::Fresh, "RFC 8246, 2.1");
         assert_eq!(at(30, "no-cache", &terms), Reuse::Revalidate, "a forced one is not");
         assert_eq!(at(60, "max-age=0", &terms), Reuse::Revalidate, "nor is one of a stale response");
@@ -301,14 +301,17 @@ mod tests {
 
     #[test]
     fn requests_with_credentials_get_only_responses_that_allow_sharing() {
-        let shared = Terms { says_shared: true, ..FRESH_FOR_60 };
-        for facts in [Asked { authorized: true, ..asked("") }, Asked { has_cookie: true, ..asked("") }] {
-            let given = |terms: &Terms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
+        let shared = ReuseTerms { says_shared: true, ..FRESH_FOR_60 };
+        for facts in [
+            RequestDemands { authorized: true, ..asked("") },
+            RequestDemands { has_cookie: true, ..asked("") },
+        ] {
+            let given = |terms: &ReuseTerms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
             assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::default()), Reuse::NotForThis, "A1, A2");
             assert_eq!(given(&shared, &HttpPolicy::default()), Reuse::Fresh, "A1, A2");
             assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::strict()), Reuse::Fresh, "RFC 9111, 4");
             assert!(!instead_of(
-                Failed::Disconnected,
+                LoadFailure::Disconnected,
                 &facts,
                 &FRESH_FOR_60,
                 secs(1),
@@ -319,12 +322,13 @@ mod tests {
 
     #[test]
     fn a_stale_response_stands_in_for_a_failure_within_its_windows() {
-        let stale = Stale { if_error: secs(20), on_disconnect: secs(10), ..FRESH_FOR_60.stale };
-        let terms = Terms { stale, ..FRESH_FOR_60 };
-        let none = Terms { stale: Stale::default(), ..FRESH_FOR_60 };
-        let disconnect_only = Terms { stale: Stale { if_error: Duration::ZERO, ..stale }, ..FRESH_FOR_60 };
-        let always = Terms { revalidate_always: true, ..terms };
-        let gone = Failed::Disconnected;
+        let stale = StaleWindows { if_error: secs(20), on_disconnect: secs(10), ..FRESH_FOR_60.stale };
+        let terms = ReuseTerms { stale, ..FRESH_FOR_60 };
+        let none = ReuseTerms { stale: StaleWindows::default(), ..FRESH_FOR_60 };
+        let disconnect_only =
+            ReuseTerms { stale: StaleWindows { if_error: Duration::ZERO, ..stale }, ..FRESH_FOR_60 };
+        let always = ReuseTerms { revalidate_always: true, ..terms };
+        let gone = LoadFailure::Disconnected;
         let cases = [
             (gone, 70, "", terms, true),
             (gone, 80, "", terms, true),
@@ -336,15 +340,15 @@ mod tests {
             (gone, 61, "", always, false),
             (gone, 61, "no-cache", terms, false),
             (gone, 30, "max-age=0", terms, true),
-            (Failed::Status(503), 80, "", terms, true),
-            (Failed::Status(503), 81, "", terms, false),
-            (Failed::Status(503), 61, "", disconnect_only, false),
-            (Failed::Status(500), 61, "", terms, true),
-            (Failed::Status(502), 61, "", terms, true),
-            (Failed::Status(504), 61, "", terms, true),
-            (Failed::Status(408), 61, "", terms, true),
-            (Failed::Status(501), 61, "", terms, false),
-            (Failed::Status(404), 61, "", terms, false),
+            (LoadFailure::Status(503), 80, "", terms, true),
+            (LoadFailure::Status(503), 81, "", terms, false),
+            (LoadFailure::Status(503), 61, "", disconnect_only, false),
+            (LoadFailure::Status(500), 61, "", terms, true),
+            (LoadFailure::Status(502), 61, "", terms, true),
+            (LoadFailure::Status(504), 61, "", terms, true),
+            (LoadFailure::Status(408), 61, "", terms, true),
+            (LoadFailure::Status(501), 61, "", terms, false),
+            (LoadFailure::Status(404), 61, "", terms, false),
         ];
         for (failed, age, line, terms, given) in cases {
             let stands_in = instead_of(failed, &asked(line), &terms, secs(age), &HttpPolicy::strict());
@@ -367,8 +371,8 @@ mod tests {
             age in 0_u64..200, more in 0_u64..200, lifetime in 0_u64..100, window in 0_u64..100,
             immutable: bool, line in "(max-age=[0-9]{1,2},)?(min-fresh=[0-9]{1,2},)?(max-stale(=[0-9]{1,2})?)?",
         ) {
-            let stale = Stale { while_revalidate: secs(window), ..FRESH_FOR_60.stale };
-            let terms = Terms { lifetime: secs(lifetime), stale, immutable, ..FRESH_FOR_60 };
+            let stale = StaleWindows { while_revalidate: secs(window), ..FRESH_FOR_60.stale };
+            let terms = ReuseTerms { lifetime: secs(lifetime), stale, immutable, ..FRESH_FOR_60 };
             prop_assert!(generosity(at(age + more, &line, &terms)) <= generosity(at(age, &line, &terms)));
         }
     }

@@ -39,18 +39,18 @@ use crate::key::CacheKey;
 pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     let mut request = Request::new(());
     *request.uri_mut() = uri.clone();
-    key(&request, &Keyed::default(), &RequestRules::default()).ok()
+    key(&request, &KeyHeaders::default(), &RequestRules::default()).ok()
 }
 
 /// The parts of a request's headers that its key may need.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Keyed<'a> {
+pub(crate) struct KeyHeaders<'a> {
     pub(crate) host: Option<&'a HeaderValue>,
     /// There are credentials that belong in the key.
     pub(crate) credentials: bool,
 }
 
-impl<'a> Keyed<'a> {
+impl<'a> KeyHeaders<'a> {
     /// For a request that is not looked up, whatever its other headers are.
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
@@ -67,7 +67,7 @@ impl<'a> Keyed<'a> {
 /// The key of a request.
 pub(crate) fn key<B>(
     request: &Request<B>,
-    keyed: &Keyed<'_>,
+    keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
 ) -> Result<CacheKey, Rule> {
     key_by(request, keyed, rules, CacheKey::from_texts)
@@ -76,7 +76,7 @@ pub(crate) fn key<B>(
 /// The key of a request, made by `join` from a head and texts.
 pub(crate) fn key_by<B, K>(
     request: &Request<B>,
-    keyed: &Keyed<'_>,
+    keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<K, Rule> {
@@ -86,7 +86,7 @@ pub(crate) fn key_by<B, K>(
     if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
     }
-    let target = Target::behind(original, request, keyed, rules)?;
+    let target = TargetUri::behind(original, request, keyed, rules)?;
     if keyed.credentials || rules.key.is_some() {
         return Ok(target.key_by(&additions(request, keyed, rules)?, join));
     }
@@ -95,7 +95,7 @@ pub(crate) fn key_by<B, K>(
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
 /// 9111, 2).
-pub(crate) struct Target<'a> {
+pub(crate) struct TargetUri<'a> {
     /// The head of the key, which includes the scheme.
     head: &'static str,
     authority: Cow<'a, str>,
@@ -104,10 +104,10 @@ pub(crate) struct Target<'a> {
     rewritten: Option<&'a str>,
 }
 
-impl<'a> Target<'a> {
+impl<'a> TargetUri<'a> {
     pub(crate) fn of<B>(
         request: &'a Request<B>,
-        keyed: &Keyed<'a>,
+        keyed: &KeyHeaders<'a>,
         rules: &'a RequestRules,
     ) -> Result<Self, Rule> {
         Self::behind(original(request), request, keyed, rules)
@@ -117,7 +117,7 @@ impl<'a> Target<'a> {
     fn behind<B>(
         original: Option<&'a Uri>,
         request: &'a Request<B>,
-        keyed: &Keyed<'a>,
+        keyed: &KeyHeaders<'a>,
         rules: &'a RequestRules,
     ) -> Result<Self, Rule> {
         let target = original.unwrap_or_else(|| request.uri());
@@ -152,7 +152,7 @@ impl<'a> Target<'a> {
     /// that of `Host`, by which a handler may go. User information does not distinguish resources.
     pub(crate) fn changed_by<B>(
         request: &'a Request<B>,
-        keyed: &Keyed<'a>,
+        keyed: &KeyHeaders<'a>,
         rules: &'a RequestRules,
     ) -> Vec<Self> {
         let target = original(request).unwrap_or_else(|| request.uri());
@@ -225,7 +225,7 @@ fn lower_case(authority: &str) -> Cow<'_, str> {
 /// The policy's additions to the key. No path begins like one of these, so they cannot be confused.
 pub(crate) fn additions<B>(
     request: &Request<B>,
-    keyed: &Keyed<'_>,
+    keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
 ) -> Result<Vec<String>, Rule> {
     let mut added = Vec::new();

@@ -8,7 +8,7 @@ use std::fmt;
 use http::header::{self, HeaderMap, HeaderName};
 use sha2::{Digest as _, Sha256};
 
-use super::normalize::{Normal, preferred_language, selecting_value};
+use super::normalize::{Normalization, preferred_language, selecting_value};
 
 /// A response that depends on more headers is not stored, because each name multiplies the variants.
 pub(crate) const MOST_NAMES: usize = 8;
@@ -109,7 +109,7 @@ impl Names {
     }
 
     /// The identity of this request's variant.
-    pub(crate) fn fingerprint(&self, request: &HeaderMap, normal: Normal) -> Fingerprint {
+    pub(crate) fn fingerprint(&self, request: &HeaderMap, normal: Normalization) -> Fingerprint {
         self.fingerprint_without(None, request, normal)
     }
 
@@ -117,7 +117,7 @@ impl Names {
         &self,
         left_out: Option<&HeaderName>,
         request: &HeaderMap,
-        normal: Normal,
+        normal: Normalization,
     ) -> Fingerprint {
         let mut digest = Sha256::new();
         digest.update(b"vary-1");
@@ -190,7 +190,12 @@ pub(crate) struct Variant {
 
 impl Variant {
     /// The variant of the response to this request.
-    pub(crate) fn of(names: &Names, request: &HeaderMap, response: &HeaderMap, normal: Normal) -> Self {
+    pub(crate) fn of(
+        names: &Names,
+        request: &HeaderMap,
+        response: &HeaderMap,
+        normal: Normalization,
+    ) -> Self {
         let others = || names.fingerprint_without(Some(&header::ACCEPT_LANGUAGE), request, normal);
         let depends = names.0.contains(&header::ACCEPT_LANGUAGE);
         let language = depends.then(|| content_language(response)).flatten();
@@ -209,13 +214,13 @@ impl Variant {
         names: &Names,
         request: &HeaderMap,
         variants: &[Self],
-        normal: Normal,
+        normal: Normalization,
     ) -> Option<usize> {
         let own = names.fingerprint(request, normal);
         if let Some(at) = variants.iter().position(|variant| variant.fingerprint == own) {
             return Some(at);
         }
-        if normal != Normal::ByTheLetter || variants.iter().all(|variant| variant.language.is_none()) {
+        if normal != Normalization::ByTheLetter || variants.iter().all(|variant| variant.language.is_none()) {
             return None;
         }
         let preferred = preferred_language(request)?;

@@ -6,21 +6,21 @@ use super::Key;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlightKey {
     pub(crate) key: Key,
-    pub(crate) lane: Lane,
+    pub(crate) mode: LoadMode,
 }
 
 /// How a flight obtains the right to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Lane {
+pub(crate) enum LoadMode {
     /// Under the fleet's lease. The normal one.
-    Lease,
+    Leased,
     /// Outside the lease, for callers whose `wait_timeout` has passed.
-    Beside,
+    Unleased,
     /// Under the lease only if it is free, and without waiters: to find out whether a resource
     /// that was uncacheable still is.
-    Heal,
+    Probe,
     /// Under the lease only if it is free, and without waiters: all callers are served the stored value.
-    Refresh,
+    BackgroundRefresh,
     /// Under the fleet's lease, for callers that reject the stored value while others are served it.
-    Anew,
+    ForcedReload,
 }

@@ -18,14 +18,14 @@ use crate::flight;
 use crate::flight::order::Arrival;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
-use crate::value::outcome::Ending;
-use crate::value::tags::Tagged;
-use nesting::{Loading, Turn};
+use crate::value::outcome::FlightOutcome;
+use crate::value::tags::TagId;
+use nesting::{LoadPermitId, LoadScope};
 
-type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
+type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
 /// Tells a load's waiters that its value is on its way.
-pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
+pub(crate) type Announcer = flight::Announcer<Loader, FlightOutcome>;
 
 /// A caller's loader, boxed at the API so that the code behind it is compiled once.
 pub(crate) struct Loader {
@@ -33,7 +33,7 @@ pub(crate) struct Loader {
     /// The caller's span: the load belongs to the request that began it.
     pub(crate) span: tracing::Span,
     /// The chain of loads inside which the caller runs.
-    pub(crate) within: Option<Arc<Loading>>,
+    pub(crate) within: Option<Arc<LoadScope>>,
     /// When the caller came; joining again does not change it.
     pub(crate) came: Arrival,
     /// When the caller began to wait on a flight.
@@ -42,7 +42,7 @@ pub(crate) struct Loader {
 
 /// For which callers a loader runs, and whether its result may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum LeaseState {
     /// For all waiters of a flight that holds the lease: the result is stored if it may be.
     Leased,
     /// For all waiters of a flight without the lease: nothing is stored.
@@ -53,8 +53,8 @@ pub(crate) enum Mode {
 
 /// What a loader receives.
 #[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) mode: Mode,
+pub(crate) struct LoadInput {
+    pub(crate) mode: LeaseState,
     /// The value that is to be loaded anew, if the store still has it.
     pub(crate) previous: Option<Entry>,
     /// When the load is aborted.
@@ -66,25 +66,25 @@ pub(crate) struct Given {
     pub(crate) announcer: Option<Announcer>,
 }
 
-impl Given {
+impl LoadInput {
     /// The input of a load that answers only its own caller.
     pub(crate) fn alone(load_timeout: Duration) -> Self {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
         let deadline = Instant::now() + load_timeout;
-        Self { mode: Mode::Alone, previous: None, deadline, lost, announcer: None }
+        Self { mode: LeaseState::Alone, previous: None, deadline, lost, announcer: None }
     }
 }
 
 /// What a loader returned.
-pub(crate) struct Loaded {
+pub(crate) struct LoadOutput {
     pub(crate) result: LoadResult,
     /// Called once the other waiters were told, or once the caller's budget for that is used up: completes
     /// the client's response, or its error.
     pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Loaded {
+impl LoadOutput {
     /// Calls `settled` at once: for a load without other waiters, or one whose caller need not wait for them.
     pub(crate) fn settle(self) -> LoadResult {
         if let Some(settled) = self.settled {
@@ -96,12 +96,12 @@ impl Loaded {
 
 /// Whether to store a marker, for a while, which says that callers need not queue for a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum MarkerRule {
     No,
     /// If there is no value that other callers are served.
     IfUnserved,
     /// In place of the entry that the load was to replace, which must not be used again.
-    Over,
+    Replace,
 }
 
 /// What a loader returned, and how it may be shared.
@@ -115,19 +115,19 @@ pub(crate) enum LoadResult {
         /// As `Entry::validator`.
         validator: Bytes,
         /// The value's tags besides the policy's.
-        tags: Vec<Tagged>,
+        tags: Vec<TagId>,
         brief: Option<Bytes>,
     },
     /// Only the loading caller may have the value.
-    Uncacheable { mark: Mark },
+    Uncacheable { mark: MarkerRule },
     /// No value.
     Failed(Failure),
     /// Valid for its own caller only, because the other waiters ask for something else; the next waiter loads.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP requests"))]
-    Aside,
+    OnlyForCaller,
 }
 
-impl From<LoadResult> for Loaded {
+impl From<LoadResult> for LoadOutput {
     fn from(result: LoadResult) -> Self {
         Self { result, settled: None }
     }
@@ -135,20 +135,20 @@ impl From<LoadResult> for Loaded {
 
 impl Loader {
     /// Whether the caller runs inside a load that holds this turn.
-    pub(crate) fn is_within(&self, turn: &Turn) -> bool {
+    pub(crate) fn is_within(&self, turn: &LoadPermitId) -> bool {
         self.within.as_ref().is_some_and(|outer| outer.holds(turn))
     }
 
     /// Boxes a caller's loader, with the caller's span and the chain of loads it runs inside.
     pub(crate) fn new<F, Fut>(run: F) -> Self
     where
-        F: FnOnce(Given) -> Fut + Send + 'static,
-        Fut: Future<Output = Loaded> + Send + 'static,
+        F: FnOnce(LoadInput) -> Fut + Send + 'static,
+        Fut: Future<Output = LoadOutput> + Send + 'static,
     {
         Self {
             run: Box::new(move |given| Box::pin(run(given))),
             span: tracing::Span::current(),
-            within: Loading::current(),
+            within: LoadScope::current(),
             came: Arrival::now(),
             since: None,
         }
@@ -164,7 +164,7 @@ pub(crate) fn describe(error: JoinError) -> Failure {
 }
 
 /// A spawned load that is aborted when the flight that waits for it is dropped.
-pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<Loaded>);
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<LoadOutput>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

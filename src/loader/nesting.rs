@@ -9,17 +9,17 @@ use crate::key::Key;
 
 /// The loads inside which a task runs, innermost first.
 #[derive(Debug)]
-pub(crate) struct Loading {
+pub(crate) struct LoadScope {
     /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
     place: u64,
     key: Key,
-    turn: Option<Turn>,
+    turn: Option<LoadPermitId>,
     outer: Option<Arc<Self>>,
 }
 
 /// Which limited permit a load holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum LoadPermitId {
     /// One of the `limit` permits of this namespace in this store, shared by all guards.
     Permit { place: u64, namespace: Box<str>, limit: u32 },
     /// One of a guard's places for loads without the store.
@@ -27,10 +27,10 @@ pub(crate) enum Turn {
 }
 
 tokio::task_local! {
-    static LOADING: Arc<Loading>;
+    static LOADING: Arc<LoadScope>;
 }
 
-impl Loading {
+impl LoadScope {
     /// The loads inside which the current task runs.
     pub(crate) fn current() -> Option<Arc<Self>> {
         LOADING.try_with(Arc::clone).ok()
@@ -50,7 +50,7 @@ impl Loading {
     pub(crate) fn scope_with<F: Future>(
         place: u64,
         key: &Key,
-        turn: Option<Turn>,
+        turn: Option<LoadPermitId>,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
@@ -65,7 +65,7 @@ impl Loading {
 
     /// Whether one of these loads holds such a turn. Each of them waits for the loads inside it, so an inner load that waited
     /// for another turn might wait for theirs, a deadlock.
-    pub(crate) fn holds(&self, turn: &Turn) -> bool {
+    pub(crate) fn holds(&self, turn: &LoadPermitId) -> bool {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }
 

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use super::LockError;
-use super::engine::acquisition::Grip;
+use super::engine::acquisition::HoldState;
 use super::engine::hold::Hold;
-use super::engine::target::{MutexTarget, Target as _};
+use super::engine::target::{LockTarget as _, MutexTarget};
 use super::engine::wait::acquire_instead;
 use super::options::{check_auto_renew, held_ttl};
 
@@ -59,7 +59,7 @@ pub struct MutexGuard {
 /// ```
 #[derive(Clone)]
 pub struct Held {
-    grip: Arc<Grip<MutexTarget>>,
+    grip: Arc<HoldState<MutexTarget>>,
 }
 
 impl MutexGuard {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::LockError;
-use super::engine::home::Home;
+use super::engine::registry::LockRegistry;
 use crate::error::{Error, ErrorKind};
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
 use crate::store::StoreErrorKind;
 use crate::store::backend::Backend;
@@ -36,7 +36,7 @@ use crate::store::memory::MemoryStore;
 /// ```
 #[derive(Clone)]
 pub struct Locks {
-    pub(super) home: Arc<Home>,
+    pub(super) home: Arc<LockRegistry>,
 }
 
 /// Settings of [`Locks`]; [`build`](Self::build) checks them.
@@ -87,14 +87,14 @@ impl Locks {
     }
 
     /// Locks on the connections of a guard, in its namespace.
-    pub(crate) fn of(guard: &Arc<Node>) -> Self {
+    pub(crate) fn of(guard: &Arc<GuardState>) -> Self {
         Self::with_timeout(guard, COMMAND_TIMEOUT)
     }
 
     /// Locks on the connections of a guard, with another timeout of one command.
-    pub(crate) fn with_timeout(guard: &Arc<Node>, command_timeout: Duration) -> Self {
+    pub(crate) fn with_timeout(guard: &Arc<GuardState>, command_timeout: Duration) -> Self {
         let (store, namespace) = (guard.store.clone(), guard.namespace.clone());
-        Self { home: Arc::new(Home::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
+        Self { home: Arc::new(LockRegistry::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
     }
 
     /// Opens the connections, so that the first lock does not wait for them.
@@ -178,7 +178,7 @@ impl LocksBuilder {
         let Self { backend, namespace, command_timeout } = self;
         let store = backend.into_store(command_timeout);
         let namespace = escape_namespace(&namespace).into();
-        Locks { home: Arc::new(Home::new(store, namespace, command_timeout, None)) }
+        Locks { home: Arc::new(LockRegistry::new(store, namespace, command_timeout, None)) }
     }
 }
 

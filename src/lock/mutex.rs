@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use super::engine::target::{MutexTarget, Target as _};
-use super::engine::terms::Terms;
+use super::engine::target::{LockTarget as _, MutexTarget};
 use super::engine::wait::acquire;
+use super::engine::wait_terms::WaitTerms;
 use super::held::{Claim, HELD};
 use super::{Held, LockError, MutexGuard, MutexOptions};
 use crate::store::StoreError;
@@ -69,7 +69,7 @@ impl Mutex {
     ///
     /// Safe: a lock that may have been acquired is released in the background.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, LockError> {
-        let terms = Terms { retries: Some(0), timeout: None, ..self.target.terms() };
+        let terms = WaitTerms { retries: Some(0), timeout: None, ..self.target.terms() };
         match self.acquire(&terms).await {
             Ok(guard) => Ok(Some(guard)),
             Err(error) if error.is_busy() => Ok(None),
@@ -215,7 +215,7 @@ impl Mutex {
         &self.target
     }
 
-    async fn acquire(&self, terms: &Terms) -> Result<MutexGuard, LockError> {
+    async fn acquire(&self, terms: &WaitTerms) -> Result<MutexGuard, LockError> {
         let claim = Claim::stake(&self.state)?;
         let hold = acquire(&self.target, terms).await?;
         claim.held();

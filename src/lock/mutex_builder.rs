@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::home::Home;
+use super::engine::registry::LockRegistry;
 use super::engine::target::MutexTarget;
 use super::options::{MutexOptions, Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::{Fairness, LockError, Locks, Mutex, Scope};
@@ -33,7 +33,7 @@ use super::{Fairness, LockError, Locks, Mutex, Scope};
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct MutexBuilder {
-    home: Arc<Home>,
+    home: Arc<LockRegistry>,
     scope: Scope,
     options: MutexOptions,
     /// `None` until it is set, or implied by an interval.
@@ -42,7 +42,7 @@ pub struct MutexBuilder {
 }
 
 impl MutexBuilder {
-    pub(super) fn new(home: Arc<Home>, scope: Scope) -> Self {
+    pub(super) fn new(home: Arc<LockRegistry>, scope: Scope) -> Self {
         Self { home, scope, options: MutexOptions::default(), waiting: None, paced: false }
     }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::LockError;
-use super::engine::acquisition::Grip;
+use super::engine::acquisition::HoldState;
 use super::engine::hold::Hold;
-use super::engine::target::{SemaphoreTarget, Target as _};
+use super::engine::target::{LockTarget as _, SemaphoreTarget};
 use crate::store::lock_store::PermitFreed;
 
 /// One of a semaphore's permits. Dropping it releases it in the background.
@@ -28,7 +28,7 @@ pub struct Permit {
 /// [`Permit`] can.
 #[derive(Clone)]
 pub struct PermitView {
-    grip: Arc<Grip<SemaphoreTarget>>,
+    grip: Arc<HoldState<SemaphoreTarget>>,
 }
 
 /// The result of releasing a permit.

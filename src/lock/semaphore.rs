@@ -5,9 +5,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::target::{SemaphoreTarget, Target as _};
-use super::engine::terms::Terms;
+use super::engine::target::{LockTarget as _, SemaphoreTarget};
 use super::engine::wait::acquire;
+use super::engine::wait_terms::WaitTerms;
 use super::{LockError, Permit, PermitView, Released, Waiting};
 use crate::store::lock_store::{Change, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
@@ -92,7 +92,7 @@ impl Semaphore {
         };
         let fallback = (Duration::ZERO, 0.0);
         let terms =
-            Terms { waiting: self.waiting, fallback, retries, timeout, min_remaining: Duration::ZERO };
+            WaitTerms { waiting: self.waiting, fallback, retries, timeout, min_remaining: Duration::ZERO };
         match acquire(&self.target, &terms).await {
             Ok(hold) if self.auto_renew => Ok(Some(Permit::new(hold.renew()))),
             Ok(hold) => Ok(Some(Permit::new(hold))),

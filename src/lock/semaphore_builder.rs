@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::engine::home::Home;
+use super::engine::registry::LockRegistry;
 use super::engine::target::SemaphoreTarget;
 use super::options::{Waiting, check_auto_renew, check_pace, held_ttl, whole_ttl};
 use super::{LockError, Locks, Scope, Semaphore};
@@ -14,7 +14,7 @@ use crate::store::lock_store::Create;
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct SemaphoreBuilder {
-    home: Arc<Home>,
+    home: Arc<LockRegistry>,
     scope: Scope,
     permits: u32,
     lease: Duration,
@@ -24,7 +24,7 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    pub(super) fn new(home: Arc<Home>, scope: Scope, permits: u32) -> Self {
+    pub(super) fn new(home: Arc<LockRegistry>, scope: Scope, permits: u32) -> Self {
         Self {
             home,
             scope,

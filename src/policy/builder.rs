@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::http::Requests;
+use super::http::RequestSettings;
 use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
@@ -16,7 +16,7 @@ pub struct PolicyBuilder {
     pub(super) wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
     pub(super) command_timeout: Option<Duration>,
-    pub(super) requests: Requests,
+    pub(super) requests: RequestSettings,
 }
 
 impl Policy {
@@ -55,7 +55,7 @@ impl PolicyBuilder {
         Self {
             wait_timeout: (wait != policy.longest_load()).then_some(wait),
             command_timeout: (command != policy.usual_command_timeout()).then_some(command),
-            requests: Requests::of(&policy.http),
+            requests: RequestSettings::of(&policy.http),
             policy,
         }
     }

@@ -8,20 +8,20 @@ use http::uri::Scheme;
 use crate::http::HttpPolicy;
 
 /// The HTTP settings of a policy.
-pub(crate) type OverHttp = Arc<HttpPolicy>;
+pub(crate) type HttpSettings = Arc<HttpPolicy>;
 
 /// The rules for requests that a builder sets itself. Kept apart from the policy's `http` until `build`: replacing `http` would
 /// drop them, so that the order of the calls would decide whether one user's answers are shared.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Requests {
+pub(super) struct RequestSettings {
     pub(super) scheme: Option<Scheme>,
     pub(super) credentials: Option<Vec<HeaderName>>,
     pub(super) added: Vec<HeaderName>,
 }
 
-impl Requests {
+impl RequestSettings {
     /// The rules of a policy that stay if its `http` is replaced.
-    pub(super) fn of(http: &OverHttp) -> Self {
+    pub(super) fn of(http: &HttpSettings) -> Self {
         let rules = &http.requests;
         Self {
             scheme: (rules.scheme != Scheme::HTTP).then(|| rules.scheme.clone()),
@@ -31,7 +31,7 @@ impl Requests {
     }
 
     /// The policy's HTTP settings with these rules applied, or why they are refused.
-    pub(super) fn apply(self, http: OverHttp) -> Result<OverHttp, String> {
+    pub(super) fn apply(self, http: HttpSettings) -> Result<HttpSettings, String> {
         let http = Arc::unwrap_or_clone(http);
         let http = self.scheme.into_iter().fold(http, HttpPolicy::scheme);
         let http = self.credentials.into_iter().fold(http, HttpPolicy::credential_headers);

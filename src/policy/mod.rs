@@ -3,7 +3,6 @@
 //! Every default is defined here once, with its reason.
 
 pub(crate) mod budget;
-mod build;
 mod builder;
 #[cfg(feature = "http")]
 mod http;
@@ -12,16 +11,17 @@ mod http;
 mod http;
 #[cfg(feature = "http")]
 mod http_builder;
+mod validate;
 
 use std::time::Duration;
 
 pub use builder::PolicyBuilder;
 
-use self::http::OverHttp;
+use self::http::HttpSettings;
 use crate::key::{CacheKey, Key};
 use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
-use crate::value::freshness::{Lifetimes, Times};
+use crate::value::freshness::{Expiry, Lifetimes};
 use crate::value::tags;
 use budget::Budget;
 
@@ -110,7 +110,7 @@ pub struct Policy {
     pub(crate) error_for: Duration,
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
-    pub(crate) http: OverHttp,
+    pub(crate) http: HttpSettings,
 }
 
 impl Policy {
@@ -192,7 +192,7 @@ impl Policy {
     }
 
     /// Whether a caller that is served this fresh value should have it loaded anew.
-    pub(crate) fn is_due_early(&self, stored_at: u64, times: &Times, now: u64) -> bool {
+    pub(crate) fn is_due_early(&self, stored_at: u64, times: &Expiry, now: u64) -> bool {
         if now < times.retry_at {
             return false;
         }

@@ -1,17 +1,17 @@
 //! What a policy has for the HTTP layer where the feature `http` is off: nothing.
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct OverHttp;
+pub(crate) struct HttpSettings;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Requests;
+pub(super) struct RequestSettings;
 
-impl Requests {
-    pub(super) fn of(_http: &OverHttp) -> Self {
+impl RequestSettings {
+    pub(super) fn of(_http: &HttpSettings) -> Self {
         Self
     }
 
-    pub(super) fn apply(self, http: OverHttp) -> Result<OverHttp, String> {
+    pub(super) fn apply(self, http: HttpSettings) -> Result<HttpSettings, String> {
         Ok(http)
     }
 }

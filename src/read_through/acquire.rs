@@ -6,28 +6,29 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lease::{Lease, outdate, release_later};
+use super::lease::{Lease, detach_unleased, release_later};
 use super::tag_check::{current, unless_invalidated};
-use crate::flight::order::Question;
-use crate::guard_state::{Node, Seen, Stored};
+use crate::flight::order::SentAt;
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
-use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token, Watch};
-use crate::tracker::Present;
-use crate::value::entry::Kind;
-use crate::value::freshness::Serves;
-use crate::value::outcome::Ending;
+use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
+use crate::tracker::Tracked;
+use crate::value::entry::EntryKind;
+use crate::value::freshness::Freshness;
+use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
 
 /// How many unusable entries a contender may find before the load goes on without the store.
 pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
 /// The outcome of contending for a key's lease.
-pub(crate) enum Contended {
+pub(crate) enum AcquireOutcome {
     /// This flight leads.
     Leased(Lease),
-    /// Another flight's load has ended. The acquire that found this was sent at `asked`.
-    Ended { ending: Ending, asked: Question },
+    /// Another flight's load has ended. The acquire that found this was sent at `sent_at`.
+    Ended { outcome: FlightOutcome, asked: SentAt },
     /// Another flight holds the lease for this long yet, and this flight does not queue.
     Busy(Duration),
     /// Other flights held the lease for longer than this flight waits.
@@ -39,13 +40,13 @@ pub(crate) enum Contended {
 }
 
 /// The inputs of one flight's attempt to get the lease.
-pub(crate) struct Contender<'a> {
-    pub(crate) node: &'a Arc<Node>,
+pub(crate) struct AcquireRequest<'a> {
+    pub(crate) state: &'a Arc<GuardState>,
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
     /// The entry that was read and will not be served as it is.
-    pub(crate) seen: &'a mut Option<Box<Seen>>,
+    pub(crate) rejected: &'a mut Option<Arc<StoredEntry>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
@@ -56,44 +57,44 @@ pub(crate) struct Contender<'a> {
     pub(crate) goes_on: &'a (dyn Fn() -> Option<Instant> + Sync),
 }
 
-/// A [`Contender`] with the state of its attempt.
-pub(super) struct Contention<'a> {
-    pub(super) contender: Contender<'a>,
+/// A [`AcquireRequest`] with the state of its attempt.
+pub(super) struct Acquisition<'a> {
+    pub(super) contender: AcquireRequest<'a>,
     pub(super) token: Token,
-    pub(super) watch: Watch,
+    pub(super) watch: LeaseWatch,
     /// When the last acquire was sent.
-    pub(super) asked: Question,
+    pub(super) sent_at: SentAt,
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
     /// How many loads of this wave have vanished.
-    pub(super) hops: u8,
+    pub(super) takeovers: u8,
     /// When a hint said that the awaited load has ended, if that was before the deadline.
     pub(super) released: Option<Instant>,
     /// How many unusable entries it has found.
     pub(super) unusable: u8,
     /// The store may have granted this token the lease, or may yet do so: an acquire got no answer, or a hint told of a grant
     /// that no acquire has confirmed.
-    pub(super) ghost: bool,
+    pub(super) maybe_granted: bool,
     /// Counts a lease that may be granted at any time from the first acquire on.
-    pub(super) doubtful: Present,
+    pub(super) possible_lease: Tracked,
 }
 
-impl<'a> Contention<'a> {
-    pub(super) fn of(contender: Contender<'a>) -> Self {
-        let node = contender.node;
-        let token = Token::mint_for(node.store.node(), contender.policy.lease);
+impl<'a> Acquisition<'a> {
+    pub(super) fn of(contender: AcquireRequest<'a>) -> Self {
+        let state = contender.state;
+        let token = Token::mint_for(state.store.node(), contender.policy.lease);
         Self {
             // Registered before the first acquire: invariant 3 of the store.
-            watch: node.store.watch(contender.key, &token),
-            doubtful: node.doubtful.enter(),
+            watch: state.store.watch(contender.key, &token),
+            possible_lease: state.possible_leases.enter(),
             contender,
             token,
-            asked: Question::now(),
+            sent_at: SentAt::now(),
             behind: None,
-            hops: 0,
+            takeovers: 0,
             released: None,
             unusable: 0,
-            ghost: false,
+            maybe_granted: false,
         }
     }
 
@@ -106,65 +107,65 @@ impl<'a> Contention<'a> {
     }
 
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
-        self.asked = Question::now();
-        let Contender { node, key, policy, queue, seen, budget, .. } = &mut self.contender;
+        self.sent_at = SentAt::now();
+        let AcquireRequest { state, key, policy, queue, rejected, budget, .. } = &mut self.contender;
+        let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
         let ask = Acquire {
             token: &self.token,
             lease: policy.lease,
-            seen: seen.as_ref().map(|seen| &seen.raw),
+            seen: seen.as_ref(),
             behind: self.behind.as_ref(),
             queue: *queue,
         };
-        let acquired = node.store.acquire(key, ask, within).await;
+        let acquired = state.store.acquire(key, ask, within).await;
         // A round trip that ends in `Held` ran while a live leader loaded, so it added no latency.
         if !matches!(acquired, Ok(Acquired::Held { .. })) {
-            budget.spend(self.asked.at);
+            budget.spend(self.sent_at.at);
         }
         acquired
     }
 
     /// The acquire found an entry that this flight has not seen.
-    pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), Contended> {
-        let Contender { node, key, tags, since, .. } = self.contender;
-        let stored = current(node, raw, key, tags, within).await.map_err(Contended::StoreDown)?;
-        let seen = match stored {
-            Stored::Entry(entry) if entry.kind == Kind::Marker => {
-                return Err(self.ended_with(Ending::Uncacheable));
+    pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
+        let AcquireRequest { state, key, tags, since, .. } = self.contender;
+        let content = current(state, raw, key, tags, within).await.map_err(AcquireOutcome::StoreDown)?;
+        if let Ok(entry) = &content {
+            if entry.kind == EntryKind::Marker {
+                return Err(self.ended_with(FlightOutcome::Uncacheable));
             }
-            Stored::Entry(entry) => match entry.serves(node.store.now()) {
-                Serves::Fresh => return Err(self.ended_with(Ending::Value(entry))),
+            match entry.serves(state.store.now()) {
+                Freshness::Fresh => return Err(self.ended_with(FlightOutcome::Value(entry.clone()))),
                 // The load that this flight has waited for, or would have repeated, has failed; its leader stored the older value again.
-                Serves::Resting => return Err(self.ended_with(Ending::Stale(entry))),
+                Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry.clone()))),
                 // Stored while this flight waited, so it counts whatever its lifetime, unless `expire` has ended that meanwhile.
-                _ if !entry.times.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
-                    return Err(self.ended_with(Ending::Value(entry)));
+                _ if !entry.expiry.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
+                    return Err(self.ended_with(FlightOutcome::Value(entry.clone())));
                 }
-                _ => Seen::entry(entry, key),
-            },
-            unusable => Seen::of(unusable, key),
-        };
+                _ => {}
+            }
+        }
         if self.unusable == UNUSABLE_LIMIT {
-            return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::Transient)));
+            return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::Transient)));
         }
         self.unusable += 1;
-        *self.contender.seen = Some(Box::new(seen));
+        *self.contender.rejected = Some(Arc::new(StoredEntry::new(content)));
         Ok(())
     }
 
-    fn ended_with(&self, ending: Ending) -> Contended {
-        Contended::Ended { ending, asked: self.asked }
+    fn ended_with(&self, outcome: FlightOutcome) -> AcquireOutcome {
+        AcquireOutcome::Ended { outcome, asked: self.sent_at }
     }
 
     /// The awaited load has ended, or the outcome of an earlier load is replayed to newcomers.
-    pub(super) async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
-        let Contender { node, key, tags, .. } = self.contender;
-        let entry = match Ending::decode(ending, key) {
-            Ending::Value(entry) => entry,
-            ending => return Err(self.ended_with(ending)),
+    pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
+        let AcquireRequest { state, key, tags, .. } = self.contender;
+        let entry = match FlightOutcome::decode(outcome, key) {
+            FlightOutcome::Value(entry) => entry,
+            outcome => return Err(self.ended_with(outcome)),
         };
-        let checked = unless_invalidated(node, entry, key, tags, within).await;
-        if let Stored::Entry(entry) = checked.map_err(Contended::StoreDown)? {
-            return Err(self.ended_with(Ending::Value(entry)));
+        let checked = unless_invalidated(state, entry, key, tags, within).await;
+        if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
+            return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
         // The value was invalidated. It is not stored, so asking for it again is useless: contend without it.
         self.behind = None;
@@ -173,15 +174,22 @@ impl<'a> Contention<'a> {
 
     /// Turns the granted acquire into the held lease.
     pub(super) fn lead(self) -> Lease {
-        let Self { contender: Contender { node, key, policy, .. }, token, watch, asked, hops, .. } = self;
+        let Self {
+            contender: AcquireRequest { state, key, policy, .. },
+            token,
+            watch,
+            sent_at: asked,
+            takeovers: hops,
+            ..
+        } = self;
         Lease {
-            _held: node.leases.enter(),
-            node: Arc::clone(node),
+            _held: state.leases.enter(),
+            state: Arc::clone(state),
             key: key.clone(),
             token,
             watch,
             ttl: policy.lease,
-            hops,
+            takeovers: hops,
             waited_until: self.behind.is_some().then(Instant::now),
             confirmed: Mutex::new(asked),
         }
@@ -191,11 +199,11 @@ impl<'a> Contention<'a> {
     /// the key would stay leased until the lease expires. `gives_up`: the flight still has a place in the queue, and the release
     /// removes that too. Otherwise each flight that timed out behind one slow load would leave a place there.
     pub(super) fn leave(self, gives_up: bool) {
-        let Contender { node, key, policy, .. } = self.contender;
+        let AcquireRequest { state, key, policy, .. } = self.contender;
         let hints = self.watch.close();
-        outdate(node, key, &hints);
-        if self.ghost || hints.granted.is_some() || gives_up {
-            release_later(Arc::clone(node), key.clone(), self.token, policy.lease, self.doubtful);
+        detach_unleased(state, key, &hints);
+        if self.maybe_granted || hints.granted.is_some() || gives_up {
+            release_later(Arc::clone(state), key.clone(), self.token, policy.lease, self.possible_lease);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Failure};
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LockError, Locks, Permit, Wait};
 use crate::observe::{Count, log, warn_if};
@@ -22,13 +22,13 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Waits for one of `limit` permits to load. Returns `None`, which admits the load without a permit, if the policy says so
 /// or if the store cannot be asked and the policy fails open: the guard must not take the service down.
 pub(crate) async fn admit(
-    node: &Arc<Node>,
+    state: &Arc<GuardState>,
     policy: &Policy,
     limit: u32,
     key: &Key,
 ) -> Result<Option<Permit>, Failure> {
     // A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
-    let semaphore = Locks::with_timeout(node, policy.command_timeout)
+    let semaphore = Locks::with_timeout(state, policy.command_timeout)
         .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
         .lease(policy.lease)
         .idle_ttl(IDLE)
@@ -40,21 +40,21 @@ pub(crate) async fn admit(
     };
     match admitted {
         Ok(Some(permit)) => {
-            node.uncapped.is_over();
+            state.permit_log.is_over();
             Ok(Some(permit))
         }
         // The guard is shut down: remaining loads run outside the protocol.
         Err(LockError::Closed) => Ok(None),
         Ok(None) => {
-            node.count(Count::overloaded);
+            state.count(Count::overloaded);
             match policy.on_overload {
                 OnOverload::LoadAnyway => Ok(None),
                 OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
             }
         }
         Err(error) => {
-            node.count(Count::store_errors);
-            tell_uncapped(node, key, &error);
+            state.count(Count::store_errors);
+            tell_uncapped(state, key, &error);
             match policy.on_store_down {
                 OnStoreDown::FailOpen => Ok(None),
                 OnStoreDown::FailClosed => {
@@ -68,8 +68,8 @@ pub(crate) async fn admit(
 }
 
 /// Warns once per outage of the store that loads run without a permit.
-pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
-    warn_if!(log::GUARD, node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+pub(crate) fn tell_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
+    warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 
 fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {

@@ -1,64 +1,33 @@
 //! The end of a load: decides what its result means for its waiters and the fleet, then tells the store and the waiters. Step 7.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::lease::Lease;
-use super::load::{Lead, LoadStart, let_go_since};
+use super::load::{FlightTask, LoadStart, let_go_since};
 use super::tag_check::current;
-use crate::flight::order::Question;
-use crate::guard_state::Seen;
+use crate::flight::order::SentAt;
+use crate::guard_state::Leader;
 use crate::key::Key;
-use crate::key::flight::Lane;
-use crate::loader::{LoadResult, Loaded, Mark};
+use crate::key::flight::LoadMode;
+use crate::loader::{LoadOutput, LoadResult, MarkerRule};
 use crate::observe::Count;
-use crate::store::{Kept, StoreError, StoreErrorKind};
-use crate::value::entry::{Encoding, Entry, Kind};
-use crate::value::freshness::{Lifetimes, Serves};
-use crate::value::outcome::Ending;
-use crate::value::tags::{TagList, Tagged};
+use crate::store::{StoreError, StoreErrorKind, TokenCheck};
+use crate::value::entry::{Encoding, Entry, EntryKind};
+use crate::value::freshness::{Freshness, Lifetimes};
+use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
+use crate::value::tags::{TagId, TagList};
 
-impl Lead {
-    /// Reads the ids of the policy's tags, as a load begins.
-    pub(crate) async fn load_start(&self) -> LoadStart {
-        let Self { node, policy, .. } = self;
-        let (asked, tags) = (Question::now(), policy.tag_keys(&node.namespace));
-        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
-        if tagged.is_err() {
-            node.count(Count::store_errors);
-        }
-        LoadStart { asked, tagged: tagged.ok() }
-    }
-
-    /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
-    /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
-    async fn was_invalidated(&self, tagged: &[Tagged], life: Option<Duration>) -> bool {
-        let Some(first) = tagged.first() else { return false };
-        let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
-        let (store, within) = (&self.node.store, self.policy.command_timeout);
-        let ask = async || match life {
-            // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
-            Some(life) => {
-                let ids = store.tags().tag_ids(&tags, life, within).await?;
-                Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
-            }
-            None => store.tags().present_ids(&tags, within).await,
-        };
-        let mut ids = ask().await;
-        if ids.is_err() {
-            // Waiting for the reconnect is cheaper than another load.
-            let _ = store.reach(first.tag.name(), self.budget.left()).await;
-            ids = ask().await;
-        }
-        ids.is_err() || ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
-    }
-
+impl FlightTask {
     /// Step 7: tells the fleet, then the waiters of this process.
     pub(crate) async fn end(
         mut self,
-        mut loaded: Loaded,
+        loaded: LoadOutput,
         took: Duration,
         start: LoadStart,
         lease: Option<Lease>,
@@ -67,167 +36,219 @@ impl Lead {
         // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
         // commit on the same connection, so it sees the change.
         self.leader.detach();
-        let (known, mut tagged) = (start.tagged.is_some(), start.tagged.unwrap_or_default());
-        let outdated = match &mut loaded.result {
-            LoadResult::Value { tags, lifetimes, .. } => {
-                tagged.append(tags);
-                let life = lease.as_ref().and_then(|_| self.policy.longer_tag_life(*lifetimes));
-                !known || self.was_invalidated(&tagged, life).await
+        let LoadOutput { result, settled } = loaded;
+        if matches!(result, LoadResult::OnlyForCaller) {
+            settled.into_iter().for_each(|settled| settled());
+            self.leader.finish(FlightOutcome::Invalidated);
+            if let Some(lease) = lease {
+                lease.hand_over(0).await;
             }
-            LoadResult::Aside => {
-                loaded.settle();
-                self.leader.finish(Ending::Invalidated);
-                if let Some(lease) = lease {
-                    lease.hand_over(0).await;
-                }
-                return;
-            }
-            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => false,
-        };
-        let unsure = match &loaded.result {
-            LoadResult::Failed(failure) if lease.is_some() => {
-                let known = self.see_again().await;
-                (!known).then(|| Ending::Failed(failure.clone()))
-            }
-            LoadResult::Uncacheable { mark } if lease.is_some() && self.leaves_served(*mark) => {
-                (!self.see_again().await).then_some(Ending::Uncacheable)
-            }
-            _ => None,
-        };
-        let Loaded { result, settled } = loaded;
-        let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
-        let keep = keep.filter(|_| unsure.is_none());
-        let elsewhere = elsewhere.or(unsure);
-        let Self { node, flight, leader, seen, budget, .. } = self;
-        let seen = seen.as_ref().map(|seen| &seen.raw);
-
+            return;
+        }
+        let asked = start.asked;
+        let publication = self.classify(result, took, start, lease.is_some()).await;
+        let Self { state, flight, leader, rejected, budget, .. } = self;
+        let rejected = rejected.map(|rejected| rejected.raw(&flight.key));
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let tell_fleet = async {
-            let lease = lease?;
-            match (&ending, keep) {
-                _ if outdated => {
-                    lease.hand_over(0).await;
-                    None
-                }
-                (Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
-                    lease.commit(entry.encode(&flight.key), keep).await
-                }
-                (ending, _) => lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await,
-            }
-        };
-        tokio::pin!(tell_fleet);
+        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_ref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
-        let told = timeout(budget.left(), &mut tell_fleet).await;
+        let told = timeout(budget.left(), &mut telling).await;
         let current = match told {
-            _ if outdated => Some(start.asked),
+            _ if publication.is_outdated => Some(asked),
             // This load held the lease until now.
-            Ok(Some(Kept::Yes | Kept::Aside)) => None,
-            Ok(Some(Kept::No)) => confirmed,
+            Ok(Some(TokenCheck::Held | TokenCheck::ForeignData)) => None,
+            Ok(Some(TokenCheck::Lost)) => confirmed,
             // The store did not say. Only a value must not be older than a change; a failure may be.
-            Ok(None) | Err(_) => confirmed.filter(|_| ending.has_value()),
+            Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
-        if let Some(current) = current {
-            let_go_since(&leader, current);
-        }
-        match settled {
-            // For `Ending::Stale`, the loader's own caller is given the older value too.
-            Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
-            _ => {}
-        }
-        leader.finish(ending.clone());
+        tell_waiters(leader, &publication.outcome, current, settled);
         if told.is_err() {
-            node.count(Count::budget_exceeded);
-            tell_fleet.await;
+            state.count(Count::budget_exceeded);
+            telling.await;
         }
     }
+
+    /// Decides what a load's result means, after reading again what it depends on.
+    async fn classify(
+        &mut self,
+        mut result: LoadResult,
+        took: Duration,
+        start: LoadStart,
+        is_leased: bool,
+    ) -> Publication {
+        let is_known = start.tags.is_ok();
+        let mut tags = start.tags.unwrap_or_default();
+        let (mut is_outdated, mut unsure) = (false, None);
+        match &mut result {
+            LoadResult::Value { tags: own, lifetimes, .. } => {
+                tags.append(own);
+                let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
+                is_outdated = !is_known || self.was_invalidated(&tags, life).await;
+            }
+            LoadResult::Failed(failure) if is_leased && !self.see_again().await => {
+                unsure = Some(FlightOutcome::Failed(failure.clone()));
+            }
+            LoadResult::Uncacheable { mark }
+                if is_leased && self.leaves_served(*mark) && !self.see_again().await =>
+            {
+                unsure = Some(FlightOutcome::Uncacheable);
+            }
+            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) | LoadResult::OnlyForCaller => {}
+        }
+        let publication = self.publication(result, took, &tags);
+        match unsure {
+            // The older value may have been invalidated: it answers this process's waiters, and is not stored again.
+            Some(unsure) => {
+                Publication { keep: None, elsewhere: publication.elsewhere.or(Some(unsure)), ..publication }
+            }
+            None => Publication { is_outdated, ..publication },
+        }
+    }
+}
+
+/// Gives the flight's waiters their outcome. Callers that came after `current` join again.
+fn tell_waiters(
+    leader: Leader,
+    outcome: &FlightOutcome,
+    current: Option<SentAt>,
+    settled: Option<Box<dyn FnOnce() + Send>>,
+) {
+    if let Some(current) = current {
+        let_go_since(&leader, current);
+    }
+    match settled {
+        // For `FlightOutcome::Stale`, the loader's own caller is given the older value too.
+        Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
+        _ => {}
+    }
+    leader.finish(outcome.clone());
 }
 
 /// How long callers do not queue for a resource that was found uncacheable.
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
 /// What a load's result means for its waiters, other processes and later callers.
-pub(crate) struct Share {
-    pub(crate) ending: Ending,
-    /// What other processes are told, if that differs from `ending`.
-    pub(crate) elsewhere: Option<Ending>,
+pub(crate) struct Publication {
+    pub(crate) outcome: FlightOutcome,
+    /// What other processes are told, if that differs from `outcome`.
+    pub(crate) elsewhere: Option<FlightOutcome>,
     /// How long the value is stored; `None` shares it with the current waiters only.
     pub(crate) keep: Option<Duration>,
     /// A marker for later callers, and its lifetime.
     pub(crate) marker: Option<(Bytes, Duration)>,
     /// How long a failure is replayed to later callers.
     pub(crate) replay: Duration,
+    /// One of the value's tags may have been invalidated since the load began: it is shared with the callers that came before.
+    pub(crate) is_outdated: bool,
 }
 
-impl Share {
-    fn only(ending: Ending) -> Self {
-        Self { ending, elsewhere: None, keep: None, marker: None, replay: Duration::ZERO }
+impl Publication {
+    fn only(outcome: FlightOutcome) -> Self {
+        let replay = Duration::ZERO;
+        Self { outcome, elsewhere: None, keep: None, marker: None, replay, is_outdated: false }
+    }
+
+    /// Ends the lease with what other processes are told. `None` if there was none, or if the store's answer is not known.
+    async fn tell_fleet(
+        &self,
+        lease: Option<Lease>,
+        key: &Key,
+        rejected: Option<&Bytes>,
+    ) -> Option<TokenCheck> {
+        let lease = lease?;
+        if self.is_outdated {
+            lease.hand_over(0).await;
+            return None;
+        }
+        match (&self.outcome, self.keep) {
+            (FlightOutcome::Value(entry) | FlightOutcome::Stale(entry), Some(keep)) => {
+                lease.commit(entry.encode(key), keep).await
+            }
+            (outcome, _) => {
+                let told = self.elsewhere.as_ref().unwrap_or(outcome);
+                lease.fail(told, self.replay, self.marker.clone(), rejected).await
+            }
+        }
     }
 }
 
-impl Lead {
+impl FlightTask {
     /// Decides what a load's result means.
-    pub(crate) fn share(&self, result: LoadResult, took: Duration, tagged: &[Tagged]) -> Share {
-        let now = self.node.store.now();
+    fn publication(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Publication {
+        let now = self.state.store.now();
         match result {
             LoadResult::Value { encoding, payload, lifetimes, validator, tags: _, brief } => {
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload| {
-                    let (kind, validator, tags) = (Kind::Value, validator[..].into(), tags.clone());
-                    Ending::Value(Entry { kind, encoding, stored_at: now, times, validator, tags, payload })
+                    let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
+                    FlightOutcome::Value(Entry {
+                        kind,
+                        encoding,
+                        stored_at: now,
+                        expiry: times,
+                        validator,
+                        tags,
+                        payload,
+                    })
                 };
                 let keep = (!keep.is_zero()).then_some(keep);
-                Share { keep, elsewhere: brief.map(value), ..Share::only(value(payload)) }
+                Publication { keep, elsewhere: brief.map(value), ..Publication::only(value(payload)) }
             }
-            LoadResult::Aside => Share::only(Ending::Gone),
+            LoadResult::OnlyForCaller => Publication::only(FlightOutcome::Gone),
             LoadResult::Uncacheable { mark } => match self.stand_in(now).filter(|_| self.leaves_served(mark))
             {
-                Some((entry, keep)) => Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) },
-                None => Share {
+                Some((entry, keep)) => {
+                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
+                }
+                None => Publication {
                     marker: self.marks(mark, now).then(|| marker_entry(&self.flight.key, now)),
-                    ..Share::only(Ending::Uncacheable)
+                    ..Publication::only(FlightOutcome::Uncacheable)
                 },
             },
             LoadResult::Failed(failure) => match self.stand_in(now) {
                 Some((entry, keep)) => {
-                    self.node.count(Count::stand_ins);
-                    Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) }
+                    self.state.count(Count::stand_ins);
+                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
                 }
-                None => Share { replay: self.policy.error_for, ..Share::only(Ending::Failed(failure)) },
+                None => Publication {
+                    replay: self.policy.error_for,
+                    ..Publication::only(FlightOutcome::Failed(failure))
+                },
             },
         }
     }
 
     /// Whether the value that callers are served meanwhile stays in place. It is then stored again with a back-off, else each
     /// caller would begin another load that yields no value.
-    pub(crate) fn leaves_served(&self, mark: Mark) -> bool {
-        self.flight.lane == Lane::Refresh && mark != Mark::Over
+    fn leaves_served(&self, mark: MarkerRule) -> bool {
+        self.flight.mode == LoadMode::BackgroundRefresh && mark != MarkerRule::Replace
     }
 
-    fn marks(&self, mark: Mark, now: u64) -> bool {
-        let seen = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
+    fn marks(&self, mark: MarkerRule, now: u64) -> bool {
+        let rejected = self.rejected.as_ref().and_then(|rejected| rejected.value());
         match mark {
-            Mark::No => false,
-            Mark::IfUnserved => !seen.is_some_and(|seen| seen.serves(now).is_at_once()),
-            Mark::Over => true,
+            MarkerRule::No => false,
+            MarkerRule::IfUnserved => !rejected.is_some_and(|value| value.serves(now).is_at_once()),
+            MarkerRule::Replace => true,
         }
     }
 
     /// Reads the value that may stand in for the failed load again, and its tags. It was first read before this flight had the
     /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
     /// a value stored under them is known to be invalid. Returns whether the store answered.
-    pub(crate) async fn see_again(&mut self) -> bool {
-        if self.stand_in(self.node.store.now()).is_none() {
+    async fn see_again(&mut self) -> bool {
+        if self.stand_in(self.state.store.now()).is_none() {
             return true;
         }
-        let Self { node, policy, budget, flight, seen, .. } = self;
+        let Self { state, policy, budget, flight, rejected, .. } = self;
         let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
-        let tags = policy.tag_keys(&node.namespace);
+        let tags = policy.tag_keys(&state.namespace);
         let found = async {
-            match node.store.look_up(&flight.key, within).await? {
-                Some(raw) => current(node, raw, &flight.key, &tags, within).await.map(Some),
+            match state.store.look_up(&flight.key, within).await? {
+                Some(raw) => current(state, raw, &flight.key, &tags, within).await.map(Some),
                 None => Ok(None),
             }
         };
@@ -236,8 +257,8 @@ impl Lead {
         budget.spend(asked);
         let known = found.is_ok();
         match found {
-            Ok(stored) => *seen = stored.map(|stored| Box::new(Seen::of(stored, &flight.key))),
-            Err(_) => node.count(Count::store_errors),
+            Ok(content) => *rejected = content.map(|content| Arc::new(StoredEntry::new(content))),
+            Err(_) => state.count(Count::store_errors),
         }
         known
     }
@@ -245,27 +266,29 @@ impl Lead {
     /// The older value that may be served instead of a failure, and how long to store it. Stored again, it tells the whole
     /// fleet not to ask the origin for the back-off.
     pub(crate) fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
-        let previous = self.seen.as_ref()?.value.as_ref()?;
-        let may = match self.flight.lane {
+        let previous = self.rejected.as_ref()?.value()?;
+        let may = match self.flight.mode {
             // A background refresh has no waiters: the value is not served by this, only stored again with a back-off.
-            Lane::Refresh => previous.times.serves(now) != Serves::No,
-            Lane::Lease | Lane::Beside | Lane::Heal | Lane::Anew => previous.times.stands_in(now),
+            LoadMode::BackgroundRefresh => previous.expiry.serves(now) != Freshness::Expired,
+            LoadMode::Leased | LoadMode::Unleased | LoadMode::Probe | LoadMode::ForcedReload => {
+                previous.expiry.stands_in(now)
+            }
         };
         if !may {
             return None;
         }
-        let times = previous.times.rested(now, self.policy.back_off);
+        let times = previous.expiry.rested(now, self.policy.back_off);
         let keep = times.stale_until.max(times.error_until).saturating_sub(now);
-        Some((Entry { times, ..previous.clone() }, Duration::from_millis(keep)))
+        Some((Entry { expiry: times, ..previous.clone() }, Duration::from_millis(keep)))
     }
 }
 
 fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
     let marker = Entry {
-        kind: Kind::Marker,
+        kind: EntryKind::Marker,
         encoding: Encoding::RAW,
         stored_at: now,
-        times: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
+        expiry: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
         validator: Box::default(),
         tags: TagList::default(),
         payload: Bytes::new(),

@@ -1,42 +1,42 @@
 //! The loop of steps 4 and 5: contends for a lease until it is granted or no longer needed.
 
-use super::acquire::{Contended, Contender, Contention};
+use super::acquire::{AcquireOutcome, AcquireRequest, Acquisition};
 use crate::observe::Count;
 use crate::store::{Acquired, StoreError, StoreErrorKind};
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
-pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let mut contention = Contention::of(contender);
+pub(crate) async fn contend(contender: AcquireRequest<'_>) -> AcquireOutcome {
+    let mut contention = Acquisition::of(contender);
     match contention.run().await {
-        Ok(()) => Contended::Leased(contention.lead()),
+        Ok(()) => AcquireOutcome::Leased(contention.lead()),
         Err(contended) => {
-            contention.leave(matches!(contended, Contended::Leaving | Contended::WaitedOut));
+            contention.leave(matches!(contended, AcquireOutcome::Leaving | AcquireOutcome::WaitedOut));
             contended
         }
     }
 }
 
-impl Contention<'_> {
+impl Acquisition<'_> {
     /// Runs until the lease is granted (`Ok`) or the attempt has another outcome.
-    async fn run(&mut self) -> Result<(), Contended> {
+    async fn run(&mut self) -> Result<(), AcquireOutcome> {
         loop {
-            let node = self.contender.node;
-            if node.is_leaving() {
-                return Err(Contended::Leaving);
+            let state = self.contender.state;
+            if state.is_leaving() {
+                return Err(AcquireOutcome::Leaving);
             }
             let Some(within) = self.within() else {
-                node.count(Count::budget_exceeded);
-                return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
+                state.count(Count::budget_exceeded);
+                return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
             match self.acquire(within).await {
                 Ok(Acquired::Granted) => return Ok(()),
                 Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
-                Ok(Acquired::Ended(ending)) => self.ended(&ending, within).await?,
+                Ok(Acquired::Ended(outcome)) => self.ended(&outcome, within).await?,
                 Ok(Acquired::Held { remaining, .. }) if !self.contender.queue => {
-                    return Err(Contended::Busy(remaining));
+                    return Err(AcquireOutcome::Busy(remaining));
                 }
                 Ok(Acquired::Held { remaining, holder }) => self.wait(remaining, holder).await?,
-                Err(error) => self.ride_out(error).await?,
+                Err(error) => self.retry_after_disconnect(error).await?,
             }
         }
     }

@@ -1,32 +1,32 @@
 //! The task of one flight: contend for the lease, load, end. Steps 4 to 6; `commit` is step 7.
 //!
-//! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its seat
+//! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its slot
 //! becomes free. The task goes on, because the origin does the work anyway and the next request wants the value.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::acquire::{Contended, Contender};
+use super::acquire::{AcquireOutcome, AcquireRequest};
 use super::bulkhead;
 use super::contend::contend;
 use super::lease::Lease;
-use super::load::{Lead, LoadStart, Run, let_go_since};
+use super::load::{FlightTask, LoadEnd, LoadStart, let_go_since};
 use crate::error::{Error, Failure};
 use crate::guard_state::Leader;
-use crate::key::flight::Lane;
-use crate::loader::nesting::Turn;
-use crate::loader::{LoadResult, Loaded};
+use crate::key::flight::LoadMode;
+use crate::loader::nesting::LoadPermitId;
+use crate::loader::{LoadOutput, LoadResult};
 use crate::lock::Permit;
 use crate::observe::{self, Count};
 use crate::policy::OnStoreDown;
 use crate::store::{StoreError, StoreErrorKind};
-use crate::value::outcome::Ending;
+use crate::value::outcome::FlightOutcome;
 
 /// How often a vanished load is taken over in one wave before its failure is given to all waiters.
 const MOST_HOPS: u8 = 3;
 
-impl Lead {
+impl FlightTask {
     /// Spawns the flight's task. All waiters are answered when it ends, also if its runtime drops it.
     pub(crate) fn start(self) {
         tokio::spawn(self.task());
@@ -35,14 +35,14 @@ impl Lead {
     /// The flight's task, which is counted from this call on.
     fn task(self) -> impl Future<Output = ()> + Send {
         // A shutdown does not wait for flights that begin after it; only their callers do.
-        let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
+        let running = (!self.state.is_closed()).then(|| self.state.tasks.enter());
         async move {
             let stands_for = self.run().await;
             // The flight only stays in the map from here on, so a shutdown need not wait for it.
             drop(running);
             if let Some((leader, pause)) = stands_for {
                 sleep(pause).await;
-                leader.finish(Ending::Gone);
+                leader.finish(FlightOutcome::Gone);
             }
         }
     }
@@ -50,52 +50,54 @@ impl Lead {
     /// Runs the flight. If another process is refreshing, returns how long to keep this flight in the map, so that local callers
     /// do not each try the lease.
     async fn run(mut self) -> Option<(Leader, Duration)> {
-        let lease = match self.flight.lane {
-            Lane::Beside => None,
-            Lane::Lease | Lane::Heal | Lane::Anew if self.node.is_closed() => {
+        let lease = match self.flight.mode {
+            LoadMode::Unleased => None,
+            LoadMode::Leased | LoadMode::Probe | LoadMode::ForcedReload if self.state.is_closed() => {
                 self.load_for_a_process_that_ends().await;
                 return None;
             }
-            Lane::Lease | Lane::Heal | Lane::Refresh | Lane::Anew => match self.contend().await {
-                Contended::Leased(lease) => Some(lease),
-                Contended::Ended { ending, asked } => {
-                    if ending.has_value() {
-                        // A caller that came after `asked` may know of a change that the found value does not have.
-                        self.leader.detach();
-                        let_go_since(&self.leader, asked);
+            LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
+                match self.contend().await {
+                    AcquireOutcome::Leased(lease) => Some(lease),
+                    AcquireOutcome::Ended { outcome, asked } => {
+                        if outcome.has_value() {
+                            // A caller that came after `asked` may know of a change that the found value does not have.
+                            self.leader.detach();
+                            let_go_since(&self.leader, asked);
+                        }
+                        return self.finish(outcome);
                     }
-                    return self.finish(ending);
-                }
-                Contended::WaitedOut => return self.finish(Ending::WaitedOut),
-                Contended::Busy(remaining) if self.flight.lane == Lane::Refresh => {
-                    return Some((self.leader, remaining.min(self.policy.lease)));
-                }
-                Contended::Busy(_) => return self.finish(Ending::Gone),
-                Contended::Leaving if self.flight.lane != Lane::Refresh => {
-                    self.load_for_a_process_that_ends().await;
-                    return None;
-                }
-                Contended::Leaving => return self.finish(Ending::Gone),
-                // No caller waits for a refresh, and failing open would make every process refresh for itself.
-                Contended::StoreDown(_) if self.flight.lane == Lane::Refresh => {
-                    return self.finish(Ending::Gone);
-                }
-                Contended::StoreDown(error) => match self.policy.on_store_down {
-                    OnStoreDown::FailOpen => {
-                        // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
-                        // replacement flight too, so later callers join this one.
-                        let refused =
-                            [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
-                        self.leader.go_adrift(!refused);
-                        self.load_without_the_store(error).await;
+                    AcquireOutcome::WaitedOut => return self.finish(FlightOutcome::WaitedOut),
+                    AcquireOutcome::Busy(remaining) if self.flight.mode == LoadMode::BackgroundRefresh => {
+                        return Some((self.leader, remaining.min(self.policy.lease)));
+                    }
+                    AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::Gone),
+                    AcquireOutcome::Leaving if self.flight.mode != LoadMode::BackgroundRefresh => {
+                        self.load_for_a_process_that_ends().await;
                         return None;
                     }
-                    OnStoreDown::FailClosed => {
-                        let error = Error::store("acquiring the lease", &self.flight.key, error);
-                        return self.finish(Ending::Failed(Failure::Guard(error)));
+                    AcquireOutcome::Leaving => return self.finish(FlightOutcome::Gone),
+                    // No caller waits for a refresh, and failing open would make every process refresh for itself.
+                    AcquireOutcome::StoreDown(_) if self.flight.mode == LoadMode::BackgroundRefresh => {
+                        return self.finish(FlightOutcome::Gone);
                     }
-                },
-            },
+                    AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
+                        OnStoreDown::FailOpen => {
+                            // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
+                            // replacement flight too, so later callers join this one.
+                            let refused =
+                                [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
+                            self.leader.lose_store(!refused);
+                            self.load_without_the_store(error).await;
+                            return None;
+                        }
+                        OnStoreDown::FailClosed => {
+                            let error = Error::store("acquiring the lease", &self.flight.key, error);
+                            return self.finish(FlightOutcome::Failed(Failure::Guard(error)));
+                        }
+                    },
+                }
+            }
         };
         self.load_in_turn(lease).await;
         None
@@ -104,17 +106,17 @@ impl Lead {
     /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
     /// counts them, cannot be asked.
     async fn load_without_the_store(self, error: StoreError) {
-        let (most, turn) = (self.policy.max_fail_open_loads, self.node.place_turn());
+        let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
         let is_within = self.holds(&turn);
-        let place = if is_within { None } else { self.node.fail_open.try_enter(most) };
+        let place = if is_within { None } else { self.state.fail_open.try_enter(most) };
         if place.is_none() && !is_within {
-            self.node.count(Count::overloaded);
+            self.state.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
             return self.end(failure.into(), Duration::ZERO, LoadStart::none(), None).await;
         }
-        self.node.count(Count::fail_open_loads);
+        self.state.count(Count::fail_open_loads);
         if self.policy.max_concurrent_loads.is_some() {
-            bulkhead::tell_uncapped(&self.node, &self.flight.key, &error);
+            bulkhead::tell_uncapped(&self.state, &self.flight.key, &error);
         }
         self.load_and_end(None, None, place.is_some().then_some(turn)).await;
     }
@@ -125,38 +127,38 @@ impl Lead {
         if !self.leader.is_joinable() {
             // An invalidation has detached this flight, so several flights of the key may wait. Their callers join again and share
             // the flight that is in the map, or a new one.
-            return self.leader.finish(Ending::Invalidated);
+            return self.leader.finish(FlightOutcome::Invalidated);
         }
-        self.leader.go_adrift(false);
+        self.leader.lose_store(false);
         self.load_and_end(None, None, None).await;
     }
 
-    fn finish<T>(self, ending: Ending) -> Option<T> {
-        self.leader.finish(ending);
+    fn finish<T>(self, outcome: FlightOutcome) -> Option<T> {
+        self.leader.finish(outcome);
         None
     }
 
-    async fn contend(&mut self) -> Contended {
+    async fn contend(&mut self) -> AcquireOutcome {
         let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
         // The first caller's `wait_timeout` has passed; continue only while later callers wait, which leave by their own timers.
         // Detach before the second check, so that no caller joins between that check and the end of the flight.
         let goes_on = || {
-            leader.leave_first(Ending::WaitedOut);
+            leader.leave_first(FlightOutcome::WaitedOut);
             let is_awaited = leader.is_awaited() || {
                 leader.detach();
                 leader.is_awaited()
             };
             is_awaited.then(|| Instant::now() + wait_timeout)
         };
-        contend(Contender {
-            node: &self.node,
+        contend(AcquireRequest {
+            state: &self.state,
             key: &self.flight.key,
             policy: &self.policy,
-            queue: matches!(self.flight.lane, Lane::Lease | Lane::Anew),
-            seen: &mut self.seen,
+            queue: matches!(self.flight.mode, LoadMode::Leased | LoadMode::ForcedReload),
+            rejected: &mut self.rejected,
             budget: &mut self.budget,
-            tags: &self.policy.tag_keys(&self.node.namespace),
-            since: self.node.store.now(),
+            tags: &self.policy.tag_keys(&self.state.namespace),
+            since: self.state.store.now(),
             deadline: Instant::now() + wait_timeout,
             goes_on: &goes_on,
         })
@@ -168,20 +170,25 @@ impl Lead {
         match self.admit(&mut lease).await.map(Option::unzip) {
             Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
             Err(failure) => {
-                let shed = Loaded::from(LoadResult::Failed(failure));
+                let shed = LoadOutput::from(LoadResult::Failed(failure));
                 self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
             }
         }
     }
 
     /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
-    async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>, turn: Option<Turn>) {
+    async fn load_and_end(
+        self,
+        mut lease: Option<Lease>,
+        permit: Option<Permit>,
+        turn: Option<LoadPermitId>,
+    ) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
         // When the flight stopped waiting for another load, if it had to wait for one.
         let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
         let mut vanished = false;
         loop {
-            let Some((loader, seat)) = self.leader.next_loader() else {
+            let Some((loader, slot)) = self.leader.next_loader() else {
                 // No waiter is left that has a loader: hand the lease over to another process. Release the permit first, so that
                 // loads of other keys need not wait for the hand-over.
                 drop(permit);
@@ -189,12 +196,12 @@ impl Lead {
                     && lease.hand_over(hops).await
                     && vanished
                 {
-                    self.node.count(Count::takeovers);
+                    self.state.count(Count::takeovers);
                 }
-                return self.leader.finish(Ending::Gone);
+                return self.leader.finish(FlightOutcome::Gone);
             };
             if vanished {
-                self.node.count(Count::takeovers);
+                self.state.count(Count::takeovers);
             }
             if let (Some(since), Some(until)) = (loader.since, waited_until)
                 && until > since
@@ -203,32 +210,32 @@ impl Lead {
             }
             let start = self.load_start().await;
             match self.load(loader, turn.clone(), &mut lease).await {
-                Run::Loaded(loaded, took) => {
+                LoadEnd::Loaded(loaded, took) => {
                     drop(permit);
                     return self.end(*loaded, took, start, lease).await;
                 }
-                Run::TimedOut => {
+                LoadEnd::TimedOut => {
                     drop(permit);
                     let took = self.policy.load_timeout;
                     let error = Error::load_timeout(&self.flight.key, took);
                     let failure = LoadResult::Failed(Failure::Guard(error));
                     return self.end(failure.into(), took, start, lease).await;
                 }
-                Run::Vanished(failure) => {
+                LoadEnd::Vanished(failure) => {
                     hops += 1;
                     if hops > MOST_HOPS {
                         drop(permit);
-                        let failed = Loaded::from(LoadResult::Failed(failure));
+                        let failed = LoadOutput::from(LoadResult::Failed(failure));
                         return self.end(failed, Duration::ZERO, start, lease).await;
                     }
                     vanished = true;
                     waited_until = Some(Instant::now());
                     let stand_in =
-                        self.stand_in(self.node.store.now()).map(|(older, _)| Ending::Stale(older));
+                        self.stand_in(self.state.store.now()).map(|(older, _)| FlightOutcome::Stale(older));
                     if stand_in.is_some() {
-                        self.node.count(Count::stand_ins);
+                        self.state.count(Count::stand_ins);
                     }
-                    seat.tell(stand_in.unwrap_or(Ending::Failed(failure)));
+                    slot.tell(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
                 }
             }
         }

@@ -6,47 +6,49 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::flight::order::Question;
-use crate::guard_state::Node;
+use crate::flight::order::SentAt;
+use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::key::flight::{FlightKey, Lane};
+use crate::key::flight::{FlightKey, LoadMode};
 use crate::observe::{Count, log, warn_if};
 use crate::store::wake::lease_waiters::Hints;
-use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
+use crate::store::{Fail, HandOver, HandedOver, LATEST, LeaseWatch, StoreError, Token, TokenCheck};
 use crate::sync::lock;
-use crate::tracker::Present;
-use crate::value::outcome::Ending;
+use crate::tracker::Tracked;
+use crate::value::outcome::FlightOutcome;
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    pub(super) node: Arc<Node>,
+    pub(super) state: Arc<GuardState>,
     pub(super) key: Key,
     pub(super) token: Token,
-    pub(super) watch: Watch,
+    pub(super) watch: LeaseWatch,
     pub(super) ttl: Duration,
     /// How many loads of this wave have vanished.
-    pub(super) hops: u8,
+    pub(super) takeovers: u8,
     /// When it was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
     /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that, so a caller
     /// that arrived later may know of it.
-    pub(super) confirmed: Mutex<Question>,
-    pub(super) _held: Present,
+    pub(super) confirmed: Mutex<SentAt>,
+    pub(super) _held: Tracked,
 }
 
 /// An event that ends the undisturbed hold of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum LeaseEvent {
     /// The key was invalidated. The message may be late and concern the lease before this one; a renewal tells.
     Invalidated,
     /// The token holds the lease no more.
     Lost,
+    /// The process is about to end: another process should load the key.
+    Leaving,
 }
 
 impl Lease {
     pub(crate) fn hops(&self) -> u8 {
-        self.hops
+        self.takeovers
     }
 
     pub(crate) fn waited_until(&self) -> Option<Instant> {
@@ -54,13 +56,21 @@ impl Lease {
     }
 
     /// Up to when the lease was certainly held.
-    pub(crate) fn confirmed(&self) -> Question {
+    pub(crate) fn confirmed(&self) -> SentAt {
         *lock(&self.confirmed)
     }
 
-    /// Renews the lease at each third of its TTL, and returns when it is invalidated or lost. A renewal reaches at most to the
+    /// Renews the lease at each third of its TTL, until an event ends the undisturbed hold. A renewal reaches at most to the
     /// load's `end` plus the time for a commit. With `now`, begins with a renewal.
-    pub(crate) async fn keep(&self, end: Instant, mut now: bool) -> Event {
+    pub(crate) async fn keep(&self, end: Instant, now: bool) -> LeaseEvent {
+        tokio::select! {
+            biased;
+            event = self.renew(end, now) => event,
+            () = self.state.leaving() => LeaseEvent::Leaving,
+        }
+    }
+
+    async fn renew(&self, end: Instant, mut now: bool) -> LeaseEvent {
         let period = self.ttl / 3;
         let mut due = Instant::now() + period;
         loop {
@@ -73,8 +83,8 @@ impl Lease {
                 };
                 match hints {
                     Some(hints) if hints.invalidated => {
-                        outdate(&self.node, &self.key, &hints);
-                        return Event::Invalidated;
+                        detach_unleased(&self.state, &self.key, &hints);
+                        return LeaseEvent::Invalidated;
                     }
                     // A missed hint may have been an invalidation: renew at once to find out.
                     Some(hints) if hints.missed => {}
@@ -85,28 +95,28 @@ impl Lease {
             now = false;
             due = Instant::now() + period;
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
-            let asked = Question::now();
-            match self.node.store.renew(&self.key, &self.token, ttl, period).await {
-                Ok(Kept::Yes | Kept::Aside) => *lock(&self.confirmed) = asked,
-                Ok(Kept::No) => return Event::Lost,
+            let asked = SentAt::now();
+            match self.state.store.renew(&self.key, &self.token, ttl, period).await {
+                Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = asked,
+                Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
                 // The lease may still be held: the next renewal tells, and the commit decides.
-                Err(_) => self.node.count(Count::store_errors),
+                Err(_) => self.state.count(Count::store_errors),
             }
         }
     }
 
     /// Step 7: stores the entry and wakes all waiting processes. `None` if the store's answer is not known.
-    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<Kept> {
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<TokenCheck> {
         // The deadline is the lease's TTL, because a large value on a slow connection may take longer than a look-up. The
         // caller has its own bound on waiting for this.
-        let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
-        if matches!(done, Ok(Kept::No | Kept::Aside)) {
-            self.node.count(Count::commits_refused);
+        let done = self.state.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
+        if matches!(done, Ok(TokenCheck::Lost | TokenCheck::ForeignData)) {
+            self.state.count(Count::commits_refused);
             // Otherwise the key was invalidated or the lease evicted, which is normal.
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 log::GUARD,
-                ran_out && self.node.unrenewed.is_due(),
+                ran_out && self.state.unrenewed_log.is_due(),
                 key = ?self.key,
                 ?done,
                 ran_out,
@@ -117,30 +127,30 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Step 7 without a value: publishes the ending to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
+    /// Step 7 without a value: publishes the outcome to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
     pub(crate) async fn fail(
         self,
-        ending: &Ending,
+        outcome: &FlightOutcome,
         replay: Duration,
         marker: Option<(Bytes, Duration)>,
         seen: Option<&Bytes>,
-    ) -> Option<Kept> {
+    ) -> Option<TokenCheck> {
         let fail = Fail {
             token: &self.token,
-            outcome: ending.encode(&self.key),
+            outcome: outcome.encode(&self.key),
             keep: (self.ttl * 2).max(replay),
             replay,
             marker,
             seen,
         };
-        let done = self.node.store.fail(&self.key, fail, self.ttl).await;
+        let done = self.state.store.fail(&self.key, fail, self.ttl).await;
         self.ended(done)
     }
 
     /// Gives the lease to a waiting process, or frees it. Returns whether a waiting process certainly got it.
     pub(crate) async fn hand_over(self, hops: u8) -> bool {
-        let how = HandOver { lease: self.ttl, hops, is_leaving: self.node.is_leaving() };
-        let done = self.node.store.hand_over(&self.key, &self.token, how, self.ttl).await;
+        let how = HandOver { lease: self.ttl, hops, is_leaving: self.state.is_leaving() };
+        let done = self.state.store.hand_over(&self.key, &self.token, how, self.ttl).await;
         matches!(self.ended(done), Some(HandedOver::ToWaiter))
     }
 
@@ -150,28 +160,28 @@ impl Lease {
             Ok(done) => return Some(done),
             Err(error) => error,
         };
-        self.node.count(Count::store_errors);
+        self.state.count(Count::store_errors);
         tracing::debug!(target: log::GUARD, key = %self.key.digest(), %error, "the end of a lease was not confirmed");
-        release_later(self.node, self.key, self.token, self.ttl, self._held);
+        release_later(self.state, self.key, self.token, self.ttl, self._held);
         None
     }
 }
 
 /// Detaches the flight that loads outside the lease if the key was invalidated. That flight does not learn of it, and later
 /// callers must not join a load that is older than an invalidation.
-pub(super) fn outdate(node: &Node, key: &Key, hints: &Hints) {
+pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
     if hints.invalidated {
-        node.flights.detach(&FlightKey { key: key.clone(), lane: Lane::Beside });
+        state.flights.detach(&FlightKey { key: key.clone(), mode: LoadMode::Unleased });
     }
 }
 
 /// Releases a lease that this node may hold without knowing it. Retries until the lease must have expired by itself, however
 /// late it was granted. `held` keeps it counted until then, as held or as doubtful.
-pub(super) fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Present) {
+pub(super) fn release_later(state: Arc<GuardState>, key: Key, token: Token, lease: Duration, held: Tracked) {
     tokio::spawn(async move {
         let _held = held;
         let expired = Instant::now() + LATEST + lease;
-        while node.store.release(&key, &token, lease).await.is_err() && Instant::now() < expired {
+        while state.store.release(&key, &token, lease).await.is_err() && Instant::now() < expired {
             sleep(Duration::from_millis(fastrand::u64(20..100))).await;
         }
     });

@@ -9,40 +9,43 @@ use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
 use super::bulkhead;
-use super::lease::{Event, Lease};
+use super::call::{Call, CallState};
+use super::lease::{Lease, LeaseEvent};
 use crate::error::Failure;
-use crate::flight::order::Question;
-use crate::guard_state::{Follower, Leader, Node, Seen};
+use crate::flight::order::SentAt;
+use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::flight::FlightKey;
-use crate::loader::nesting::{Loading, Turn};
-use crate::loader::{AbortOnDrop, Given, Loaded, Loader, Mode, describe};
+use crate::loader::nesting::{LoadPermitId, LoadScope};
+use crate::loader::{AbortOnDrop, LeaseState, LoadInput, LoadOutput, Loader, describe};
 use crate::lock::Permit;
 use crate::observe::{self, Count};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
-use crate::value::outcome::Ending;
-use crate::value::tags::Tagged;
+use crate::store::StoreError;
+use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
+use crate::value::tags::TagId;
 
 /// The task that runs steps 4 to 7 of one flight.
-pub(crate) struct Lead {
-    pub(crate) node: Arc<Node>,
+pub(crate) struct FlightTask {
+    pub(crate) state: Arc<GuardState>,
     pub(crate) policy: Arc<Policy>,
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
     /// The entry that the first caller read and will not serve as it is.
-    pub(crate) seen: Option<Box<Seen>>,
+    pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
     /// The chain of loads inside which the first caller waits for this one.
-    pub(crate) within: Option<Arc<Loading>>,
-    /// The seat of a caller that does not wait. Held here, because dropping a seat drops its loader.
-    pub(crate) _unattended: Option<Follower>,
+    pub(crate) within: Option<Arc<LoadScope>>,
+    /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
+    pub(crate) _unattended: Option<FlightWaiter>,
 }
 
 /// How one load ended.
-pub(super) enum Run {
+pub(super) enum LoadEnd {
     /// The loader returned, after this duration.
-    Loaded(Box<Loaded>, Duration),
+    Loaded(Box<LoadOutput>, Duration),
     TimedOut,
     /// The loader panicked, or its runtime dropped it.
     Vanished(Failure),
@@ -50,62 +53,78 @@ pub(super) enum Run {
 
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
-    pub(super) asked: Question,
-    /// The policy's tags with their ids. `None` if the store did not answer; then nothing may be stored, because no process
-    /// could tell whether it was invalidated.
-    pub(super) tagged: Option<Vec<Tagged>>,
+    pub(super) asked: SentAt,
+    /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
+    /// it was invalidated.
+    pub(super) tags: Result<Vec<TagId>, StoreError>,
 }
 
 impl LoadStart {
     /// For a load that does not begin.
     pub(crate) fn none() -> Self {
-        Self { asked: Question::now(), tagged: Some(Vec::new()) }
+        Self { asked: SentAt::now(), tags: Ok(Vec::new()) }
     }
 }
 
-impl Lead {
+impl FlightTask {
+    /// The task of the flight that this caller leads.
+    pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
+        let Call { state, policy, .. } = caller.call;
+        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
+        let (rejected, budget) = (caller.rejected.clone(), caller.budget);
+        Self { state, policy, flight, leader, rejected, budget, within: None, _unattended: None }
+    }
+
     /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
     /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
-    pub(super) async fn load(&self, loader: Loader, turn: Option<Turn>, lease: &mut Option<Lease>) -> Run {
+    pub(super) async fn load(
+        &self,
+        loader: Loader,
+        turn: Option<LoadPermitId>,
+        lease: &mut Option<Lease>,
+    ) -> LoadEnd {
         let Loader { run, span, within, .. } = loader;
         let end = Instant::now() + self.policy.load_timeout;
-        self.node.count(Count::loads);
-        let mode = if lease.is_some() { Mode::Leased } else { Mode::Unleased };
-        let previous = self.seen.as_ref().and_then(|seen| seen.value.clone());
+        self.state.count(Count::loads);
+        let mode = if lease.is_some() { LeaseState::Leased } else { LeaseState::Unleased };
+        let previous = self.rejected.as_ref().and_then(|rejected| rejected.value()).cloned();
         let (losing, lost) = watch::channel(false);
         let announcer = Some(self.leader.announcer());
-        let given = Given { mode, previous, deadline: end, lost, announcer };
-        let place = self.node.store.place();
+        let given = LoadInput { mode, previous, deadline: end, lost, announcer };
+        let place = self.state.store.place();
         let load =
-            Loading::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
+            LoadScope::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
-        let (loaded, took) = observe::timed(self.keeping(lease, end, &losing, &mut load.0)).await;
+        let (loaded, took) = observe::timed(self.renewing(lease, end, &losing, &mut load.0)).await;
         match loaded {
-            Some(Ok(loaded)) => Run::Loaded(Box::new(loaded), took),
-            Some(Err(error)) => Run::Vanished(describe(error)),
-            None => Run::TimedOut,
+            Some(Ok(loaded)) => LoadEnd::Loaded(Box::new(loaded), took),
+            Some(Err(error)) => LoadEnd::Vanished(describe(error)),
+            None => LoadEnd::TimedOut,
         }
     }
 
     /// Waits for a permit, if the policy bounds concurrent loads.
-    pub(super) async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<(Permit, Turn)>, Failure> {
-        let Self { node, policy, flight, .. } = self;
+    pub(super) async fn admit(
+        &self,
+        lease: &mut Option<Lease>,
+    ) -> Result<Option<(Permit, LoadPermitId)>, Failure> {
+        let Self { state, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
-        let turn = node.permit_turn(limit);
+        let turn = state.permit_turn(limit);
         if self.holds(&turn) {
             return Ok(None);
         }
         // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        let (nobody, admit) = (watch::Sender::new(false), bulkhead::admit(node, policy, limit, &flight.key));
-        let permit = self.keeping(lease, end, &nobody, admit).await.transpose()?.flatten();
+        let (nobody, admit) = (watch::Sender::new(false), bulkhead::admit(state, policy, limit, &flight.key));
+        let permit = self.renewing(lease, end, &nobody, admit).await.transpose()?.flatten();
         Ok(permit.map(|permit| (permit, turn)))
     }
 
     /// Renews the lease while `work` runs; returns `None` if `work` is not done at `end`. `lease` is `None` afterwards if it was
     /// lost or handed over; only a loss is sent on `losing`.
-    async fn keeping<T>(
+    async fn renewing<T>(
         &self,
         lease: &mut Option<Lease>,
         end: Instant,
@@ -129,22 +148,16 @@ impl Lead {
                     // Callers that joined before still get the value. Later callers must not: it may be older than an
                     // invalidation.
                     self.leader.detach();
-                    in_doubt = event == Event::Invalidated;
-                    if event == Event::Lost {
-                        self.node.count(Count::leases_lost);
-                        if let Some(lost) = lease.take() {
-                            let_go_since(&self.leader, lost.confirmed());
-                        }
+                    in_doubt = event == LeaseEvent::Invalidated;
+                    let Some(ended) = lease.take_if(|_| !in_doubt) else { continue };
+                    if event == LeaseEvent::Lost {
+                        self.state.count(Count::leases_lost);
+                        let_go_since(&self.leader, ended.confirmed());
                         losing.send_replace(true);
-                    }
-                }
-                () = self.node.leaving(), if lease.is_some() => {
-                    // The process is about to end: another process should load the key.
-                    self.leader.detach();
-                    if let Some(lease) = lease.take() {
+                    } else {
                         // Spawned, because `work` goes on: it has its own time limit, and callers wait for it. The shutdown waits
                         // until the lease is gone.
-                        tokio::spawn(lease.hand_over(0));
+                        tokio::spawn(ended.hand_over(0));
                     }
                 }
             }
@@ -152,14 +165,14 @@ impl Lead {
     }
 
     /// Whether the first caller waits for this load inside another load that already holds this permit.
-    pub(super) fn holds(&self, turn: &Turn) -> bool {
-        let holds = |loading: &Arc<Loading>| loading.holds(turn);
+    pub(super) fn holds(&self, turn: &LoadPermitId) -> bool {
+        let holds = |loading: &Arc<LoadScope>| loading.holds(turn);
         self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
     }
 }
 
 /// Makes the callers that came after `current` join again. The flight's outcome was current at that moment and may have changed
 /// since, and such a caller may know of the change. It joins again only once: the next load begins after its arrival.
-pub(crate) fn let_go_since(leader: &Leader, current: Question) {
-    leader.leave_if(&Ending::Invalidated, |loader| loader.came.is_after(current));
+pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
+    leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
 }

@@ -1,306 +1,168 @@
-//! One caller's state, its look-up, and how it judges the result. Step 2. Knows no Redis and no HTTP.
+//! A caller's look-up, and how the caller judges the result. Step 2. Knows no Redis and no HTTP.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use super::call::{Call, CallState, LookUpState};
+use crate::error::{Error, Failure};
+use crate::guard_state::ReadResult;
+use crate::key::flight::LoadMode;
+use crate::loader::nesting::LoadScope;
+use crate::policy::OnStoreDown;
+use crate::store::StoreError;
+use crate::value::entry::{Entry, EntryKind};
+use crate::value::freshness::Freshness;
+use crate::value::reader::EntryReader;
+use crate::value::stored::StoredEntry;
 
-use super::queued_read::{FirstRead, SharedLookUp, read};
-use crate::error::Error;
-use crate::flight::order::Arrival;
-use crate::guard_state::{LookedUp, Node, Seen, SharedRead, Stored};
-use crate::key::Key;
-use crate::key::flight::{FlightKey, Lane};
-use crate::policy::budget::Budget;
-use crate::policy::{OnStoreDown, Policy};
-use crate::store::{StoreError, StoreErrorKind};
-use crate::value::entry::{Entry, Kind};
-use crate::value::freshness::Serves;
-use crate::value::reader::{Boxed, Open, Room};
-
-/// One caller's inputs: guard state, policy, key.
-#[derive(Clone, Copy)]
-pub(crate) struct Ask<'a> {
-    pub(crate) node: &'a Arc<Node>,
-    pub(crate) policy: &'a Arc<Policy>,
-    pub(crate) key: &'a Key,
+/// The result of step 2.
+pub(crate) enum Lookup<'a, V> {
+    /// Step 8 from the store. If a background load is due, the caller brings a loader for `refresh`.
+    Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
+    /// There is nothing to serve: the caller brings a loader.
+    Miss(CallState<'a>),
+    /// There is no value, and the caller may not load one.
+    Failed(Failure),
 }
 
-/// An [`Ask`] plus its start time, remaining budget and the entry that it has rejected.
-pub(crate) struct Caller<'a> {
-    pub(crate) ask: Ask<'a>,
-    pub(crate) started: Instant,
-    pub(crate) came: Arrival,
-    pub(crate) budget: Budget,
-    /// The entry that this caller has read and will not serve as it is.
-    /// Boxed, because a caller is moved several times on each hit.
-    pub(crate) seen: Option<Box<Seen>>,
-    /// Whether the store has answered its look-up.
-    pub(crate) looked: bool,
+/// Step 2: is there something to serve? Skips the look-up if the key has a flight to join.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
+    let Call { state, key, .. } = call;
+    let mut caller = CallState::new(call);
+    if is_reentrant(call) {
+        return Lookup::Failed(Failure::Guard(Error::reentrant(key)));
+    }
+    // A guard that is shut down sends the store no more look-ups.
+    if state.is_closed()
+        || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased))
+    {
+        return Lookup::Miss(caller);
+    }
+    let read = caller.read().await;
+    caller.judge(read, reader)
 }
 
-/// What a read found: for this caller alone, or for all callers of its queue.
-pub(crate) enum Read {
-    Own(Result<Option<Stored>, StoreError>),
-    Shared(Result<Option<Arc<SharedRead>>, StoreError>),
-    LeftOut,
-}
-
-impl Read {
-    /// The store's error, if it did not answer.
-    pub(crate) fn error(&self) -> Option<&StoreError> {
-        match self {
-            Self::Own(read) => read.as_ref().err(),
-            Self::Shared(read) => read.as_ref().err(),
-            Self::LeftOut => None,
+/// Step 2 for a caller that wants a load whatever is stored.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> {
+    let Call { state, policy, key } = call;
+    let mut caller = CallState::new(call);
+    if is_reentrant(call) {
+        return Err(Failure::Guard(Error::reentrant(key)));
+    }
+    if state.is_closed() {
+        return Ok(caller);
+    }
+    match caller.read().await {
+        ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
+            return Err(Failure::Guard(Error::store("looking up the entry", key, error)));
         }
+        ReadResult::Failed(_) => caller.look_up = LookUpState::Failed,
+        ReadResult::Found(found) => (caller.look_up, caller.rejected) = (LookUpState::Answered, Some(found)),
+        ReadResult::Nothing => caller.look_up = LookUpState::Answered,
+        ReadResult::Skipped => {}
     }
+    caller.budget.spend(caller.started);
+    caller.mode = caller.mode_to_join(|_| false);
+    Ok(caller)
+}
 
-    /// Whether the store has answered.
-    pub(crate) fn is_answered(&self) -> bool {
-        !matches!(self, Self::LeftOut) && self.error().is_none()
-    }
-
-    /// The entry that was found, as a rejected one.
-    pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
-        match self {
-            Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
-            Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
-            Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) | Self::LeftOut => None,
-        }
+/// Step 2 alone: the entry, even if it may not be served; `None` also if it is unreadable.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>>, StoreError> {
+    match CallState::new(call).read_anyway().await {
+        ReadResult::Failed(error) => Err(error),
+        ReadResult::Found(found) => Ok(Some(found).filter(|found| found.value().is_some())),
+        ReadResult::Nothing | ReadResult::Skipped => Ok(None),
     }
 }
 
-/// How this caller judges the result of its look-up.
-pub(crate) enum Judged<V> {
-    Hit {
-        value: V,
-        stale: bool,
-        refresh: bool,
-    },
-    Miss,
-    /// The store did not answer.
-    Unread,
-    Marked,
-    Down(Error),
+/// Step 2 alone: the value, if there is one to serve.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<Option<R::Value>, StoreError> {
+    let caller = CallState::new(call);
+    let read = caller.read_anyway().await;
+    if let ReadResult::Failed(error) = read {
+        return Err(error);
+    }
+    match caller.judge(read, reader) {
+        Lookup::Hit { value, .. } => Ok(Some(value)),
+        Lookup::Miss(_) | Lookup::Failed(_) => Ok(None),
+    }
 }
 
-/// How a caller whose look-up failed treats an older entry that is returned later.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unread {
-    /// The look-up has not failed.
-    No,
-    /// The caller judges the entry as its look-up would have.
-    Unjudged,
-    /// The caller wants a new load whatever the entry is.
-    Unwanted,
+/// Whether the caller runs inside a load of the same key.
+fn is_reentrant(Call { state, key, .. }: Call<'_>) -> bool {
+    LoadScope::current().is_some_and(|scope| scope.includes(state.store.place(), key))
 }
 
-impl<'a> Caller<'a> {
-    pub(crate) fn new(ask: Ask<'a>) -> Self {
-        let (started, came, budget) = (Instant::now(), Arrival::now(), ask.policy.budget());
-        Self { ask, started, came, budget, seen: None, looked: false }
-    }
-
-    /// The store's clock when this caller came: one look at a clock per hit is enough.
-    pub(crate) fn now(&self) -> u64 {
-        self.ask.node.store.clock_at(self.started)
-    }
-
-    pub(crate) fn flight(&self, lane: Lane) -> FlightKey {
-        FlightKey { key: self.ask.key.clone(), lane }
-    }
-
-    /// Step 2 for a caller that joins a flight if there is one, and then need not read.
-    pub(crate) fn look_up<R: Room>(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
-        self.look_up_past::<R>(false)
-    }
-
-    /// Step 2 for a caller that wants to know what is stored, also during a load.
-    pub(crate) async fn look_up_anyway<R: Room>(&self) -> Read {
-        let (read_for_all, _first) = self.look_up_past::<R>(true).await;
-        let Ask { node, policy, key } = self.ask;
-        match (read_for_all, self.budget.next()) {
-            // The reader of the queue skipped the read, because its callers join a flight.
-            (Read::LeftOut, Some(within)) => {
-                let tags = policy.tag_keys(&node.namespace);
-                Read::Own(Box::pin(read(node, key, &tags, within)).await)
+impl<'a> CallState<'a> {
+    fn judge<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
+        let Call { state, policy, key } = self.call;
+        let found = match read {
+            ReadResult::Found(found) => found,
+            ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
+                return Lookup::Failed(Failure::Guard(Error::store("looking up the entry", key, error)));
             }
-            (read, _) => read,
-        }
-    }
-
-    /// Callers that ask at the same moment share a read. A lone caller also gets a [`FirstRead`], which holds back the callers
-    /// that queue behind it until it is dropped.
-    async fn look_up_past<R: Room>(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
-        let Ask { node, policy, key } = self.ask;
-        let Some(within) = self.budget.next() else {
-            return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
+            ReadResult::Failed(_) => return self.missed(LookUpState::Failed),
+            ReadResult::Skipped => return self.missed(LookUpState::NotMade),
+            ReadResult::Nothing => return self.missed(LookUpState::Answered),
         };
-        let tags = policy.tag_keys(&node.namespace);
-        let shared = SharedLookUp { node, key, tags: &tags, past_flights };
-        match shared.queue_up(within) {
-            Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
-            Err((queued, is_elsewhere)) => {
-                let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
-                // A timer is needed if callers with another policy wait longer than this one, if the budget does not cover the
-                // lone read and the queue's own read, or if the reader's runtime may stand still. (Only then: a timer costs time.)
-                let twice = policy.command_timeout.saturating_mul(2);
-                let read = if policy.command_timeout < node.longest_command()
-                    || twice > policy.coordination_budget
-                    || is_elsewhere
-                {
-                    Box::pin(shared.wait_for_reader(queued, is_elsewhere, self.budget.left())).await
-                } else {
-                    queued.await
-                };
-                let read = match read.unwrap_or_else(nothing) {
-                    LookedUp::Read(read) => Read::Shared(read),
-                    LookedUp::LeftOut => Read::LeftOut,
-                };
-                match policy.is_tagged() {
-                    true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
-                    false => (read, None),
-                }
-            }
-        }
-    }
-
-    /// Reads again if the shared read did not check all tags of this caller's policy.
-    async fn read_with_tags(&self, shared: Read, tags: &[Key], within: Duration) -> Read {
-        let Ask { node, key, .. } = self.ask;
-        let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
-        match &shared {
-            Read::Shared(Ok(Some(found))) if !fits(found) => Read::Own(read(node, key, tags, within).await),
-            _ => shared,
-        }
-    }
-
-    pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
-        let Ask { node, policy, key } = self.ask;
-        let now = self.now();
-        self.looked = read.is_answered();
-        let (entry, opened) = match read {
-            Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
-                let (stale, refresh) = self.serving(open.serves(&entry, now), &entry, now);
-                if refresh {
-                    self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
-                }
-                match stale.and_then(|stale| Some((open.open(&mut entry, now)?, stale))) {
-                    Some((value, stale)) => return Judged::Hit { value, stale, refresh },
-                    None => (entry, stale.is_some()),
-                }
-            }
-            Read::Shared(Ok(Some(shared))) => match &shared.stored {
-                Stored::Entry(entry) => {
-                    let serves = open.serves_shared(entry, now, &shared.opened);
-                    let (stale, refresh) = self.serving(serves, entry, now);
-                    if refresh {
-                        self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
-                    }
-                    let value =
-                        stale.and_then(|stale| Some((open.open_shared(entry, now, &shared.opened)?, stale)));
-                    match value {
-                        Some((value, stale)) => return Judged::Hit { value, stale, refresh },
-                        None => (entry.clone(), stale.is_some()),
-                    }
-                }
-                unusable => return self.missed(Some(Seen::of(unusable.clone(), key))),
-            },
-            Read::Own(Ok(Some(unusable))) => return self.missed(Some(Seen::of(unusable, key))),
-            Read::Own(Ok(None)) | Read::Shared(Ok(None)) | Read::LeftOut => return self.missed(None),
-            Read::Own(Err(error)) | Read::Shared(Err(error)) => {
-                if policy.on_store_down == OnStoreDown::FailClosed {
-                    return Judged::Down(Error::store("looking up the entry", key, error));
-                }
-                self.budget.spend(self.started);
-                return Judged::Unread;
-            }
+        let Ok(entry) = &found.content else {
+            self.rejected = Some(found);
+            return self.missed(LookUpState::Answered);
         };
-        let marked = entry.kind == Kind::Marker && entry.is_fresh(now);
-        self.seen = Some(Box::new(Seen::entry(entry, key)));
-        if marked {
-            return Judged::Marked;
+        let (now, shared) = (self.now(), found.shared.as_ref());
+        let freshness = reader.serves(entry, now, shared);
+        if freshness.is_at_once() {
+            let stale = freshness != Freshness::Fresh;
+            if let Some(value) = reader.open(entry, now, shared) {
+                let refresh = self.is_refresh_due(freshness, entry, now).then(|| {
+                    (self.look_up, self.rejected) = (LookUpState::Answered, Some(Arc::clone(&found)));
+                    Box::new(self)
+                });
+                return Lookup::Hit { value, stale, refresh };
+            }
         }
-        if opened {
-            node.unreadable(key, &"sound, and not what is asked for");
+        if entry.kind == EntryKind::Marker && entry.is_fresh(now) {
+            (self.look_up, self.mode, self.rejected) = (LookUpState::Answered, LoadMode::Probe, Some(found));
+            return Lookup::Miss(self);
         }
+        if freshness.is_at_once() {
+            state.unreadable(key, &"sound, and not what is asked for");
+        }
+        self.rejected = Some(found);
+        self.mode = self.mode_to_join(|entry| reader.leads_others(entry));
+        self.missed(LookUpState::Answered)
+    }
+
+    fn missed<V>(mut self, look_up: LookUpState) -> Lookup<'a, V> {
+        self.look_up = look_up;
         self.budget.spend(self.started);
-        Judged::Miss
+        Lookup::Miss(self)
     }
 
-    /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
-    fn serving(&self, serves: Serves, entry: &Entry, now: u64) -> (Option<bool>, bool) {
-        let Ask { node, policy, .. } = self.ask;
-        let (stale, due) = match serves {
-            Serves::Fresh => (false, policy.is_due_early(entry.stored_at, &entry.times, now)),
-            Serves::Stale => (true, true),
-            Serves::Resting => (true, false),
-            Serves::OnError | Serves::No => return (None, false),
+    /// Whether an entry that is served should be loaded anew.
+    fn is_refresh_due(&self, freshness: Freshness, entry: &Entry, now: u64) -> bool {
+        let Call { state, policy, .. } = self.call;
+        let is_due = match freshness {
+            Freshness::Fresh => policy.is_due_early(entry.stored_at, &entry.expiry, now),
+            Freshness::Stale => true,
+            Freshness::BackingOff | Freshness::StaleIfError | Freshness::Expired => false,
         };
-        let is_refreshed = || node.flights.has_younger(&self.flight(Lane::Refresh), policy.longest_load());
-        (Some(stale), due && !is_refreshed())
-    }
-
-    /// The older value that may be served because no current one can be had.
-    pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        let now = self.ask.node.store.now();
-        let value = self.seen.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
-        open.open(&mut value.clone(), now)
-    }
-
-    /// As [`stand_in`](Self::stand_in). A caller that joined a flight without a look-up makes it now; such callers share one read.
-    pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        if self.seen.is_some() {
-            return self.stand_in(open);
-        }
-        let mut caller = Self { seen: None, ..*self };
-        caller.see().await;
-        caller.stand_in(open)
-    }
-
-    /// Reads the stored entry if this caller has not done so: it may stand in, and a load may revalidate it.
-    pub(crate) async fn see(&mut self) {
-        if self.seen.is_none() && !self.looked {
-            let read = self.look_up_anyway::<Boxed>().await;
-            self.seen = read.into_seen(self.ask.key).map(Box::new);
-        }
-    }
-
-    /// Returns the older value once `soft_timeout` has passed; pending for ever if there is no such value or timeout.
-    pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
-        if let Some(soft_timeout) = self.ask.policy.soft_timeout {
-            sleep_until(self.started + soft_timeout).await;
-            if let Some(value) = self.find_stand_in(open).await {
-                return value;
-            }
-        }
-        std::future::pending().await
-    }
-
-    /// The lane to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
-    /// [`Lane::Anew`], so that those others do not wait for this load.
-    pub(crate) fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
-        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
-        let is_served = value.serves(self.now()).is_at_once();
-        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
-    }
-
-    /// Whether this caller's failed look-up would have found and rejected this entry.
-    pub(crate) fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
-        let now = self.now();
-        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
-        unread != Unread::No && entry.stored_at < now && !wants_it()
-    }
-
-    /// Whether this caller accepts this entry in place of a value that could not be had.
-    pub(crate) fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
-        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
-    }
-
-    fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {
-        self.seen = seen.map(Box::new);
-        self.budget.spend(self.started);
-        Judged::Miss
+        let refresh = || self.flight(LoadMode::BackgroundRefresh);
+        is_due && !state.flights.has_younger(&refresh(), policy.longest_load())
     }
 }

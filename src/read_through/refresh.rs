@@ -1,39 +1,30 @@
 //! A load in the background, for a value that was served although it is stale or soon will be.
 
-use std::sync::Arc;
-
-use super::load::Lead;
-use super::look_up::{Ask, Caller};
+use super::call::{Call, CallState};
+use super::load::FlightTask;
 use crate::guard_state::Joined;
-use crate::key::flight::Lane;
+use crate::key::flight::LoadMode;
 use crate::loader::Loader;
 use crate::observe::Count;
-use crate::value::outcome::Ending;
+use crate::value::outcome::FlightOutcome;
 
-/// A background load that is due, for a value that was served.
-pub(crate) struct Refresh<'a> {
-    pub(crate) caller: Caller<'a>,
-}
-
-impl Refresh<'_> {
+impl CallState<'_> {
     /// Steps 3 to 7 without a waiter: one load in the fleet, or none if another process is refreshing.
     /// `early` if the value is still fresh.
-    pub(crate) fn start(self, loader: Loader, early: bool) {
-        let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
-        let flight = self.caller.flight(Lane::Refresh);
+    pub(crate) fn refresh(self, loader: Loader, early: bool) {
+        let Call { state, policy, .. } = self.call;
+        let flight = self.flight(LoadMode::BackgroundRefresh);
         // A flight in a runtime that is alive and not driven never ends.
-        node.flights.detach_older(&flight, policy.longest_load());
+        state.flights.detach_older(&flight, policy.longest_load());
         // If a refresh of the key already runs in this process, the loader is dropped.
-        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, 1) {
-            node.count(Count::refreshes);
+        if let Joined::Leader(leader, slot) = state.flights.join(&flight, loader, FlightOutcome::Abandoned, 1)
+        {
+            state.count(Count::refreshes);
             if early {
-                node.count(Count::early_refreshes);
+                state.count(Count::early_refreshes);
             }
-            let (node, policy) = (Arc::clone(node), Arc::clone(policy));
-            let Caller { seen, budget, .. } = self.caller;
             // The caller does not wait for the refresh, so the refresh takes its own permit.
-            let within = None;
-            Lead { node, policy, flight, leader, seen, budget, within, _unattended: Some(seat) }.start();
+            FlightTask { _unattended: Some(slot), ..FlightTask::new(&self, flight, leader) }.start();
         }
     }
 }

@@ -1,44 +1,146 @@
-//! Checks whether a tag of an entry that an acquire has found was invalidated since.
+//! Reads stored entries, and checks whether one of their tags was invalidated since they were loaded.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::guard_state::{Node, Stored};
+use super::load::{FlightTask, LoadStart};
+use crate::flight::order::SentAt;
+use crate::guard_state::GuardState;
 use crate::key::Key;
+use crate::observe::Count;
 use crate::store::StoreError;
-use crate::value::entry::{Entry, Kind};
+use crate::value::entry::{Entry, EntryKind};
+use crate::value::tags::TagId;
+
+/// Reads the entry, and in the same trip the ids of the tags that it must have. `Err` inside: bytes that are no usable entry.
+///
+/// The futures that concern tags are boxed, because they would enlarge the future of every hit.
+pub(super) async fn read_checked(
+    state: &GuardState,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
+    let (raw, ids) = match tags {
+        [] => (state.store.look_up(key, within).await?, Vec::new()),
+        tags => state.store.tags().look_up_tagged(key, tags, within).await?,
+    };
+    let Some(raw) = raw else { return Ok(None) };
+    match decode(state, raw, key) {
+        Ok(entry) if has_tags(&entry, tags) => {
+            Box::pin(check(state, key, entry, tags, &ids, within)).await.map(Some)
+        }
+        content => Ok(Some(content)),
+    }
+}
 
 /// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it.
 pub(crate) async fn current(
-    node: &Node,
+    state: &GuardState,
     raw: Bytes,
     key: &Key,
     tags: &[Key],
     within: Duration,
-) -> Result<Stored, StoreError> {
-    match Stored::decode(node, raw, key) {
-        Stored::Entry(entry) => unless_invalidated(node, entry, key, tags, within).await,
-        unreadable => Ok(unreadable),
+) -> Result<Result<Entry, Bytes>, StoreError> {
+    match decode(state, raw, key) {
+        Ok(entry) => unless_invalidated(state, entry, key, tags, within).await,
+        unusable => Ok(unusable),
     }
 }
 
 /// The entry, unless one of its tags was invalidated.
 pub(crate) async fn unless_invalidated(
-    node: &Node,
+    state: &GuardState,
     entry: Entry,
     key: &Key,
     tags: &[Key],
     within: Duration,
-) -> Result<Stored, StoreError> {
-    if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
-        return Ok(Stored::Entry(entry));
+) -> Result<Result<Entry, Bytes>, StoreError> {
+    if !has_tags(&entry, tags) {
+        return Ok(Ok(entry));
     }
     // A caller that comes after this read of the ids may know of a later invalidation, so it must not join this flight.
-    node.detach(key);
+    state.detach(key);
     let ids = match tags {
         [] => Vec::new(),
-        tags => node.store.tags().present_ids(tags, within).await?,
+        tags => state.store.tags().present_ids(tags, within).await?,
     };
-    node.unless_invalidated(key, entry, tags, &ids, within).await
+    check(state, key, entry, tags, &ids, within).await
+}
+
+/// Decodes the bytes stored under `key`; counts and logs unreadable ones.
+fn decode(state: &GuardState, raw: Bytes, key: &Key) -> Result<Entry, Bytes> {
+    Entry::decode(raw, key).map_err(|(reason, raw)| {
+        state.unreadable(key, &reason);
+        raw
+    })
+}
+
+fn has_tags(entry: &Entry, tags: &[Key]) -> bool {
+    entry.kind == EntryKind::Value && !(tags.is_empty() && entry.tags.is_empty())
+}
+
+/// `entry`, unless one of its tags was invalidated since it was loaded. `ids` are those of `tags`, read together with the
+/// entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
+/// tag, so an invalidation would not show; it counts as invalidated.
+async fn check(
+    state: &GuardState,
+    key: &Key,
+    entry: Entry,
+    tags: &[Key],
+    ids: &[Option<u64>],
+    within: Duration,
+) -> Result<Result<Entry, Bytes>, StoreError> {
+    let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
+    if !tags.iter().zip(ids).all(same) {
+        return Ok(Err(entry.encode(key)));
+    }
+    let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
+    let others: Vec<_> =
+        entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
+    if !others.is_empty() {
+        let ids = state.store.tags().present_ids(&others, within).await?;
+        if !others.iter().zip(&ids).all(same) {
+            return Ok(Err(entry.encode(key)));
+        }
+    }
+    Ok(Ok(entry))
+}
+
+impl FlightTask {
+    /// Reads the ids of the policy's tags, as a load begins.
+    pub(crate) async fn load_start(&self) -> LoadStart {
+        let Self { state, policy, .. } = self;
+        let asked = SentAt::now();
+        let tags =
+            state.tagged(policy.tag_keys(&state.namespace), policy.tag_life(), policy.command_timeout).await;
+        if tags.is_err() {
+            state.count(Count::store_errors);
+        }
+        LoadStart { asked, tags }
+    }
+
+    /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
+    /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
+    pub(super) async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
+        let Some(first) = tagged.first() else { return false };
+        let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
+        let (store, within) = (&self.state.store, self.policy.command_timeout);
+        let ask = async || match life {
+            // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
+            Some(life) => {
+                let ids = store.tags().tag_ids(&tags, life, within).await?;
+                Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
+            }
+            None => store.tags().present_ids(&tags, within).await,
+        };
+        let mut ids = ask().await;
+        if ids.is_err() {
+            // Waiting for the reconnect is cheaper than another load.
+            let _ = store.reach(first.tag.name(), self.budget.left()).await;
+            ids = ask().await;
+        }
+        ids.is_err() || ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
+    }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::acquire::{Contended, Contender, Contention};
-use super::lease::{outdate, release_later};
+use super::acquire::{AcquireOutcome, AcquireRequest, Acquisition};
+use super::lease::{detach_unleased, release_later};
 use crate::observe::Count;
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{StoreError, StoreErrorKind, Token};
@@ -16,41 +16,41 @@ pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
 /// The shortest sleep on a lease that is about to expire, so that waiting is no busy loop.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
-impl Contention<'_> {
+impl Acquisition<'_> {
     /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
-    pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), Contended> {
-        let Contender { node, policy, .. } = self.contender;
+    pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
+        let AcquireRequest { state, policy, .. } = self.contender;
         (self.behind, self.released) = (Some(holder), None);
-        let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
+        let wakes = Instant::now() + sleep_for(remaining, policy.lease, state.store.hints_arrive());
         loop {
             tokio::select! {
                 biased;
                 hints = self.watch.hints() => {
-                    self.ghost |= hints.granted.is_some();
+                    self.maybe_granted |= hints.granted.is_some();
                     let now = Instant::now();
                     let in_time = hints.finished.is_some() && now < self.contender.deadline;
                     self.released = in_time.then_some(now);
-                    self.heed(hints);
+                    self.apply_hints(hints);
                     return Ok(());
                 }
                 () = sleep_until(wakes) => return Ok(()),
                 () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
                     Some(later) => self.contender.deadline = later,
-                    None => return Err(Contended::WaitedOut),
+                    None => return Err(AcquireOutcome::WaitedOut),
                 },
-                () = node.leaving() => return Err(Contended::Leaving),
+                () = state.leaving() => return Err(AcquireOutcome::Leaving),
             }
         }
     }
 
     /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its
     /// budget, instead of repeating the load that is running.
-    pub(super) async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
-        let Contender { node, key, budget, .. } = &mut self.contender;
-        node.count(Count::store_errors);
+    pub(super) async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
+        let AcquireRequest { state, key, budget, .. } = &mut self.contender;
+        state.count(Count::store_errors);
         // The acquire was given the rest of the budget, which is less than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
-            node.count(Count::budget_exceeded);
+            state.count(Count::budget_exceeded);
         }
         let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
         let mut is_back = false;
@@ -58,45 +58,45 @@ impl Contention<'_> {
             let since = Instant::now();
             // A server that answered with an error is still connected; without a pause it would be asked in a busy loop.
             sleep(SHORTEST_WAIT.min(budget.left())).await;
-            is_back = node.store.reach(key.name(), budget.left()).await.is_ok();
+            is_back = state.store.reach(key.name(), budget.left()).await.is_ok();
             budget.spend(since);
         }
         if !is_back {
-            self.ghost |= error.kind.is_ambiguous();
-            return Err(Contended::StoreDown(error));
+            self.maybe_granted |= error.kind.is_ambiguous();
+            return Err(AcquireOutcome::StoreDown(error));
         }
         if error.kind.is_ambiguous() {
-            self.ask_anew();
+            self.retry_with_new_token();
         }
         Ok(())
     }
 
     /// Continues with a new token. The acquire without an answer may still run at any time. Under the same token it would bring
     /// back a lease that an invalidation has ended, and the older load would be stored.
-    fn ask_anew(&mut self) {
-        let Contender { node, key, policy, .. } = self.contender;
-        let token = Token::mint_for(node.store.node(), policy.lease);
-        let before = std::mem::replace(&mut self.watch, node.store.watch(key, &token)).close();
-        self.heed(before);
+    fn retry_with_new_token(&mut self) {
+        let AcquireRequest { state, key, policy, .. } = self.contender;
+        let token = Token::mint_for(state.store.node(), policy.lease);
+        let before = std::mem::replace(&mut self.watch, state.store.watch(key, &token)).close();
+        self.apply_hints(before);
         let old = std::mem::replace(&mut self.token, token);
-        release_later(Arc::clone(node), key.clone(), old, policy.lease, node.doubtful.enter());
+        release_later(Arc::clone(state), key.clone(), old, policy.lease, state.possible_leases.enter());
     }
 
     /// Applies the hints that arrived.
-    pub(super) fn heed(&mut self, hints: Hints) {
-        outdate(self.contender.node, self.contender.key, &hints);
-        self.hops = hints.granted.unwrap_or(self.hops);
-        // A wake may name a later holder; then the next acquire asks for that holder's ending.
+    pub(super) fn apply_hints(&mut self, hints: Hints) {
+        detach_unleased(self.contender.state, self.contender.key, &hints);
+        self.takeovers = hints.granted.unwrap_or(self.takeovers);
+        // A wake may name a later holder; then the next acquire asks for that holder's outcome.
         self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
             // An invalidated entry must not stand in for a failed load.
-            *self.contender.seen = None;
+            *self.contender.rejected = None;
         }
     }
 }
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.
-pub(super) fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
+pub(super) fn sleep_for(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
     // Jitter: the waiters of a dead leader should not all ask in the same millisecond, but the first should ask just

@@ -19,7 +19,7 @@ use crate::key::Key;
 /// All calls go through the trait, except a look-up on Redis, which is all that a hit does: boxing
 /// its future, of some 1.6 KB, would cost a tenth of a hit.
 #[derive(Clone, Debug)]
-pub(crate) struct NodeStore {
+pub(crate) struct StoreHandle {
     pub(super) store: Arc<dyn Store>,
     locks: Arc<dyn LockStore>,
     tags: Arc<dyn TagStore>,
@@ -27,7 +27,7 @@ pub(crate) struct NodeStore {
     redis: Option<Arc<RedisStore>>,
 }
 
-impl NodeStore {
+impl StoreHandle {
     pub(crate) fn memory(store: MemoryStore) -> Self {
         Self::of(Arc::new(store.into_node()))
     }
@@ -71,7 +71,7 @@ impl NodeStore {
     }
 }
 
-impl Deref for NodeStore {
+impl Deref for StoreHandle {
     type Target = dyn Store;
 
     fn deref(&self) -> &Self::Target {

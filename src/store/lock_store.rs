@@ -21,7 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::names::{LockName, Token};
-use super::wake::lock_waiters::Await;
+use super::wake::lock_waiters::LockWaiter;
 use super::{Reply, StoreError};
 
 /// The locks of a store, as one node sees them.
@@ -122,8 +122,8 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>>;
 
-    /// Registers a waiter, in the order of calls, until the [`Await`] is dropped.
-    fn await_grant(&self, name: &LockName, token: &Token) -> Await;
+    /// Registers a waiter, in the order of calls, until the [`LockWaiter`] is dropped.
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter;
 
     /// Whether grants arrive at present. While they may not, waits are cut short.
     fn grants_arrive(&self) -> bool;

@@ -38,9 +38,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use error::{StoreError, StoreErrorKind};
-pub(crate) use handle::NodeStore;
+pub(crate) use handle::StoreHandle;
 pub(crate) use names::Token;
-pub(crate) use wake::lease_waiters::Watch;
+pub(crate) use wake::lease_waiters::LeaseWatch;
 
 use crate::health::{Finding, Health};
 use crate::key::Key;
@@ -89,7 +89,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         token: &'a Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept>;
+    ) -> Reply<'a, TokenCheck>;
 
     /// COMMIT: if the lease is this token's, stores `entry` for `keep`, frees the lease and wakes all waiters in the queue.
     fn commit<'a>(
@@ -99,10 +99,10 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept>;
+    ) -> Reply<'a, TokenCheck>;
 
     /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, frees the lease and wakes them.
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept>;
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck>;
 
     /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and tells
     /// that waiter. Frees the lease if there is none.
@@ -116,15 +116,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's place
     /// there, so that nothing is handed to it later. Also used after a commit whose answer was lost.
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept>;
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck>;
 
     /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and all waiters in the queue. With an entry:
     /// the same, and stores it in the same step (INSERT).
     fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()>;
 
-    /// Registers a waiter for hints about `key`, until the [`Watch`] is dropped. Invariant 3 requires this before the first
+    /// Registers a waiter for hints about `key`, until the [`LeaseWatch`] is dropped. Invariant 3 requires this before the first
     /// `acquire`.
-    fn watch(&self, key: &Key, token: &Token) -> Watch;
+    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch;
 
     /// Whether hints arrive at present. While they may not, waits are cut short.
     fn hints_arrive(&self) -> bool;
@@ -225,12 +225,12 @@ pub(crate) struct Insert {
 
 /// Whether the token still held the lease, so that the step was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Yes,
-    No,
+pub(crate) enum TokenCheck {
+    Held,
+    Lost,
     /// It did, but the entry's key holds foreign data: the waiters get the value, later callers do not.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "in memory there is nobody else's data"))]
-    Aside,
+    ForeignData,
 }
 
 /// How to hand over a lease.

@@ -12,7 +12,12 @@ use crate::key::Key;
 /// The ids of a store's tags, and its lists. `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// LOOK UP with the present ids of tags, all at one moment; `None` for a tag without an id.
-    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found>;
+    fn look_up_tagged<'a>(
+        &'a self,
+        key: &'a Key,
+        tags: &'a [Key],
+        within: Duration,
+    ) -> Reply<'a, TaggedLookUp>;
 
     /// The present ids of tags; `None` for a tag without an id.
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>>;
@@ -26,14 +31,20 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
     /// from its first member on.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
-    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool>;
 
     /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32>;
 }
 
 /// Identifies a member of a list.
-pub(crate) type Member = [u8; 8];
+pub(crate) type ListMember = [u8; 8];
 
 /// The result of a look-up with tags.
-pub(crate) type Found = (Option<Bytes>, Vec<Option<u64>>);
+pub(crate) type TaggedLookUp = (Option<Bytes>, Vec<Option<u64>>);

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::condition::Condition;
 use super::fault::Fault;
-use super::line::Line;
+use super::line::WireStore;
+use super::server::ChaosServer;
 #[cfg(test)]
 use super::server::LineEnd;
-use super::server::Server;
 use super::wire::Wire;
-use crate::store::NodeStore;
+use crate::store::StoreHandle;
 #[cfg(test)]
 use crate::store::Token;
 use crate::store::backend::{Backend, IntoStore};
@@ -60,7 +60,7 @@ use crate::sync::lock;
 #[derive(Clone)]
 pub struct ChaosStore<S = MemoryStore> {
     store: S,
-    server: Arc<Server>,
+    server: Arc<ChaosServer>,
 }
 
 impl ChaosStore {
@@ -108,7 +108,7 @@ impl<S> ChaosStore<S> {
     {
         fastrand::seed(seed);
         let another = store.clone();
-        Self { store, server: Server::new(move || another.clone().into(), seed) }
+        Self { store, server: ChaosServer::new(move || another.clone().into(), seed) }
     }
 
     /// From now on `fault` strikes with this probability, from 0 to 1, at each command or each message.
@@ -277,7 +277,7 @@ impl<S> fmt::Debug for ChaosStore<S> {
 /// ```
 #[derive(Clone)]
 pub struct Replica {
-    server: Arc<Server>,
+    server: Arc<ChaosServer>,
     condition: Arc<Condition>,
 }
 
@@ -329,9 +329,9 @@ impl Replica {
 }
 
 impl IntoStore for Replica {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore {
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
         let wire = Wire::new(&self.server, self.condition, command_timeout);
-        NodeStore::of(Arc::new(Line(wire)))
+        StoreHandle::of(Arc::new(WireStore(wire)))
     }
 }
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 
 use crate::key::Key;
 use crate::store::{
-    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Reply, StoreError,
-    StoreErrorKind, Token,
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Reply, StoreError, StoreErrorKind, StoreHandle,
+    Token, TokenCheck,
 };
 
 /// One command of the fleet protocol, with owned data.
@@ -54,10 +54,10 @@ pub(crate) enum Command {
 
 /// The answer to a command.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum CommandAnswer {
     Found(Option<Bytes>),
     Acquired(Acquired),
-    Kept(Kept),
+    Kept(TokenCheck),
     HandedOver(HandedOver),
     Done,
 }
@@ -79,32 +79,34 @@ impl Command {
     /// Runs it on the server.
     pub(super) async fn run(
         self,
-        node: &NodeStore,
+        node: &StoreHandle,
         key: &Key,
         within: Duration,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<CommandAnswer, StoreError> {
         Ok(match self {
-            Self::LookUp => Answer::Found(node.look_up(key, within).await?),
+            Self::LookUp => CommandAnswer::Found(node.look_up(key, within).await?),
             Self::Acquire { token, lease, seen, behind, queue } => {
                 let (seen, behind) = (seen.as_ref(), behind.as_ref());
                 let ask = Acquire { token: &token, lease, seen, behind, queue };
-                Answer::Acquired(node.acquire(key, ask, within).await?)
+                CommandAnswer::Acquired(node.acquire(key, ask, within).await?)
             }
-            Self::Renew { token, lease } => Answer::Kept(node.renew(key, &token, lease, within).await?),
+            Self::Renew { token, lease } => {
+                CommandAnswer::Kept(node.renew(key, &token, lease, within).await?)
+            }
             Self::Commit { token, entry, keep } => {
-                Answer::Kept(node.commit(key, &token, entry, keep, within).await?)
+                CommandAnswer::Kept(node.commit(key, &token, entry, keep, within).await?)
             }
             Self::Fail { token, outcome, keep, replay, marker, seen } => {
                 let fail = Fail { token: &token, outcome, keep, replay, marker, seen: seen.as_ref() };
-                Answer::Kept(node.fail(key, fail, within).await?)
+                CommandAnswer::Kept(node.fail(key, fail, within).await?)
             }
             Self::HandOver { token, how } => {
-                Answer::HandedOver(node.hand_over(key, &token, how, within).await?)
+                CommandAnswer::HandedOver(node.hand_over(key, &token, how, within).await?)
             }
-            Self::Release { token } => Answer::Kept(node.release(key, &token, within).await?),
+            Self::Release { token } => CommandAnswer::Kept(node.release(key, &token, within).await?),
             Self::Invalidate { insert } => {
                 node.invalidate(key, insert, within).await?;
-                Answer::Done
+                CommandAnswer::Done
             }
         })
     }

@@ -1,4 +1,4 @@
-//! [`Line`]: a guard's store, as the client's end of a wire.
+//! [`WireStore`]: a guard's store, as the client's end of a wire.
 
 mod others;
 
@@ -10,24 +10,24 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::command::{Answer, Command};
+use super::command::{Command, CommandAnswer};
 use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
-    StoreErrorKind, Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
+    StoreErrorKind, Token, TokenCheck,
 };
 
 /// One node's store: it sends its commands over a wire.
 #[derive(Debug)]
-pub(super) struct Line(pub(super) Arc<Wire>);
+pub(super) struct WireStore(pub(super) Arc<Wire>);
 
-impl Line {
-    fn send(&self, key: &Key, command: Command, within: Duration) -> Reply<'static, Answer> {
+impl WireStore {
+    fn send(&self, key: &Key, command: Command, within: Duration) -> Reply<'static, CommandAnswer> {
         let (wire, key) = (Arc::clone(&self.0), key.clone());
         #[cfg(test)]
-        let witnessed = Witnessed::of(&wire, &key);
+        let witnessed = WitnessedCommand::of(&wire, &key);
         // Nothing is sent before the reply is polled, as on a connection.
         let reply = wire.exchange(within, move |wire| async move {
             wire.server.arrive(&wire.node, &key, command, within).await
@@ -40,7 +40,7 @@ impl Line {
 
 /// A command on its way, reported to the witness when it ends or is dropped.
 #[cfg(test)]
-struct Witnessed {
+struct WitnessedCommand {
     wire: Arc<Wire>,
     key: Key,
     /// When it was sent.
@@ -49,7 +49,7 @@ struct Witnessed {
 }
 
 #[cfg(test)]
-impl Witnessed {
+impl WitnessedCommand {
     fn of(wire: &Arc<Wire>, key: &Key) -> Self {
         Self { wire: Arc::clone(wire), key: key.clone(), sent: None, is_ok: false }
     }
@@ -63,7 +63,7 @@ impl Witnessed {
 }
 
 #[cfg(test)]
-impl Drop for Witnessed {
+impl Drop for WitnessedCommand {
     fn drop(&mut self) {
         if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness()) {
             witness.answered(self.wire.node.node(), &self.key, sent.elapsed(), self.is_ok);
@@ -76,7 +76,7 @@ fn confused<T>() -> Result<T, StoreError> {
     Err(StoreError::new(StoreErrorKind::Refused))
 }
 
-impl Store for Line {
+impl Store for WireStore {
     fn node(&self) -> Uuid {
         self.0.node.node()
     }
@@ -91,7 +91,9 @@ impl Store for Line {
 
     fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
         let reply = self.send(key, Command::LookUp, within);
-        Box::pin(async move { if let Answer::Found(found) = reply.await? { Ok(found) } else { confused() } })
+        Box::pin(async move {
+            if let CommandAnswer::Found(found) = reply.await? { Ok(found) } else { confused() }
+        })
     }
 
     fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
@@ -99,7 +101,7 @@ impl Store for Line {
         let (token, seen, behind) = (token.clone(), seen.cloned(), behind.cloned());
         let reply = self.send(key, Command::Acquire { token, lease, seen, behind, queue }, within);
         Box::pin(async move {
-            if let Answer::Acquired(acquired) = reply.await? { Ok(acquired) } else { confused() }
+            if let CommandAnswer::Acquired(acquired) = reply.await? { Ok(acquired) } else { confused() }
         })
     }
 
@@ -109,7 +111,7 @@ impl Store for Line {
         token: &'a Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         kept(self.send(key, Command::Renew { token: token.clone(), lease }, within))
     }
 
@@ -120,11 +122,11 @@ impl Store for Line {
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         kept(self.send(key, Command::Commit { token: token.clone(), entry, keep }, within))
     }
 
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept> {
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
         let Fail { token, outcome, keep, replay, marker, seen } = fail;
         let (token, seen) = (token.clone(), seen.cloned());
         kept(self.send(key, Command::Fail { token, outcome, keep, replay, marker, seen }, within))
@@ -138,12 +140,12 @@ impl Store for Line {
         within: Duration,
     ) -> Reply<'a, HandedOver> {
         let reply = self.send(key, Command::HandOver { token: token.clone(), how }, within);
-        Box::pin(
-            async move { if let Answer::HandedOver(done) = reply.await? { Ok(done) } else { confused() } },
-        )
+        Box::pin(async move {
+            if let CommandAnswer::HandedOver(done) = reply.await? { Ok(done) } else { confused() }
+        })
     }
 
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
         kept(self.send(key, Command::Release { token: token.clone() }, within))
     }
 
@@ -152,7 +154,7 @@ impl Store for Line {
         Box::pin(async move { reply.await.map(drop) })
     }
 
-    fn watch(&self, key: &Key, token: &Token) -> Watch {
+    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.0.watch(key, token)
     }
 
@@ -203,6 +205,6 @@ impl Store for Line {
     }
 }
 
-fn kept<'a>(reply: Reply<'static, Answer>) -> Reply<'a, Kept> {
-    Box::pin(async move { if let Answer::Kept(kept) = reply.await? { Ok(kept) } else { confused() } })
+fn kept<'a>(reply: Reply<'static, CommandAnswer>) -> Reply<'a, TokenCheck> {
+    Box::pin(async move { if let CommandAnswer::Kept(kept) = reply.await? { Ok(kept) } else { confused() } })
 }

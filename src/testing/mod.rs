@@ -104,7 +104,7 @@ mod wire;
 
 pub use chaos::{ChaosStore, Replica};
 #[cfg(test)]
-pub(crate) use command::{Answer as ServerAnswer, Command};
+pub(crate) use command::{Command, CommandAnswer};
 pub use fault::Fault;
 pub use origin::{Answer, Origin, OriginError};
 #[cfg(test)]

@@ -37,17 +37,17 @@ use crate::sync::lock;
 /// ```
 #[derive(Clone, Default)]
 pub struct Origin {
-    shared: Arc<Shared>,
+    shared: Arc<OriginShared>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct OriginShared {
+    state: Mutex<OriginState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct OriginState {
     by_key: HashMap<String, Resource>,
     /// Of all keys together.
     running: u64,
@@ -310,7 +310,7 @@ impl Origin {
             resource.running += 1;
             resource.most_at_once = resource.most_at_once.max(resource.running);
             let answer = resource.script.pop_front().or(resource.otherwise).unwrap_or_default();
-            (Running { origin: self, key }, resource.version, answer, takes)
+            (RunningLoad { origin: self, key }, resource.version, answer, takes)
         };
         self.shared.changed.notify_waiters();
         let takes = if let Answer::After(more) = answer { takes + more } else { takes };
@@ -330,7 +330,7 @@ impl Origin {
         look(lock(&self.shared.state).by_key.entry(key.to_string()).or_default())
     }
 
-    async fn until(&self, is_so: impl Fn(&State) -> bool) {
+    async fn until(&self, is_so: impl Fn(&OriginState) -> bool) {
         loop {
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
@@ -345,12 +345,12 @@ impl Origin {
 }
 
 /// A running load.
-struct Running<'a> {
+struct RunningLoad<'a> {
     origin: &'a Origin,
     key: String,
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningLoad<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.origin.shared.state);
         state.running -= 1;

@@ -1,4 +1,4 @@
-//! [`Server`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
+//! [`ChaosServer`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -11,19 +11,19 @@ use tokio::time::{Instant, sleep};
 #[cfg(test)]
 use uuid::Uuid;
 
-use super::command::{Answer, Command, now};
+use super::command::{Command, CommandAnswer, now};
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::Backend;
 use crate::store::memory::MemoryStore;
-use crate::store::memory::fault_injection::Picture;
+use crate::store::memory::fault_injection::KeySnapshot;
 use crate::store::memory::relay::Relay;
 use crate::store::wake::lease_waiters::Hint;
 #[cfg(test)]
-use crate::store::wake::lease_waiters::Watches;
-use crate::store::wake::lock_waiters::Tell;
-use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
+use crate::store::wake::lease_waiters::LeaseWaiters;
+use crate::store::wake::lock_waiters::LockHint;
+use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::sync::lock;
 
 /// For how long the previous states of written keys are kept: the most that a failover can lose.
@@ -35,18 +35,18 @@ const LONGEST_STEP_MS: i64 = 3_600_000;
 
 /// The state that all lines of one chaos store share.
 #[derive(Debug)]
-pub(super) struct Server {
-    far: Far,
+pub(super) struct ChaosServer {
+    far: Backing,
     pub(super) odds: Mutex<Odds>,
     /// Half a round trip: the least, and the random addition.
     latency: Mutex<(Duration, Duration)>,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     lines: Mutex<Vec<Weak<dyn LineEnd>>>,
     witness: OnceLock<Arc<dyn Witness>>,
 }
 
 /// The store in which commands are executed.
-enum Far {
+enum Backing {
     /// A memory store, on which all faults can strike.
     Memory(MemoryStore),
     /// Any other store, reached by a separate connection: only faults of the connection strike.
@@ -54,9 +54,9 @@ enum Far {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ServerState {
     /// The state of each written key before the write, the oldest write first.
-    journal: VecDeque<(Instant, Box<str>, Picture)>,
+    journal: VecDeque<(Instant, Box<str>, KeySnapshot)>,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
     commands: u64,
@@ -80,7 +80,7 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
 
     /// The waiters at this end.
     #[cfg(test)]
-    fn watches(&self) -> &Watches;
+    fn watches(&self) -> &LeaseWaiters;
 
     /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
     /// receiver's.
@@ -107,8 +107,8 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
         store: &MemoryStore,
         key: &Key,
         command: Command,
-        run: &dyn Fn(Command) -> Answer,
-    ) -> Answer;
+        run: &dyn Fn(Command) -> CommandAnswer,
+    ) -> CommandAnswer;
 
     /// All writes after `to` are undone.
     fn failed_over(&self, to: Instant);
@@ -124,13 +124,13 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
     fn stepped(&self);
 }
 
-impl Server {
+impl ChaosServer {
     /// A server of the store that `store` makes; each call must make the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
         let backend: Box<dyn Any> = store().kind;
         let memory = backend.downcast().ok().map(|memory: Box<MemoryStore>| *memory);
         let server = Arc::new(Self {
-            far: memory.map_or_else(|| Far::Other(Box::new(store)), Far::Memory),
+            far: memory.map_or_else(|| Backing::Other(Box::new(store)), Backing::Memory),
             odds: Mutex::new(Odds::new(seed)),
             latency: Mutex::default(),
             state: Mutex::default(),
@@ -147,16 +147,16 @@ impl Server {
     /// The memory store, if all faults can strike.
     pub(super) fn memory(&self) -> Option<&MemoryStore> {
         match &self.far {
-            Far::Memory(store) => Some(store),
-            Far::Other(_) => None,
+            Backing::Memory(store) => Some(store),
+            Backing::Other(_) => None,
         }
     }
 
     /// The store over a separate connection.
-    pub(super) fn node(&self, command_timeout: Duration) -> NodeStore {
+    pub(super) fn node(&self, command_timeout: Duration) -> StoreHandle {
         match &self.far {
-            Far::Memory(store) => NodeStore::memory(store.clone()),
-            Far::Other(store) => store().into_store(command_timeout),
+            Backing::Memory(store) => StoreHandle::memory(store.clone()),
+            Backing::Other(store) => store().into_store(command_timeout),
         }
     }
 
@@ -223,11 +223,11 @@ impl Server {
     /// Executes a command.
     pub(super) async fn arrive(
         &self,
-        node: &NodeStore,
+        node: &StoreHandle,
         key: &Key,
         command: Command,
         within: Duration,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<CommandAnswer, StoreError> {
         if let Some(store) = self.memory() {
             self.strike(store, key.name());
         }
@@ -241,8 +241,9 @@ impl Server {
         match self.witness.get() {
             None => run(command).await,
             // A memory store never answers with an error.
-            Some(witness) => Ok(witness
-                .run(store, key, command, &|command| now(Box::pin(run(command))).unwrap_or(Answer::Done))),
+            Some(witness) => Ok(witness.run(store, key, command, &|command| {
+                now(Box::pin(run(command))).unwrap_or(CommandAnswer::Done)
+            })),
         }
     }
 
@@ -354,7 +355,7 @@ impl Server {
     }
 }
 
-impl Relay for Server {
+impl Relay for ChaosServer {
     fn tell(&self, name: &str, hint: &Hint) -> bool {
         let mut told = false;
         for line in self.lines() {
@@ -368,7 +369,7 @@ impl Relay for Server {
         line.map_or(ControlFlow::Continue(()), |line| line.way())
     }
 
-    fn told(&self, token: &Token, tell: Tell) {
+    fn told(&self, token: &Token, tell: LockHint) {
         let Some(store) = self.memory() else { return };
         let mut odds = lock(&self.odds);
         if !odds.strikes(Fault::WakeTwice) {
@@ -382,7 +383,7 @@ impl Relay for Server {
     }
 }
 
-impl fmt::Debug for Far {
+impl fmt::Debug for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(store) => store.fmt(f),

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::{Answer, ChaosStore, Fault, Origin};
 use crate::health::LinkState;
 use crate::store::wake::lease_waiters::Hints;
-use crate::store::{Acquire, Acquired, HandOver, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
+use crate::store::{Acquire, Acquired, HandOver, HandedOver, StoreErrorKind, StoreHandle, Token, TokenCheck};
 use crate::{Backend, CacheKey, ErrorKind, Policy, StampedeGuard};
 
 const WITHIN: Duration = Duration::from_millis(50);
@@ -17,7 +17,7 @@ fn key() -> crate::key::Key {
     crate::key::Key::new("ns", &CacheKey::from("k"))
 }
 
-async fn acquire(node: &NodeStore, token: &Token) -> Result<Acquired, StoreErrorKind> {
+async fn acquire(node: &StoreHandle, token: &Token) -> Result<Acquired, StoreErrorKind> {
     let ask = Acquire { token, lease: LEASE, seen: None, behind: None, queue: true };
     node.acquire(&key(), ask, WITHIN).await.map_err(|error| error.kind)
 }
@@ -72,7 +72,10 @@ async fn the_store_and_its_leases_follow_the_paused_clock() {
     assert!(matches!(acquire(&node, &other).await, Ok(Acquired::Granted)));
     assert_eq!(node.now() - before, 2_000);
     let keep = Duration::from_secs(3600);
-    assert_eq!(node.commit(&key(), &other, "v".into(), keep, WITHIN).await.expect("answered"), Kept::Yes);
+    assert_eq!(
+        node.commit(&key(), &other, "v".into(), keep, WITHIN).await.expect("answered"),
+        TokenCheck::Held
+    );
     tokio::time::advance(keep - Duration::from_millis(1)).await;
     assert_eq!(chaos.store().len(), 1);
     tokio::time::advance(Duration::from_millis(1)).await;

@@ -13,11 +13,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::command::Command;
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
-use super::server::{LONGEST_ECHO, LineEnd, Server};
+use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
-use crate::store::wake::lease_waiters::{Hint, Hints, Watches};
-use crate::store::{HandOver, NodeStore, StoreError, StoreErrorKind, Token, Watch};
+use crate::store::wake::lease_waiters::{Hint, Hints, LeaseWaiters};
+use crate::store::{HandOver, LeaseWatch, StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::sync::lock;
 
 const CUT_OFF: &str = "the replica is cut off";
@@ -30,25 +30,25 @@ const GIVING_BACK: Duration = Duration::from_secs(1);
 /// One guard's connection to a chaos store, with the guard's own waiters.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) server: Arc<Server>,
+    pub(super) server: Arc<ChaosServer>,
     /// The store at the other end, as this guard would use it without the wire.
-    pub(super) node: NodeStore,
+    pub(super) node: StoreHandle,
     closed: AtomicBool,
-    pub(super) watches: Arc<Watches>,
+    pub(super) watches: Arc<LeaseWaiters>,
     condition: Arc<Condition>,
     /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
-    deaf: Mutex<Option<Deaf>>,
+    deaf: Mutex<Option<UnheardMessages>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Deaf {
+struct UnheardMessages {
     until: Instant,
     noticed: bool,
 }
 
 /// The fate of one command.
-enum Fate {
+enum CommandFate {
     /// Arrives after the first time, and its answer after the second.
     Answered(Duration, Duration),
     /// Like `Answered`, but the answer is replaced by an error.
@@ -61,7 +61,7 @@ enum Fate {
 
 impl Wire {
     pub(super) fn new(
-        server: &Arc<Server>,
+        server: &Arc<ChaosServer>,
         condition: Arc<Condition>,
         command_timeout: Duration,
     ) -> Arc<Self> {
@@ -92,13 +92,13 @@ impl Wire {
         }
         let failed = |kind| Err(StoreError::new(kind));
         let (there, back, broken) = match self.fate(within) {
-            Fate::Unsent => return failed(StoreErrorKind::Unavailable),
-            Fate::Lost => {
+            CommandFate::Unsent => return failed(StoreErrorKind::Unavailable),
+            CommandFate::Lost => {
                 sleep(within).await;
                 self.condition.runs().await;
                 return failed(StoreErrorKind::TimedOut);
             }
-            Fate::Ghost(later) => {
+            CommandFate::Ghost(later) => {
                 let arrives = Instant::now() + within + later;
                 let line = Arc::clone(&self);
                 tokio::spawn(async move {
@@ -110,8 +110,8 @@ impl Wire {
                 self.condition.runs().await;
                 return failed(StoreErrorKind::TimedOut);
             }
-            Fate::Answered(there, back) => (there, back, false),
-            Fate::Broken(there, back) => (there, back, true),
+            CommandFate::Answered(there, back) => (there, back, false),
+            CommandFate::Broken(there, back) => (there, back, true),
         };
         if there.is_zero() && back.is_zero() {
             let answer = act(self).await;
@@ -176,7 +176,7 @@ impl Wire {
         })
     }
 
-    fn fate(self: &Arc<Self>, within: Duration) -> Fate {
+    fn fate(self: &Arc<Self>, within: Duration) -> CommandFate {
         let mut odds = lock(&self.server.odds);
         let detour = self.condition.detour();
         let (mut there, mut back) =
@@ -184,22 +184,22 @@ impl Wire {
         if odds.strikes(Fault::Deaf) {
             let noticed = odds.random().bool();
             let lasts = odds.up_to(LONGEST_DEAFNESS);
-            self.go_deaf(Deaf { until: Instant::now() + lasts, noticed });
+            self.go_deaf(UnheardMessages { until: Instant::now() + lasts, noticed });
         }
         if self.condition.is_cut() || odds.strikes(Fault::BlackHole) {
-            return Fate::Lost;
+            return CommandFate::Lost;
         }
         if odds.strikes(Fault::ErrorBefore) {
-            return Fate::Unsent;
+            return CommandFate::Unsent;
         }
         if odds.strikes(Fault::Ghost) {
-            return Fate::Ghost(odds.up_to(LONGEST_GHOST));
+            return CommandFate::Ghost(odds.up_to(LONGEST_GHOST));
         }
         if odds.strikes(Fault::Slow) {
             let extra = odds.up_to(within * 2);
             if odds.random().bool() {
                 // Sent separately, so that no other command waits behind it.
-                return Fate::Answered(there + extra, back);
+                return CommandFate::Answered(there + extra, back);
             }
             back += extra;
         }
@@ -209,7 +209,7 @@ impl Wire {
         let now = Instant::now();
         there = there.max(arrived.map_or(Duration::ZERO, |last| last.saturating_duration_since(now)));
         *arrived = Some(now + there);
-        if broken { Fate::Broken(there, back) } else { Fate::Answered(there, back) }
+        if broken { CommandFate::Broken(there, back) } else { CommandFate::Answered(there, back) }
     }
 
     fn hear_after(self: &Arc<Self>, takes: Duration, name: &str, hint: &Hint) {
@@ -246,7 +246,7 @@ impl Wire {
     }
 
     /// Registers a waiter at this end.
-    pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> Watch {
+    pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
         let watch = self.watches.register(key.name(), token);
         if self.server.memory().is_some() {
             // The memory store tells its lines.
@@ -297,7 +297,7 @@ impl Wire {
         !is_deaf && self.node.hints_arrive()
     }
 
-    fn go_deaf(self: &Arc<Self>, deaf: Deaf) {
+    fn go_deaf(self: &Arc<Self>, deaf: UnheardMessages) {
         *lock(&self.deaf) = Some(deaf);
         let line = Arc::clone(self);
         tokio::spawn(async move {
@@ -384,7 +384,7 @@ impl LineEnd for Wire {
     }
 
     #[cfg(test)]
-    fn watches(&self) -> &Watches {
+    fn watches(&self) -> &LeaseWaiters {
         &self.watches
     }
 }

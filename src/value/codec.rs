@@ -84,12 +84,11 @@ impl Codec {
         }
     }
 
-    /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` are taken out
-    /// of the payload: even sharing them would cost an allocation.
+    /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` share the payload.
     pub(crate) fn decode<T: DeserializeOwned + 'static>(
         self,
         encoding: Encoding,
-        payload: &mut Bytes,
+        payload: &Bytes,
     ) -> Option<T> {
         self.read(encoding, payload).ok()
     }
@@ -101,7 +100,7 @@ impl Codec {
         payload: &Bytes,
     ) -> Option<Error> {
         // The type's `Deserialize` may panic; that must not take the value from the caller that loaded it.
-        let read = AssertUnwindSafe(|| self.read::<T>(encoding, &mut payload.clone()).err());
+        let read = AssertUnwindSafe(|| self.read::<T>(encoding, payload).err());
         let failed = catch_unwind(read).unwrap_or_else(|panic| Some(panic_text(&*panic).as_ref().into()));
         let what = "the loaded value can not be read back from what it was encoded to";
         failed.map(|source| Error::with_source(ErrorKind::Encode, what, source.into()))
@@ -110,11 +109,11 @@ impl Codec {
     fn read<T: DeserializeOwned + 'static>(
         self,
         encoding: Encoding,
-        payload: &mut Bytes,
+        payload: &Bytes,
     ) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
-            *bytes = (encoding == Encoding::RAW).then(|| std::mem::take(payload));
+            *bytes = (encoding == Encoding::RAW).then(|| payload.clone());
             return value.ok_or_else(|| ANOTHER.into());
         }
         match (self, encoding) {
@@ -153,9 +152,8 @@ mod tests {
     #[test]
     fn reordered_and_added_fields_decode_by_name() {
         for codec in [Codec::MessagePack, Codec::Json] {
-            let (encoding, mut payload) =
-                codec.encode(&Old { name: "Ada".into(), age: 36 }).expect("encodes");
-            let new: New = codec.decode(encoding, &mut payload).expect("decodes");
+            let (encoding, payload) = codec.encode(&Old { name: "Ada".into(), age: 36 }).expect("encodes");
+            let new: New = codec.decode(encoding, &payload).expect("decodes");
             assert_eq!(new, New { age: 36, nick: None, name: "Ada".into() });
         }
     }
@@ -163,32 +161,32 @@ mod tests {
     #[test]
     fn bytes_are_stored_as_they_are_and_read_without_a_copy() {
         let value = Bytes::from_static(b"\x00raw");
-        let (encoding, mut payload) = Codec::Json.encode(&value).expect("encodes");
+        let (encoding, payload) = Codec::Json.encode(&value).expect("encodes");
         assert_eq!((encoding, payload.as_ptr()), (Encoding::RAW, value.as_ptr()));
-        let back: Bytes = Codec::MessagePack.decode(encoding, &mut payload).expect("decodes");
+        let back: Bytes = Codec::MessagePack.decode(encoding, &payload).expect("decodes");
         assert_eq!(back.as_ptr(), value.as_ptr());
     }
 
     #[test]
     fn none_unit_and_false_are_values() {
         for codec in [Codec::MessagePack, Codec::Json] {
-            let (encoding, mut payload) = codec.encode(&None::<u8>).expect("encodes");
+            let (encoding, payload) = codec.encode(&None::<u8>).expect("encodes");
             assert!(Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<Option<u8>>(encoding, &mut payload), Some(None));
-            let (encoding, mut payload) = codec.encode(&()).expect("encodes");
-            assert_eq!(codec.decode::<()>(encoding, &mut payload), Some(()));
-            let (encoding, mut payload) = codec.encode(&false).expect("encodes");
+            assert_eq!(codec.decode::<Option<u8>>(encoding, &payload), Some(None));
+            let (encoding, payload) = codec.encode(&()).expect("encodes");
+            assert_eq!(codec.decode::<()>(encoding, &payload), Some(()));
+            let (encoding, payload) = codec.encode(&false).expect("encodes");
             assert!(!Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<bool>(encoding, &mut payload), Some(false));
+            assert_eq!(codec.decode::<bool>(encoding, &payload), Some(false));
         }
     }
 
     #[test]
     fn another_codec_or_type_is_a_miss() {
-        let (encoding, mut payload) = Codec::Json.encode(&7u8).expect("encodes");
-        assert_eq!(Codec::MessagePack.decode::<u8>(encoding, &mut payload), None);
-        assert_eq!(Codec::Json.decode::<String>(encoding, &mut payload), None);
-        assert_eq!(Codec::Json.decode::<Bytes>(encoding, &mut payload), None);
+        let (encoding, payload) = Codec::Json.encode(&7u8).expect("encodes");
+        assert_eq!(Codec::MessagePack.decode::<u8>(encoding, &payload), None);
+        assert_eq!(Codec::Json.decode::<String>(encoding, &payload), None);
+        assert_eq!(Codec::Json.decode::<Bytes>(encoding, &payload), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use crc_fast::crc32_iscsi;
 
-use super::freshness::{Serves, Times};
+use super::freshness::{Expiry, Freshness};
 use super::tags::TagList;
 use crate::key::Key;
 
@@ -42,7 +42,7 @@ const CHECKED_FROM: usize = 8;
 
 /// What an entry holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     /// A value that may be served.
     Value,
     /// No value: the resource was found uncacheable a moment ago, so do not queue for it.
@@ -65,12 +65,12 @@ impl Encoding {
 /// tags) take little space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) kind: Kind,
+    pub(crate) kind: EntryKind,
     pub(crate) encoding: Encoding,
     /// Milliseconds on the store's clock.
     pub(crate) stored_at: u64,
     /// Until when, and how, the value may be served.
-    pub(crate) times: Times,
+    pub(crate) expiry: Expiry,
     /// The loader compares this with the origin to see whether the value has changed; empty if there is none.
     pub(crate) validator: Box<[u8]>,
     /// The tags under which the value is invalidated, besides its key.
@@ -93,14 +93,14 @@ pub(crate) enum Unreadable {
 
 impl Entry {
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
-        now < self.times.fresh_until
+        now < self.expiry.fresh_until
     }
 
     /// How the entry may be served at `now`; a marker never may.
-    pub(crate) fn serves(&self, now: u64) -> Serves {
+    pub(crate) fn serves(&self, now: u64) -> Freshness {
         match self.kind {
-            Kind::Value => self.times.serves(now),
-            Kind::Marker => Serves::No,
+            EntryKind::Value => self.expiry.serves(now),
+            EntryKind::Marker => Freshness::Expired,
         }
     }
 
@@ -116,8 +116,8 @@ impl Entry {
         out.put_u32_le(0);
         out.put_u8(self.encoding.0);
         out.put_u8(match self.kind {
-            Kind::Value => 0,
-            Kind::Marker => 1,
+            EntryKind::Value => 0,
+            EntryKind::Marker => 1,
         });
         // The setter of the validator bounds its length.
         out.put_u16_le(self.validator.len() as u16);
@@ -125,7 +125,7 @@ impl Entry {
         out.put_u32_le(full.len() as u32);
         out.put_u32_le(self.payload.len() as u32);
         out.put_u64_le(self.stored_at);
-        let Times { fresh_until, stale_until, error_until, retry_at, load_ms } = self.times;
+        let Expiry { fresh_until, stale_until, error_until, retry_at, load_ms } = self.expiry;
         for time in [fresh_until, stale_until, error_until, retry_at] {
             out.put_u64_le(time);
         }
@@ -183,15 +183,15 @@ impl Entry {
             return Err(Unreadable::OtherKey);
         }
         let kind = match header[9] {
-            0 => Kind::Value,
-            1 => Kind::Marker,
+            0 => EntryKind::Value,
+            1 => EntryKind::Marker,
             _ => return Err(Unreadable::Corrupt),
         };
         let entry = Self {
             kind,
             encoding: Encoding(header[8]),
             stored_at: u64_from(&header[20..]),
-            times: Times {
+            expiry: Expiry {
                 fresh_until: u64_from(&header[28..]),
                 stale_until: u64_from(&header[36..]),
                 error_until: u64_from(&header[44..]),
@@ -226,7 +226,7 @@ fn u64_from(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::key::CacheKey;
-    use crate::value::tags::Tagged;
+    use crate::value::tags::TagId;
 
     fn key(text: &str) -> Key {
         Key::new("ns", &CacheKey::from(text))
@@ -234,10 +234,10 @@ mod tests {
 
     fn entry() -> Entry {
         Entry {
-            kind: Kind::Value,
+            kind: EntryKind::Value,
             encoding: Encoding::RAW,
             stored_at: 1_000,
-            times: Times {
+            expiry: Expiry {
                 fresh_until: 61_000,
                 stale_until: 62_000,
                 error_until: 63_000,
@@ -245,7 +245,7 @@ mod tests {
                 load_ms: 7,
             },
             validator: b"v1"[..].into(),
-            tags: TagList::new(&[Tagged { tag: key("tag"), id: 7 }]),
+            tags: TagList::new(&[TagId { tag: key("tag"), id: 7 }]),
             payload: Bytes::from_static(b"the value"),
         }
     }
@@ -298,7 +298,7 @@ mod tests {
     /// Lengths of more than a byte, and zero.
     #[test]
     fn an_encoded_entry_decodes_to_itself() {
-        let tags: Vec<_> = (0..40).map(|id| Tagged { tag: key(&format!("tag{id}")), id }).collect();
+        let tags: Vec<_> = (0..40).map(|id| TagId { tag: key(&format!("tag{id}")), id }).collect();
         let (long, name) = (vec![b'v'; 300], "k".repeat(300));
         let nothing =
             Entry { validator: Box::default(), tags: TagList::default(), payload: Bytes::new(), ..entry() };
@@ -309,7 +309,7 @@ mod tests {
                 payload: long.into(),
                 ..entry()
             },
-            Entry { kind: Kind::Marker, encoding: Encoding::JSON, ..nothing.clone() },
+            Entry { kind: EntryKind::Marker, encoding: Encoding::JSON, ..nothing.clone() },
             nothing,
         ];
         for entry in cases {

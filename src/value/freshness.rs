@@ -1,7 +1,7 @@
 //! Until when a value may be served, and how: fresh, stale, or only if a load fails. Pure arithmetic.
 //!
 //! A policy or a response gives a value its [`Lifetimes`]; with the moment of the load they become
-//! the [`Times`] that are stored with the value.
+//! the [`Expiry`] that are stored with the value.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Until when a value may be served, in milliseconds on the store's clock: the first moment at which it
 /// may not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Times {
+pub(crate) struct Expiry {
     /// Without restriction.
     pub(crate) fresh_until: u64,
     /// While the value is loaded anew in the background.
@@ -39,23 +39,23 @@ pub(crate) struct Times {
 
 /// How a value may be served at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Serves {
+pub(crate) enum Freshness {
     /// Without restriction.
     Fresh,
     /// Stale; a load in the background should replace it.
     Stale,
     /// Stale; a load has failed recently, so no other should begin yet.
-    Resting,
+    BackingOff,
     /// Only if a load fails or takes too long.
-    OnError,
+    StaleIfError,
     /// Not at all.
-    No,
+    Expired,
 }
 
-impl Serves {
+impl Freshness {
     /// Whether callers are served at once, without waiting for a load.
     pub(crate) fn is_at_once(self) -> bool {
-        matches!(self, Self::Fresh | Self::Stale | Self::Resting)
+        matches!(self, Self::Fresh | Self::Stale | Self::BackingOff)
     }
 }
 
@@ -66,12 +66,12 @@ impl Lifetimes {
     }
 
     /// The times of a value whose load ended at `now`, and how long the store keeps it; zero means not at all.
-    pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Times, Duration) {
+    pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Expiry, Duration) {
         let Self { fresh_for, stale_while_revalidate, stale_if_error, keep_for } = *self;
         let [fresh_for, stale_while_revalidate, stale_if_error, keep_for] =
             [fresh_for, stale_while_revalidate, stale_if_error, keep_for].map(|time| time.min(FOR_EVER));
         let fresh_until = now.saturating_add(ms(fresh_for));
-        let times = Times {
+        let times = Expiry {
             fresh_until,
             stale_until: fresh_until.saturating_add(ms(stale_while_revalidate)),
             error_until: fresh_until.saturating_add(ms(stale_if_error)),
@@ -83,19 +83,19 @@ impl Lifetimes {
     }
 }
 
-impl Times {
-    pub(crate) fn serves(&self, now: u64) -> Serves {
+impl Expiry {
+    pub(crate) fn serves(&self, now: u64) -> Freshness {
         let Self { fresh_until, stale_until, error_until, retry_at, .. } = *self;
         if now < fresh_until {
-            Serves::Fresh
+            Freshness::Fresh
         } else if now < retry_at.min(stale_until.max(error_until)) {
-            Serves::Resting
+            Freshness::BackingOff
         } else if now < stale_until {
-            Serves::Stale
+            Freshness::Stale
         } else if now < error_until {
-            Serves::OnError
+            Freshness::StaleIfError
         } else {
-            Serves::No
+            Freshness::Expired
         }
     }
 
@@ -155,13 +155,13 @@ mod tests {
         let (times, keep) = lifetimes().from(1_000, SECOND);
         assert_eq!(keep, SECOND * 40);
         let expected = [
-            (1_000, Serves::Fresh),
-            (10_999, Serves::Fresh),
-            (11_000, Serves::Stale),
-            (15_999, Serves::Stale),
-            (16_000, Serves::OnError),
-            (30_999, Serves::OnError),
-            (31_000, Serves::No),
+            (1_000, Freshness::Fresh),
+            (10_999, Freshness::Fresh),
+            (11_000, Freshness::Stale),
+            (15_999, Freshness::Stale),
+            (16_000, Freshness::StaleIfError),
+            (30_999, Freshness::StaleIfError),
+            (31_000, Freshness::Expired),
         ];
         for (now, serves) in expected {
             assert_eq!(times.serves(now), serves, "at {now}");
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn without_windows_a_value_is_not_served_after_its_freshness() {
         let (times, keep) = Lifetimes::fresh(SECOND).from(0, SECOND);
-        assert_eq!((times.serves(999), times.serves(1_000)), (Serves::Fresh, Serves::No));
+        assert_eq!((times.serves(999), times.serves(1_000)), (Freshness::Fresh, Freshness::Expired));
         assert_eq!(keep, SECOND);
     }
 
@@ -179,13 +179,13 @@ mod tests {
     fn a_value_backs_off_after_a_failure_but_not_past_its_windows() {
         let (times, _) = lifetimes().from(1_000, SECOND);
         let rested = times.rested(17_000, SECOND * 2);
-        assert_eq!(rested.serves(18_999), Serves::Resting);
-        assert_eq!(rested.serves(19_000), Serves::OnError);
+        assert_eq!(rested.serves(18_999), Freshness::BackingOff);
+        assert_eq!(rested.serves(19_000), Freshness::StaleIfError);
         let late = times.rested(30_000, SECOND * 60);
-        assert_eq!(late.serves(30_999), Serves::Resting);
-        assert_eq!(late.serves(31_000), Serves::No);
+        assert_eq!(late.serves(30_999), Freshness::BackingOff);
+        assert_eq!(late.serves(31_000), Freshness::Expired);
         let none = Lifetimes::fresh(SECOND).from(0, SECOND).0.rested(2_000, SECOND);
-        assert_eq!(none.serves(2_000), Serves::No, "a value without windows is not revived");
+        assert_eq!(none.serves(2_000), Freshness::Expired, "a value without windows is not revived");
     }
 
     #[test]

@@ -5,4 +5,5 @@ pub(crate) mod entry;
 pub(crate) mod freshness;
 pub(crate) mod outcome;
 pub(crate) mod reader;
+pub(crate) mod stored;
 pub(crate) mod tags;

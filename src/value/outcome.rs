@@ -12,12 +12,12 @@ use crate::key::Key;
 
 /// What every waiter of a flight receives.
 #[derive(Clone, Debug)]
-pub(crate) enum Ending {
+pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
     /// A value that is still arriving, for waiters of this process: they can begin to read it.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
-    Arriving(Arriving),
+    Arriving(ArrivingValue),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
@@ -37,15 +37,15 @@ pub(crate) enum Ending {
 
 /// A value that is still arriving; its type is known to the loader and its callers only.
 #[derive(Clone)]
-pub(crate) struct Arriving(pub(crate) Arc<dyn Any + Send + Sync>);
+pub(crate) struct ArrivingValue(pub(crate) Arc<dyn Any + Send + Sync>);
 
-impl fmt::Debug for Arriving {
+impl fmt::Debug for ArrivingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Arriving")
     }
 }
 
-impl Ending {
+impl FlightOutcome {
     /// The failure of a caller that led and whose loader has delivered nothing.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
@@ -138,45 +138,47 @@ impl Ending {
 mod tests {
     use super::*;
     use crate::key::CacheKey;
-    use crate::value::entry::{Encoding, Kind};
-    use crate::value::freshness::Times;
+    use crate::value::entry::{Encoding, EntryKind};
+    use crate::value::freshness::Expiry;
     use crate::value::tags::TagList;
 
     #[test]
     fn an_encoded_outcome_decodes_to_itself() {
         let key = Key::new("ns", &CacheKey::from("k"));
         let entry = Entry {
-            kind: Kind::Value,
+            kind: EntryKind::Value,
             encoding: Encoding::RAW,
             stored_at: 1,
-            times: Times { fresh_until: 1, ..Times::default() },
+            expiry: Expiry { fresh_until: 1, ..Expiry::default() },
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::from_static(b"x"),
         };
-        let there = |ending: Ending| Ending::decode(&ending.encode(&key), &key);
-        assert!(matches!(there(Ending::Value(entry.clone())), Ending::Value(back) if back == entry));
+        let there = |ending: FlightOutcome| FlightOutcome::decode(&ending.encode(&key), &key);
+        assert!(
+            matches!(there(FlightOutcome::Value(entry.clone())), FlightOutcome::Value(back) if back == entry)
+        );
         let failed = Failure::Loader { text: "no route".into(), source: Some(Arc::new(1u8)) };
         assert!(
-            matches!(there(Ending::Failed(failed)), Ending::Failed(Failure::Loader { text, source: None }) if &*text == "no route")
+            matches!(there(FlightOutcome::Failed(failed)), FlightOutcome::Failed(Failure::Loader { text, source: None }) if &*text == "no route")
         );
         let kind = |ending| match ending {
-            Ending::Failed(Failure::Guard(error)) => Some(error.kind()),
+            FlightOutcome::Failed(Failure::Guard(error)) => Some(error.kind()),
             _ => None,
         };
         let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store];
         for failure in kinds.map(|kind| Error::new(kind, "x")) {
-            let told = there(Ending::Failed(Failure::Guard(failure.clone())));
+            let told = there(FlightOutcome::Failed(Failure::Guard(failure.clone())));
             assert_eq!(kind(told), Some(failure.kind()));
         }
-        assert_eq!(kind(there(Ending::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
-        assert!(matches!(there(Ending::Uncacheable), Ending::Uncacheable));
+        assert_eq!(kind(there(FlightOutcome::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
+        assert!(matches!(there(FlightOutcome::Uncacheable), FlightOutcome::Uncacheable));
     }
 
     proptest::proptest! {
         #[test]
         fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
-            let _ = Ending::decode(&raw.into(), &Key::new("ns", &CacheKey::from("k")));
+            let _ = FlightOutcome::decode(&raw.into(), &Key::new("ns", &CacheKey::from("k")));
         }
     }
 }

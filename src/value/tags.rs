@@ -11,7 +11,7 @@ use crate::key::{CacheKey, Key};
 
 /// A tag with its id at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tagged {
+pub(crate) struct TagId {
     pub(crate) tag: Key,
     pub(crate) id: u64,
 }
@@ -51,9 +51,9 @@ pub(crate) struct TagList {
 }
 
 impl TagList {
-    pub(crate) fn new(tags: &[Tagged]) -> Self {
+    pub(crate) fn new(tags: &[TagId]) -> Self {
         let mut bytes = Vec::new();
-        for Tagged { tag, id } in tags {
+        for TagId { tag, id } in tags {
             // A key's name is bounded.
             bytes.put_u16_le(tag.name().len() as u16);
             bytes.put_slice(tag.name().as_bytes());
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn encoded_tags_decode_to_themselves() {
-        let tags = [Tagged { tag: tag("a"), id: 7 }, Tagged { tag: tag("b:c"), id: u64::MAX }];
+        let tags = [TagId { tag: tag("a"), id: 7 }, TagId { tag: tag("b:c"), id: u64::MAX }];
         let list = TagList::from_bytes(TagList::new(&tags).as_bytes());
         assert_eq!(list.iter().collect::<Vec<_>>(), [("ns:a", 7), ("ns:b%3Ac", u64::MAX)]);
         assert_eq!((list.id_of(&tag("a")), list.id_of(&tag("c"))), (Some(7), None));

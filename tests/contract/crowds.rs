@@ -29,9 +29,9 @@ async fn a_waiter_at_the_end_of_a_long_queue_is_told_of_every_end(world: &World)
         lay(world, end, 1);
         let waiter = Flight::waiting(world, &key(end)).await;
         match end {
-            "commit" => assert_eq!(holder.commit("v").await, Kept::Yes),
-            "fail" => assert_eq!(holder.fail(holder.failure()).await, Kept::Yes),
-            "release" => assert_eq!(holder.release().await, Kept::Yes),
+            "commit" => assert_eq!(holder.commit("v").await, TokenCheck::Held),
+            "fail" => assert_eq!(holder.fail(holder.failure()).await, TokenCheck::Held),
+            "release" => assert_eq!(holder.release().await, TokenCheck::Held),
             "invalidate" => holder.invalidate().await,
             _ => holder.insert("v", None).await,
         }
@@ -56,7 +56,7 @@ async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
         assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
         assert_eq!(waiter.granted(world).await, 1);
         waiter.must_hold().await;
-        assert_eq!(waiter.release().await, Kept::Yes);
+        assert_eq!(waiter.release().await, TokenCheck::Held);
     }
 }
 

@@ -64,7 +64,7 @@ async fn a_lease_runs_out_by_itself(world: &World) {
 async fn a_renewal_restarts_the_time(world: &World) {
     let holder = Flight::apart(world, &key("k")).await;
     holder.acquire(Acquire { lease: ms(5_000), ..holder.ask() }).await;
-    assert_eq!(holder.renew(LEASE).await, Kept::Yes);
+    assert_eq!(holder.renew(LEASE).await, TokenCheck::Held);
     let waiter = Flight::apart(world, &key("k")).await;
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining > ms(5_000)), "{acquired:?}");
@@ -72,10 +72,10 @@ async fn a_renewal_restarts_the_time(world: &World) {
 
 async fn a_commit_stores_frees_and_is_found(world: &World) {
     let (holder, other) = (Flight::holding(world, &key("k")).await, Flight::apart(world, &key("k")).await);
-    assert_eq!(holder.commit("v").await, Kept::Yes);
+    assert_eq!(holder.commit("v").await, TokenCheck::Held);
     assert_eq!(other.look_up().await, Some(bytes("v")));
     assert!(matches!(other.acquire(other.ask()).await, Acquired::Found(entry) if entry == "v"));
-    assert_eq!(holder.commit("w").await, Kept::No, "the lease ended with the commit");
+    assert_eq!(holder.commit("w").await, TokenCheck::Lost, "the lease ended with the commit");
     let seen = bytes("v");
     let ask = Acquire { seen: Some(&seen), ..other.ask() };
     assert!(matches!(other.acquire(ask).await, Acquired::Granted), "the lease is free");
@@ -85,7 +85,7 @@ async fn an_entry_expires_after_its_time(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let started = Instant::now();
     let kept = holder.store.commit(&holder.key, &holder.token, bytes("v"), ms(150), WITHIN).await;
-    assert_eq!(kept.expect("commit"), Kept::Yes);
+    assert_eq!(kept.expect("commit"), TokenCheck::Held);
     while holder.look_up().await.is_some() {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
@@ -100,11 +100,11 @@ async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World
     let new = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
 
-    assert_eq!(old.commit("old").await, Kept::No);
-    assert_eq!(old.renew(ms(1)).await, Kept::No);
-    assert_eq!(old.release().await, Kept::No);
+    assert_eq!(old.commit("old").await, TokenCheck::Lost);
+    assert_eq!(old.renew(ms(1)).await, TokenCheck::Lost);
+    assert_eq!(old.release().await, TokenCheck::Lost);
     let marker = Some((bytes("marker"), LEASE));
-    assert_eq!(old.fail(Fail { replay: LEASE, marker, ..old.failure() }).await, Kept::No);
+    assert_eq!(old.fail(Fail { replay: LEASE, marker, ..old.failure() }).await, TokenCheck::Lost);
     assert_eq!(old.hand_over(1).await, HandedOver::NotMine);
 
     assert_eq!(new.look_up().await, None, "nothing was stored");
@@ -113,16 +113,16 @@ async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World
     let Acquired::Held { remaining, holder } = acquired else { panic!("{acquired:?}") };
     assert!(holder == new.token && remaining > LEASE / 2, "{remaining:?}");
     assert!(waiter.heard_nothing().await);
-    assert_eq!(new.commit("new").await, Kept::Yes);
+    assert_eq!(new.commit("new").await, TokenCheck::Held);
     assert_eq!(waiter.hints().await.finished, Some(new.token.clone()), "its place was kept");
 }
 
 async fn steps_of_a_token_that_never_held_are_refused(world: &World) {
     let stranger = Flight::apart(world, &key("k")).await;
-    assert_eq!(stranger.commit("v").await, Kept::No);
-    assert_eq!(stranger.renew(LEASE).await, Kept::No);
-    assert_eq!(stranger.release().await, Kept::No);
-    assert_eq!(stranger.fail(stranger.failure()).await, Kept::No);
+    assert_eq!(stranger.commit("v").await, TokenCheck::Lost);
+    assert_eq!(stranger.renew(LEASE).await, TokenCheck::Lost);
+    assert_eq!(stranger.release().await, TokenCheck::Lost);
+    assert_eq!(stranger.fail(stranger.failure()).await, TokenCheck::Lost);
     assert_eq!(stranger.hand_over(0).await, HandedOver::NotMine);
     assert_eq!(stranger.look_up().await, None);
     Flight::holding(world, &key("k")).await;
@@ -136,7 +136,7 @@ async fn an_entry_that_was_seen_is_passed_over_and_another_is_found(world: &Worl
     let acquired = flight.acquire(Acquire { seen: Some(&other), ..flight.ask() }).await;
     assert!(matches!(acquired, Acquired::Found(entry) if entry == "stale"));
     assert!(matches!(flight.acquire(Acquire { seen: Some(&seen), ..flight.ask() }).await, Acquired::Granted));
-    assert_eq!(flight.commit("fresh").await, Kept::Yes, "the seen entry is replaced");
+    assert_eq!(flight.commit("fresh").await, TokenCheck::Held, "the seen entry is replaced");
     let late = Flight::apart(world, &key("k")).await;
     let acquired = late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
     assert!(matches!(acquired, Acquired::Found(entry) if entry == "fresh"));
@@ -145,7 +145,7 @@ async fn an_entry_that_was_seen_is_passed_over_and_another_is_found(world: &Worl
 async fn an_outcome_is_only_for_waiters_behind_its_holder(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let (one, two) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
-    assert_eq!(holder.fail(holder.failure()).await, Kept::Yes);
+    assert_eq!(holder.fail(holder.failure()).await, TokenCheck::Held);
     for waiter in [&one, &two] {
         assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
         let ask = Acquire { behind: Some(&holder.token), ..waiter.ask() };
@@ -213,7 +213,7 @@ async fn a_marker_replaces_nothing_but_the_entry_that_was_seen(world: &World) {
         let seen = seen.map(bytes);
         let marker = Some((bytes("marker"), LEASE));
         let fail = Fail { marker, seen: seen.as_ref(), ..flight.failure() };
-        assert_eq!(flight.fail(fail).await, Kept::Yes);
+        assert_eq!(flight.fail(fail).await, TokenCheck::Held);
         flight.look_up().await.expect("an entry")
     };
     assert_eq!(marked(None).await, "marker");

@@ -8,7 +8,7 @@ contract! {
     a_list_expires,
 }
 
-async fn enlist(node: &NodeStore, member: u64, most: usize, life: Duration) -> bool {
+async fn enlist(node: &StoreHandle, member: u64, most: usize, life: Duration) -> bool {
     node.tags().enlist(&key("list"), member.to_le_bytes(), most, life).await.expect("enlist")
 }
 

@@ -26,7 +26,7 @@ use crate::store::lock_store::{
     Taken,
 };
 use crate::store::names::LockName;
-use crate::store::wake::lock_waiters::{Await, Told};
+use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
 
 /// How long a test waits for a change that happens by itself, such as an expiry or a message.
 const SOON: Duration = Duration::from_secs(5);
@@ -53,14 +53,14 @@ fn semaphore(name: &str) -> LockName {
 
 /// One acquisition's token on one node, registered; with short methods for the commands.
 struct Asker {
-    node: NodeStore,
+    node: StoreHandle,
     name: LockName,
     token: Token,
-    wait: Await,
+    wait: LockWaiter,
 }
 
 impl Asker {
-    fn on(node: &NodeStore, name: &LockName) -> Self {
+    fn on(node: &StoreHandle, name: &LockName) -> Self {
         let token = Token::mint(node.node());
         let wait = node.locks().await_grant(name, &token);
         Self { node: node.clone(), name: name.clone(), token, wait }
@@ -148,7 +148,7 @@ impl Asker {
 
     /// The next message, which must come by itself: [`LEASE`] is far longer than this waits.
     #[track_caller]
-    fn told(&self) -> impl Future<Output = Told> + '_ {
+    fn told(&self) -> impl Future<Output = LockHints> + '_ {
         let caller = std::panic::Location::caller();
         async move {
             let told = timeout(WITHIN, self.wait.told()).await;
@@ -190,7 +190,7 @@ impl Asker {
 
     /// The messages to this asker so far. A node receives messages in order, so a message to another asker of the same node
     /// comes after them.
-    async fn heard(&self) -> Option<Told> {
+    async fn heard(&self) -> Option<LockHints> {
         let probe = mutex(&probe_beside(&self.name.tag, |text| mutex(text).tag.to_string()));
         let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
         own.must_take().await;
@@ -275,7 +275,7 @@ async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker
 /// no step has followed. If that time was too short on a busy machine, the next attempt uses another semaphore and a longer
 /// time.
 async fn after_the_stale<const ASKERS: usize>(
-    nodes: [&NodeStore; ASKERS],
+    nodes: [&StoreHandle; ASKERS],
     name: &str,
     stale: usize,
     capacity: u32,

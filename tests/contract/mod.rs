@@ -14,7 +14,9 @@ use tokio::time::{Instant, timeout};
 
 use super::memory::MemoryStore;
 use super::wake::lease_waiters::Hints;
-use super::{Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
+use super::{
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, LeaseWatch, Store, StoreHandle, Token, TokenCheck,
+};
 use crate::key::{CacheKey, Key};
 
 /// One test per case, each in a new world.
@@ -149,13 +151,13 @@ impl World {
         self.node_with_locks().await.store
     }
 
-    async fn node_with_locks(&self) -> NodeStore {
+    async fn node_with_locks(&self) -> StoreHandle {
         let node = match self {
-            Self::Memory(store) => NodeStore::memory(store.clone()),
+            Self::Memory(store) => StoreHandle::memory(store.clone()),
             #[cfg(feature = "redis")]
             Self::Redis(server) => {
                 let client = redis::Client::open(server.minimal_user()).expect("an address");
-                NodeStore::redis(super::redis::RedisStore::new(client, ms(1_000)))
+                StoreHandle::redis(super::redis::RedisStore::new(client, ms(1_000)))
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => on_cluster::node(cluster),
@@ -220,7 +222,7 @@ struct Flight {
     store: Arc<dyn Store>,
     key: Key,
     token: Token,
-    watch: Watch,
+    watch: LeaseWatch,
 }
 
 impl Flight {
@@ -283,15 +285,15 @@ impl Flight {
         }
     }
 
-    async fn commit(&self, entry: &'static str) -> Kept {
+    async fn commit(&self, entry: &'static str) -> TokenCheck {
         self.store.commit(&self.key, &self.token, bytes(entry), LEASE, WITHIN).await.expect("commit")
     }
 
-    async fn renew(&self, lease: Duration) -> Kept {
+    async fn renew(&self, lease: Duration) -> TokenCheck {
         self.store.renew(&self.key, &self.token, lease, WITHIN).await.expect("renew")
     }
 
-    async fn release(&self) -> Kept {
+    async fn release(&self) -> TokenCheck {
         self.store.release(&self.key, &self.token, WITHIN).await.expect("release")
     }
 
@@ -306,7 +308,7 @@ impl Flight {
         }
     }
 
-    async fn fail(&self, fail: Fail<'_>) -> Kept {
+    async fn fail(&self, fail: Fail<'_>) -> TokenCheck {
         self.store.fail(&self.key, fail, WITHIN).await.expect("fail")
     }
 

@@ -41,10 +41,10 @@ const LEFT_OUT: [(&str, &str); 7] = [
 const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see redis::cluster::failures";
 
 /// A node that is not connected yet.
-pub(super) fn node(cluster: &Cluster) -> NodeStore {
+pub(super) fn node(cluster: &Cluster) -> StoreHandle {
     let ports = cluster.nodes().iter().map(|node| node.port());
     let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
-    NodeStore::redis(RedisStore::spread(client.expect("nodes"), ms(1_000)))
+    StoreHandle::redis(RedisStore::spread(client.expect("nodes"), ms(1_000)))
 }
 
 #[tokio::test]

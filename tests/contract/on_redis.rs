@@ -51,14 +51,14 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     two.must_wait().await;
     check("queued");
     assert_eq!(own_keys(server), [at("l", "k"), at("q", "k")]);
-    assert_eq!(one.renew(LEASE).await, Kept::Yes);
+    assert_eq!(one.renew(LEASE).await, TokenCheck::Held);
     check("renewed");
     assert_eq!(one.hand_over(1).await, HandedOver::ToWaiter);
     check("handed over");
     two.must_hold().await;
     check("granted again");
     one.must_wait().await;
-    assert_eq!(two.fail(Fail { marker: Some((bytes("m"), LEASE)), ..two.failure() }).await, Kept::Yes);
+    assert_eq!(two.fail(Fail { marker: Some((bytes("m"), LEASE)), ..two.failure() }).await, TokenCheck::Held);
     check("failed");
     assert_eq!(own_keys(server), [at("e", "k"), at("o", "k")]);
     one.invalidate().await;
@@ -66,10 +66,10 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     assert_eq!(own_keys(server), Vec::<String>::new());
     one.must_hold().await;
     check("granted");
-    assert_eq!(one.release().await, Kept::Yes);
+    assert_eq!(one.release().await, TokenCheck::Held);
     check("released");
     one.must_hold().await;
-    assert_eq!(one.commit("v").await, Kept::Yes);
+    assert_eq!(one.commit("v").await, TokenCheck::Held);
     check("committed");
     one.insert("w", None).await;
     check("inserted");
@@ -128,7 +128,7 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: 
     let large = |first: u8| Bytes::from([vec![first; 68], vec![b'v'; 1 << 20]].concat());
     let holder = Flight::holding(world, &key("k")).await;
     let stored = holder.store.commit(&holder.key, &holder.token, large(1), LEASE, WITHIN).await;
-    assert_eq!(stored.expect("commit"), Kept::Yes);
+    assert_eq!(stored.expect("commit"), TokenCheck::Held);
     let server = world.home(key("k").name());
     let read = || -> u64 {
         let stats: String = server.run(&["INFO", "commandstats"]);
@@ -160,7 +160,7 @@ async fn an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none
     let holder = Flight::holding(world, &key("k")).await;
     let entry = Bytes::from(vec![b'v'; 1 << 20]);
     let stored = holder.store.commit(&holder.key, &holder.token, entry, LEASE, WITHIN).await;
-    assert_eq!(stored.expect("commit"), Kept::Yes);
+    assert_eq!(stored.expect("commit"), TokenCheck::Held);
     let relay = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://minimal:pw@{}/", relay.local_addr().expect("bound"));
     let passes_on = async {
@@ -211,8 +211,8 @@ async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     server.flush_all();
-    assert_eq!(holder.renew(LEASE).await, Kept::No);
-    assert_eq!(holder.commit("v").await, Kept::No);
+    assert_eq!(holder.renew(LEASE).await, TokenCheck::Lost);
+    assert_eq!(holder.commit("v").await, TokenCheck::Lost);
     waiter.must_hold().await;
     assert_eq!(own_keys(server), [at("l", "k")]);
 }
@@ -225,8 +225,8 @@ async fn a_server_without_memory_still_releases(world: &World) {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let refused = holder.store.commit(&holder.key, &holder.token, bytes("v"), LEASE, WITHIN).await;
     assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
-    assert_eq!(holder.renew(LEASE).await, Kept::Yes, "the refused commit changed nothing");
-    assert_eq!(holder.fail(holder.failure()).await, Kept::Yes, "it begins with giving back");
+    assert_eq!(holder.renew(LEASE).await, TokenCheck::Held, "the refused commit changed nothing");
+    assert_eq!(holder.fail(holder.failure()).await, TokenCheck::Held, "it begins with giving back");
     assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
     let behind = Acquire { behind: Some(&holder.token), ..waiter.ask() };
     assert!(matches!(waiter.acquire(behind).await, Acquired::Ended(_)));
@@ -236,7 +236,7 @@ async fn a_server_without_memory_still_releases(world: &World) {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     waiter.must_hold().await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(waiter.release().await, Kept::Yes);
+    assert_eq!(waiter.release().await, TokenCheck::Held);
     waiter.invalidate().await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(own_keys(server), Vec::<String>::new());
@@ -256,16 +256,16 @@ async fn foreign_data_is_left_alone(world: &World) {
         let asked = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
         if kind == "q" {
             assert_eq!(asked.expect_err("it can not queue").kind, StoreErrorKind::Refused);
-            assert_eq!(holder.commit("v").await, Kept::Yes);
+            assert_eq!(holder.commit("v").await, TokenCheck::Held);
         } else {
             assert!(matches!(asked, Ok(Acquired::Held { .. })), "{asked:?}");
-            let stored = if kind == "e" { Kept::Aside } else { Kept::Yes };
+            let stored = if kind == "e" { TokenCheck::ForeignData } else { TokenCheck::Held };
             assert_eq!(holder.commit("v").await, stored, "{name}");
             assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()), "{name}");
         }
         holder.invalidate().await;
         let failing = Flight::holding(world, &k).await;
-        assert_eq!(failing.fail(failing.failure()).await, Kept::Yes);
+        assert_eq!(failing.fail(failing.failure()).await, TokenCheck::Held);
         failing.invalidate().await;
         assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
     }
@@ -307,13 +307,13 @@ async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let newcomer = Flight::apart(world, &key("k")).await;
     let replayed = Fail { replay: LEASE / 2, ..holder.failure() };
-    assert_eq!(holder.fail(replayed).await, Kept::Yes);
+    assert_eq!(holder.fail(replayed).await, TokenCheck::Held);
     assert!(matches!(newcomer.acquire(newcomer.ask()).await, Acquired::Ended(text) if text == "no route"));
     server.run::<()>(&["PEXPIRE", &at("o", "k"), "3600000"]);
     newcomer.must_hold().await;
     let kept: i64 = server.run(&["PTTL", &at("o", "k")]);
     assert!(kept <= LEASE.as_millis() as i64, "nor does it stay for so long: {kept} ms");
-    assert_eq!(newcomer.release().await, Kept::Yes);
+    assert_eq!(newcomer.release().await, TokenCheck::Held);
     let behind = Acquire { behind: Some(&holder.token), ..newcomer.ask() };
     assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(text) if text == "no route"));
     newcomer.must_hold().await;

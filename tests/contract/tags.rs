@@ -7,11 +7,11 @@ contract! {
     an_id_lives_for_the_longest_requested_lifetime,
 }
 
-async fn ids(node: &NodeStore, tags: &[Key], life: Duration) -> Vec<u64> {
+async fn ids(node: &StoreHandle, tags: &[Key], life: Duration) -> Vec<u64> {
     node.tags().tag_ids(tags, life, WITHIN).await.expect("ids")
 }
 
-async fn present(node: &NodeStore, tags: &[Key]) -> Vec<Option<u64>> {
+async fn present(node: &StoreHandle, tags: &[Key]) -> Vec<Option<u64>> {
     node.tags().present_ids(tags, WITHIN).await.expect("ids")
 }
 

@@ -48,8 +48,8 @@ async fn a_hand_over_tells_the_waiter_how_many_loads_have_vanished(world: &World
     assert_eq!(holder.hand_over(2).await, HandedOver::ToWaiter);
     assert_eq!(waiter.hints().await, Hints { granted: Some(2), ..Hints::default() });
     waiter.must_hold().await;
-    assert_eq!(holder.renew(LEASE).await, Kept::No);
-    assert_eq!(waiter.commit("v").await, Kept::Yes);
+    assert_eq!(holder.renew(LEASE).await, TokenCheck::Lost);
+    assert_eq!(waiter.commit("v").await, TokenCheck::Held);
 }
 
 async fn a_hand_over_skips_nodes_that_are_gone(world: &World) {
@@ -83,13 +83,13 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
 async fn a_waiter_that_releases_gives_up_its_place(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let (leaves, stays) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
-    assert_eq!(leaves.release().await, Kept::No);
+    assert_eq!(leaves.release().await, TokenCheck::Lost);
     assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
     assert_eq!(stays.granted(world).await, 0);
     assert!(leaves.heard_nothing().await);
     // Also if it was the only waiter.
     let last = Flight::waiting(world, &key("k")).await;
-    assert_eq!(last.release().await, Kept::No);
+    assert_eq!(last.release().await, TokenCheck::Lost);
     assert_eq!(stays.hand_over(0).await, HandedOver::Freed);
 }
 
@@ -111,7 +111,7 @@ async fn a_grant_holds_though_its_message_is_never_read(world: &World) {
     assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
     other.must_wait().await;
     granted.must_hold().await;
-    assert_eq!(granted.commit("v").await, Kept::Yes);
+    assert_eq!(granted.commit("v").await, TokenCheck::Held);
 }
 
 async fn a_hand_over_without_waiters_frees_the_lease(world: &World) {
@@ -130,9 +130,9 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
             waiters[waiters.len() - 1].must_wait().await;
         }
         match end {
-            "commit" => assert_eq!(holder.commit("v").await, Kept::Yes),
-            "fail" => assert_eq!(holder.fail(holder.failure()).await, Kept::Yes),
-            "release" => assert_eq!(holder.release().await, Kept::Yes),
+            "commit" => assert_eq!(holder.commit("v").await, TokenCheck::Held),
+            "fail" => assert_eq!(holder.fail(holder.failure()).await, TokenCheck::Held),
+            "release" => assert_eq!(holder.release().await, TokenCheck::Held),
             "invalidate" => holder.invalidate().await,
             _ => {
                 holder.insert("v", None).await;
@@ -173,11 +173,11 @@ async fn an_invalidation_ends_the_lease_and_tells_holder_and_waiters(world: &Wor
     other.invalidate().await;
     assert!(holder.hints().await.invalidated);
     assert!(waiter.hints().await.invalidated);
-    assert_eq!(holder.renew(LEASE).await, Kept::No);
-    assert_eq!(holder.commit("older").await, Kept::No);
+    assert_eq!(holder.renew(LEASE).await, TokenCheck::Lost);
+    assert_eq!(holder.commit("older").await, TokenCheck::Lost);
     assert_eq!(other.look_up().await, None);
     waiter.must_hold().await;
-    assert_eq!(waiter.commit("newer").await, Kept::Yes);
+    assert_eq!(waiter.commit("newer").await, TokenCheck::Held);
     other.invalidate().await;
     assert_eq!(other.look_up().await, None);
 }
@@ -200,8 +200,8 @@ async fn an_insertion_beats_a_running_lease(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     holder.insert("inserted", None).await;
     assert!(holder.hints().await.invalidated);
-    assert_eq!(holder.commit("older").await, Kept::No);
-    assert_eq!(holder.fail(holder.failure()).await, Kept::No);
+    assert_eq!(holder.commit("older").await, TokenCheck::Lost);
+    assert_eq!(holder.fail(holder.failure()).await, TokenCheck::Lost);
     assert_eq!(holder.look_up().await, Some(bytes("inserted")));
 }
 
@@ -213,7 +213,7 @@ async fn resources_are_independent(world: &World) {
     assert!(on_b.heard_nothing().await);
     assert_eq!(two.look_up().await, None);
     one.invalidate().await;
-    assert_eq!(two.renew(LEASE).await, Kept::Yes);
+    assert_eq!(two.renew(LEASE).await, TokenCheck::Held);
 }
 
 async fn a_name_of_any_bytes_is_distinguished_in_messages(world: &World) {

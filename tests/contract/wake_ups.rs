@@ -37,9 +37,9 @@ async fn lane(holder: Arc<dyn Store>, waiter: Arc<dyn Store>, lane: usize, tally
         let end = async {
             shift(24).await;
             match round % 3 {
-                0 => assert_eq!(first.release().await, Kept::Yes),
-                1 => assert_eq!(first.fail(first.failure()).await, Kept::Yes),
-                _ => assert_eq!(first.commit("v").await, Kept::Yes),
+                0 => assert_eq!(first.release().await, TokenCheck::Held),
+                1 => assert_eq!(first.fail(first.failure()).await, TokenCheck::Held),
+                _ => assert_eq!(first.commit("v").await, TokenCheck::Held),
             }
         };
         // Registers before it asks, and asks before it sleeps, as `contend` does.

@@ -47,8 +47,7 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// `pacing` tries to wake all callers together and in two halves: no caller waits for ever, and none is given a value
-/// older than it knew of when it asked.
+/// No caller waits for ever, and none is given a value older than it knew of when it asked.
 #[tokio::test(start_paused = true)]
 async fn repeated_callers_are_given_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
@@ -77,8 +76,6 @@ async fn repeated_callers_are_given_no_value_older_than_they_know() {
     callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
     assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
-    // A round in halves is one more read.
-    assert!(reads > CALLS + 10, "{reads}: halves were not tried");
 }
 
 /// No caller is left to read for, or one.

@@ -10,9 +10,6 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
-    /// Does not yield: no model polls a future that does.
-    pub(crate) async fn behind_all_others() {}
-
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -56,7 +53,7 @@ fn an_older_flight_removes_no_newer_one() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let led = Arc::new(AtomicUsize::new(0));
-        let Joined::Leader(older, seat) = flights.join(&1, 0, "gone", 10) else {
+        let Joined::Leader(older, slot) = flights.join(&1, 0, "gone", 10) else {
             unreachable!("it is the first")
         };
         let detaches = {
@@ -70,7 +67,7 @@ fn an_older_flight_removes_no_newer_one() {
             })
             .collect();
         older.finish("done");
-        assert_eq!(block_on(seat), "done");
+        assert_eq!(block_on(slot), "done");
         detaches.join().expect("no panic");
         for caller in callers {
             caller.join().expect("no panic");

@@ -10,9 +10,6 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
-    /// Does not yield: no model polls a future that does.
-    pub(crate) async fn behind_all_others() {}
-
     std::thread_local! {
         /// How many locks were taken in this test.
         pub(crate) static LOCKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
@@ -44,7 +41,7 @@ use std::pin::pin;
 use std::task::Context;
 use std::time::Duration;
 
-use flight::shared_read::{Answered, Duty, Entered, LookUps};
+use flight::shared_read::{BatchReader, ReadRole, SharedReads};
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
 use shuttle::future::block_on;
@@ -87,7 +84,7 @@ fn every_waiter_receives_the_announcement() {
             .map(|caller| {
                 let flights = Arc::clone(&flights);
                 thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
-                    Joined::Follower(follower) => assert_eq!(block_on(follower), "arriving"),
+                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "arriving"),
                     // The flight ended before this caller joined. The new flight may have waiters as well.
                     Joined::Leader(leader, _own) => {
                         leader.announcer().announce("arriving");
@@ -116,11 +113,11 @@ fn a_leader_that_vanishes_frees_its_followers() {
             .map(|caller| {
                 let flights = Arc::clone(&flights);
                 thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
-                    Joined::Leader(leader, follower) => {
+                    Joined::Leader(leader, waiter) => {
                         drop(leader);
-                        assert_eq!(block_on(follower), "gone");
+                        assert_eq!(block_on(waiter), "gone");
                     }
-                    Joined::Follower(follower) => assert_eq!(block_on(follower), "gone"),
+                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "gone"),
                     Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
                 })
             })
@@ -145,7 +142,7 @@ fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
         let joins = thread::spawn({
             let flights = Arc::clone(&flights);
             move || match flights.join(&1, 1, "gone", 10) {
-                Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
+                Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "done"),
                 Joined::Leader(leader, _own) => leader.finish("done"),
                 Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
             }
@@ -173,9 +170,9 @@ fn a_detached_flight_does_not_remove_its_successor() {
         let late = thread::spawn({
             let flights = Arc::clone(&flights);
             move || match flights.join(&1, 1, "gone", 10) {
-                Joined::Leader(leader, follower) => Some((leader, follower)),
-                Joined::Follower(follower) => {
-                    assert_eq!(block_on(follower), "old");
+                Joined::Leader(leader, waiter) => Some((leader, waiter)),
+                Joined::Waiter(waiter) => {
+                    assert_eq!(block_on(waiter), "old");
                     None
                 }
                 Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
@@ -184,24 +181,24 @@ fn a_detached_flight_does_not_remove_its_successor() {
         old.finish("old");
         assert_eq!(block_on(old_follower), "old");
         invalidate.join().expect("no panic");
-        if let Some((leader, follower)) = late.join().expect("no panic")
+        if let Some((leader, waiter)) = late.join().expect("no panic")
             && flights.has_younger(&1, std::time::Duration::MAX)
         {
             leader.finish("new");
-            assert_eq!(block_on(follower), "new");
+            assert_eq!(block_on(waiter), "new");
         }
         assert_eq!(flights.len(), 0);
     });
 }
 
-/// Invariant 5: a loader is used by its caller or by the leader, never by both, and a caller stays seated after the leader took
+/// Invariant 5: a loader is used by its caller or by the leader, never by both, and a caller keeps its slot after the leader took
 /// its loader.
 #[test]
 fn a_loader_is_taken_exactly_once() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 10) else { unreachable!("first") };
-        let Joined::Follower(second) = flights.join(&1, 1, "gone", 10) else { unreachable!("second") };
+        let Joined::Waiter(second) = flights.join(&1, 1, "gone", 10) else { unreachable!("second") };
         let leaves = thread::spawn(move || drop(first));
         let takes = thread::spawn(move || {
             let own = second.take_loader();
@@ -226,10 +223,10 @@ fn a_flight_without_waiters_keeps_one_loader() {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
         let follow = |caller| match flights.join(&1, caller, "gone", 3) {
-            Joined::Follower(follower) => follower,
+            Joined::Waiter(waiter) => waiter,
             _ => unreachable!("there is room"),
         };
-        let leaving = [first, follow(1), follow(2)].map(|seat| thread::spawn(move || seat.stop_waiting()));
+        let leaving = [first, follow(1), follow(2)].map(|slot| thread::spawn(move || slot.stop_waiting()));
         assert!(leader.next_loader().is_some(), "each of them would have been the last");
         for caller in leaving {
             caller.join().expect("no panic");
@@ -249,7 +246,7 @@ fn a_flight_is_not_awaited_once_its_waiters_have_left() {
     alone(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
-        let Joined::Follower(second) = flights.join(&1, 1, "gone", 3) else { unreachable!("there is room") };
+        let Joined::Waiter(second) = flights.join(&1, 1, "gone", 3) else { unreachable!("there is room") };
         assert!(leader.is_awaited_by_first());
         drop(first);
         assert!(!leader.is_awaited_by_first());
@@ -285,17 +282,17 @@ fn a_flight_that_lost_the_store_is_replaced_once() {
             let flights: Arc<Map> = Arc::new(Flights::new(10));
             let join = |caller| flights.join_having_looked(&1, caller, "gone", 10, true);
             let Joined::Leader(one, _first) = join(0) else { unreachable!("first") };
-            assert!(matches!(join(1), Joined::Follower(_)), "it is not adrift yet");
-            one.go_adrift(may_another_do_better);
+            assert!(matches!(join(1), Joined::Waiter(_)), "it is not without the store yet");
+            one.lose_store(may_another_do_better);
             let instead = match join(2) {
                 Joined::Leader(another, _second) => {
-                    another.go_adrift(true);
+                    another.lose_store(true);
                     Some(another)
                 }
                 _ => None,
             };
             assert_eq!(instead.is_some(), may_another_do_better);
-            assert!(matches!(join(3), Joined::Follower(_)), "another does no better");
+            assert!(matches!(join(3), Joined::Waiter(_)), "another does no better");
         }
     });
 }
@@ -310,15 +307,15 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
             unreachable!("it is the first")
         };
         let wait = |caller| match flights.join(&1, caller, "gone", waiters) {
-            Joined::Follower(follower) => follower,
+            Joined::Waiter(waiter) => waiter,
             _ => unreachable!("there is room"),
         };
         let _waiting: Vec<_> = (1..waiters).map(wait).collect();
-        [waiters, waiters + 1].map(|seats| {
+        [waiters, waiters + 1].map(|slots| {
             let before = sync::LOCKED.get();
             for caller in 0..CALLERS {
-                let joined = flights.join(&1, caller, "gone", seats);
-                assert_eq!(matches!(joined, Joined::Crowded(_)), seats == waiters);
+                let joined = flights.join(&1, caller, "gone", slots);
+                assert_eq!(matches!(joined, Joined::Crowded(_)), slots == waiters);
             }
             (sync::LOCKED.get() - before) / CALLERS
         })
@@ -335,15 +332,10 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
 }
 
 /// Reads for a queue as the guard does, with `read` in place of the store.
-fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
+fn serve(mut duty: BatchReader<u8, usize, Hashing>, read: impl Fn() -> usize) {
     block_on(duty.first_ended());
-    // Half of the answered callers are woken before the next queue closes, the others after it.
-    let mut answered = Answered::default();
     while let Some(batch) = duty.next() {
-        let read = read();
-        drop(answered);
-        answered = batch.answer(read);
-        answered.tell(answered.len().div_ceil(2));
+        batch.answer(read());
     }
 }
 
@@ -351,7 +343,7 @@ fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
 #[test]
 fn a_shared_read_begins_after_its_last_caller_arrived() {
     check(|| {
-        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        let look_ups: Arc<SharedReads<u8, usize, Hashing>> = Arc::new(SharedReads::new());
         // Counts the writes that were acknowledged before a caller asked. A read returns it.
         let stored = Arc::new(AtomicUsize::new(0));
         let callers: Vec<_> = (0..4)
@@ -361,8 +353,8 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
                     let acknowledged = stored.fetch_add(1, Ordering::SeqCst) + 1;
                     let read = || stored.load(Ordering::SeqCst);
                     let read = match look_ups.enter(&1, Duration::ZERO) {
-                        Entered::First(_first) => read(),
-                        Entered::Queued(queued, _, duty) => {
+                        ReadRole::Solo(_first) => read(),
+                        ReadRole::Queued(queued, _, duty) => {
                             if let Some(duty) = duty {
                                 serve(duty, read);
                             }
@@ -384,17 +376,17 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
 #[test]
 fn dropped_callers_and_readers_leave_no_caller_waiting() {
     check(|| {
-        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        let look_ups: Arc<SharedReads<u8, usize, Hashing>> = Arc::new(SharedReads::new());
         let callers: Vec<_> = (0..4)
             .map(|caller| {
                 let look_ups = Arc::clone(&look_ups);
                 thread::spawn(move || match look_ups.enter(&1, Duration::ZERO) {
-                    Entered::First(first) => drop(first),
-                    Entered::Queued(queued, _, Some(duty)) if caller % 2 == 0 => {
+                    ReadRole::Solo(first) => drop(first),
+                    ReadRole::Queued(queued, _, Some(duty)) if caller % 2 == 0 => {
                         drop(duty);
                         assert_eq!(block_on(queued), None);
                     }
-                    Entered::Queued(queued, _, duty) => {
+                    ReadRole::Queued(queued, _, duty) => {
                         if let Some(duty) = duty {
                             serve(duty, || 7);
                         }

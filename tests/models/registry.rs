@@ -1,7 +1,7 @@
 //! The registry of lease waiters, for whichever scheduler the model runs under.
 
 use super::sync::{Arc, AtomicUsize, Ordering};
-use super::watch::{Hint, Watches};
+use super::watch::{Hint, LeaseWaiters};
 use super::{block_on, thread};
 
 /// Stands in for the store's token: the registry needs nothing else of the store.
@@ -10,7 +10,7 @@ pub(crate) struct Token(u8);
 
 /// Invariant 3 of the store: a waiter that registers before it finds the lease held is told when the lease ends, whenever that is.
 pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
-    let watches = Arc::new(Watches::default());
+    let watches = Arc::new(LeaseWaiters::default());
     let held = Arc::new(AtomicUsize::new(1));
     let waiters: Vec<_> = (0..waiters)
         .map(|token| {
@@ -41,7 +41,7 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
 
 /// Either the waiter hears a grant, or `tell` returns false; never neither. Other waiters come and go meanwhile.
 pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
-    let watches = Arc::new(Watches::default());
+    let watches = Arc::new(LeaseWaiters::default());
     let heard = Arc::new(AtomicUsize::new(0));
     let watch = watches.register("k", &Token(0));
     let leaves = {

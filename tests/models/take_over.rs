@@ -1,4 +1,4 @@
-//! A model of `shared_read`, invariants 1 and 3: a `Duty` that is taken over while its former reader goes on.
+//! A model of `shared_read`, invariants 1 and 3: a `BatchReader` that is taken over while its former reader goes on.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
 
-use super::flight::shared_read::{Entered, LookUps};
+use super::flight::shared_read::{ReadRole, SharedReads};
 use super::wave::Hashing;
 use super::{check, serve};
 
-/// Each caller that would wait for another caller's reader takes over its `Duty` at once, and queues again. Both readers go on.
+/// Each caller that would wait for another caller's reader takes over its `BatchReader` at once, and queues again. Both readers go on.
 #[test]
 fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
     check(|| {
-        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        let look_ups: Arc<SharedReads<u8, usize, Hashing>> = Arc::new(SharedReads::new());
         let stored = Arc::new(AtomicUsize::new(0));
         let callers: Vec<_> = (0..4)
             .map(|_| {
@@ -26,18 +26,18 @@ fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
                     let mut takes_over = true;
                     let read = loop {
                         match look_ups.enter(&1, Duration::ZERO) {
-                            Entered::First(_first) => break read(),
-                            Entered::Queued(queued, _, Some(duty)) => {
+                            ReadRole::Solo(_first) => break read(),
+                            ReadRole::Queued(queued, _, Some(duty)) => {
                                 serve(duty, read);
                                 break block_on(queued).expect("there is a reader");
                             }
-                            Entered::Queued(queued, _, None) if takes_over => {
+                            ReadRole::Queued(queued, _, None) if takes_over => {
                                 takes_over = false;
                                 if let Some(duty) = look_ups.take_over(&1, &queued) {
                                     serve(duty, read);
                                 }
                             }
-                            Entered::Queued(queued, _, None) => {
+                            ReadRole::Queued(queued, _, None) => {
                                 break block_on(queued).expect("there is a reader");
                             }
                         }

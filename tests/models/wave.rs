@@ -10,16 +10,16 @@ use super::{block_on, thread};
 pub(crate) type Hashing = BuildHasherDefault<DefaultHasher>;
 pub(crate) type Map = Flights<u8, usize, &'static str, Hashing>;
 
-/// Joins the flight and receives its outcome, as its leader or as a follower.
+/// Joins the flight and receives its outcome, as its leader or as a waiter.
 pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
     match flights.join(&1, caller, "gone", 10) {
-        Joined::Leader(leader, follower) => {
+        Joined::Leader(leader, waiter) => {
             led.fetch_add(1, Ordering::SeqCst);
             assert!(leader.next_loader().is_some());
             leader.finish("done");
-            assert_eq!(block_on(follower), "done");
+            assert_eq!(block_on(waiter), "done");
         }
-        Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
+        Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "done"),
         Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
     }
 }

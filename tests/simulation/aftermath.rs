@@ -78,8 +78,8 @@ impl World {
                 stats.flights as usize,
                 stats.tasks as usize,
                 inside.leases.count(),
-                inside.doubtful.count(),
-                inside.look_ups.len(),
+                inside.possible_leases.count(),
+                inside.reads.len(),
             ];
             if left != [0; 5] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(

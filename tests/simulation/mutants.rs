@@ -12,9 +12,9 @@ use crate::key::Key;
 use crate::store::memory::MemoryStore;
 use crate::store::memory::relay::Relay;
 use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::Tell;
-use crate::store::{HandedOver, Kept, Token};
-use crate::testing::{ChaosStore, Command, ServerAnswer as Answer};
+use crate::store::wake::lock_waiters::LockHint;
+use crate::store::{HandedOver, Token, TokenCheck};
+use crate::testing::{ChaosStore, Command, CommandAnswer};
 
 /// What is wrong with the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,15 +88,15 @@ impl Relay for Silence {
         ControlFlow::Break(true)
     }
 
-    fn told(&self, _token: &Token, _tell: Tell) {}
+    fn told(&self, _token: &Token, _tell: LockHint) {}
 }
 
 /// Whether, and how often, a command arrives at the store. `step` is all that happens there.
-pub(super) fn arrive(command: Command, step: impl Fn(Command) -> Answer) -> Answer {
+pub(super) fn arrive(command: Command, step: impl Fn(Command) -> CommandAnswer) -> CommandAnswer {
     match (MUTANT.get(), &command) {
         // Its node is answered as if it had.
         (Some(Mutant::LeavesItsLeases), Command::HandOver { how, .. }) if how.is_leaving => {
-            Answer::HandedOver(HandedOver::Freed)
+            CommandAnswer::HandedOver(HandedOver::Freed)
         }
         (Some(Mutant::LooksTwice), Command::LookUp) => {
             step(command.clone());
@@ -111,8 +111,8 @@ pub(super) fn run(
     store: &MemoryStore,
     key: &Key,
     command: Command,
-    run: &dyn Fn(Command) -> Answer,
-) -> Answer {
+    run: &dyn Fn(Command) -> CommandAnswer,
+) -> CommandAnswer {
     let lease = store.lease(key.name());
     match (MUTANT.get(), command, lease) {
         (Some(Mutant::CommitWithoutToken), Command::Commit { token, entry, keep }, _) => {
@@ -144,7 +144,7 @@ pub(super) fn run(
                 let before = store.lease(&name);
                 let renewed = run(Command::Renew { token: token.clone(), lease });
                 let still_its_own = before.is_some_and(|(holder, _)| holder == token);
-                assert!(still_its_own || matches!(renewed, Answer::Kept(Kept::No)));
+                assert!(still_its_own || matches!(renewed, CommandAnswer::Kept(TokenCheck::Lost)));
             }
             answer
         }
@@ -153,7 +153,13 @@ pub(super) fn run(
 }
 
 /// Makes the lease this token's.
-fn take(store: &MemoryStore, key: &Key, token: Token, lease: Duration, run: &dyn Fn(Command) -> Answer) {
+fn take(
+    store: &MemoryStore,
+    key: &Key,
+    token: Token,
+    lease: Duration,
+    run: &dyn Fn(Command) -> CommandAnswer,
+) {
     let seen = store.entry(key.name());
     let _ = run(Command::Acquire { token, lease, seen, behind: None, queue: false });
 }

@@ -10,11 +10,11 @@ use super::oracle::Oracle;
 use super::plan::Profile;
 use crate::key::Key;
 use crate::store::memory::MemoryStore;
-use crate::store::{Acquired, HandedOver, Kept, Token};
+use crate::store::{Acquired, HandedOver, Token, TokenCheck};
 use crate::sync::lock;
-use crate::testing::{Command, ServerAnswer as Answer, Witness};
+use crate::testing::{Command, CommandAnswer, Witness};
 use crate::value::entry::Entry;
-use crate::value::freshness::Serves;
+use crate::value::freshness::Freshness;
 
 /// How many unusable entries a flight's acquires may find, before the load continues without the store.
 const UNUSABLE_LIMIT: u8 = 3;
@@ -26,8 +26,8 @@ impl Oracle {
         store: &MemoryStore,
         (key, of): (&Key, u8),
         command: Command,
-        run: &dyn Fn(Command) -> Answer,
-    ) -> Answer {
+        run: &dyn Fn(Command) -> CommandAnswer,
+    ) -> CommandAnswer {
         let name = key.name();
         let (lease, entry) = (store.lease(name), store.entry(name));
         let answer = mutants::run(store, key, command.clone(), run);
@@ -49,21 +49,23 @@ impl Oracle {
             Command::Invalidate { .. } => "invalidate".to_owned(),
         };
         let came = match &answer {
-            Answer::Found(found) => format!("found={}", found.is_some()),
-            Answer::Acquired(Acquired::Found(_)) => "found".to_owned(),
-            Answer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
-            Answer::Acquired(Acquired::Granted) => "granted".to_owned(),
-            Answer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
-            Answer::Kept(kept) => format!("{kept:?}"),
-            Answer::HandedOver(done) => format!("{done:?}"),
-            Answer::Done => "done".to_owned(),
+            CommandAnswer::Found(found) => format!("found={}", found.is_some()),
+            CommandAnswer::Acquired(Acquired::Found(_)) => "found".to_owned(),
+            CommandAnswer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
+            CommandAnswer::Acquired(Acquired::Granted) => "granted".to_owned(),
+            CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
+            CommandAnswer::Kept(kept) => format!("{kept:?}"),
+            CommandAnswer::HandedOver(done) => format!("{done:?}"),
+            CommandAnswer::Done => "done".to_owned(),
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
         // Whether a caller without special requirements would be served the stored entry.
         let is_served = || {
             let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
-            entry.is_some_and(|entry| matches!(entry.serves(store.now()), Serves::Fresh | Serves::Resting))
+            entry.is_some_and(|entry| {
+                matches!(entry.serves(store.now()), Freshness::Fresh | Freshness::BackingOff)
+            })
         };
         let ours = |token: &Token, done: bool, step: &str| {
             self.check(
@@ -94,7 +96,7 @@ impl Oracle {
         };
         match (&command, &answer) {
             (Command::LookUp, _) => lock(&self.state).look_ups += 1,
-            (Command::Acquire { token, .. }, Answer::Acquired(acquired)) => {
+            (Command::Acquire { token, .. }, CommandAnswer::Acquired(acquired)) => {
                 let due = match acquired {
                     Acquired::Held { remaining, .. } => {
                         Some(Instant::now() + (*remaining).min(self.lease) + self.patience)
@@ -144,18 +146,18 @@ impl Oracle {
                     );
                 }
             }
-            (Command::Renew { token, .. }, Answer::Kept(kept)) => {
+            (Command::Renew { token, .. }, CommandAnswer::Kept(kept)) => {
                 self.check(
-                    *kept == Kept::No || held_by(token),
+                    *kept == TokenCheck::Lost || held_by(token),
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
                 );
                 self.check(same_holder, format_args!("I2: a renewal changed {before} to {after}"));
-                if *kept == Kept::No {
+                if *kept == TokenCheck::Lost {
                     lock(&self.state).loads.lost(of, token);
                 }
             }
-            (Command::Commit { token, entry, .. }, Answer::Kept(kept)) => {
-                let done = *kept == Kept::Yes;
+            (Command::Commit { token, entry, .. }, CommandAnswer::Kept(kept)) => {
+                let done = *kept == TokenCheck::Held;
                 if let Some((_, id)) = self.value(entry, key) {
                     lock(&self.state).loads.is_committed(id);
                 }
@@ -179,12 +181,16 @@ impl Oracle {
                     }
                 }
             }
-            (Command::Fail { token, .. }, Answer::Kept(kept)) => ours(token, *kept == Kept::Yes, "fail"),
-            (Command::Release { token }, Answer::Kept(kept)) => ours(token, *kept == Kept::Yes, "release"),
-            (Command::HandOver { token, .. }, Answer::HandedOver(done)) => {
+            (Command::Fail { token, .. }, CommandAnswer::Kept(kept)) => {
+                ours(token, *kept == TokenCheck::Held, "fail")
+            }
+            (Command::Release { token }, CommandAnswer::Kept(kept)) => {
+                ours(token, *kept == TokenCheck::Held, "release")
+            }
+            (Command::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
             }
-            (Command::Invalidate { insert }, Answer::Done) => {
+            (Command::Invalidate { insert }, CommandAnswer::Done) => {
                 let inserted = insert.as_ref().and_then(|insert| self.value(&insert.entry, key));
                 {
                     let mut state = lock(&self.state);
@@ -216,8 +222,8 @@ impl Witness for Oracle {
         store: &MemoryStore,
         key: &Key,
         command: Command,
-        run: &dyn Fn(Command) -> Answer,
-    ) -> Answer {
+        run: &dyn Fn(Command) -> CommandAnswer,
+    ) -> CommandAnswer {
         let Some(&of) = self.keys.get(key.name()) else { return run(command) };
         mutants::arrive(command, |command| self.step(store, (key, of), command, run))
     }

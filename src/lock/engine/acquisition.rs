@@ -10,51 +10,51 @@ use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::target::Target;
-use super::terms::{from_now, later, reached};
+use super::target::LockTarget;
+use super::wait_terms::{from_now, later, reached};
 use crate::lock::LockError;
 use crate::lock::options::drift;
 use crate::observe::log;
-use crate::store::wake::lock_waiters::{Await, Told};
+use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 
 /// One acquisition. Shared by its guard, the guard's views, and the renewal task.
-pub(crate) struct Grip<T> {
+pub(crate) struct HoldState<T> {
     pub(crate) target: Arc<T>,
     pub(crate) token: Token,
     pub(crate) fence: u64,
     pub(crate) attempts: u32,
     pub(crate) waited: Duration,
-    heard: Await,
+    heard: LockWaiter,
     /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
     /// dropped.
-    doubt: watch::Sender<Doubt>,
-    lease: watch::Sender<Lease>,
-    kept: Mutex<Kept>,
+    doubt: watch::Sender<PossibleLoss>,
+    lease: watch::Sender<HoldLease>,
+    kept: Mutex<LongestHold>,
 }
 
 /// The time that an acquisition has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lease {
+pub(crate) struct HoldLease {
     /// When the command that started the lease was sent.
     pub(crate) since: Instant,
     pub(crate) ttl: Option<Duration>,
-    pub(crate) state: State,
+    pub(crate) state: AcquisitionState,
 }
 
 /// Counts the moments at which the acquisition may have been taken away without a message, and up to which of them
 /// the store was asked since.
 #[derive(Clone, Copy, Debug, Default)]
-struct Doubt {
+struct PossibleLoss {
     raised: u64,
     settled: u64,
 }
 
-/// Until when the store may hold the lock for this token. The [`Lease`] is the lower bound, which the holder relies
+/// Until when the store may hold the lock for this token. The [`HoldLease`] is the lower bound, which the holder relies
 /// on; this is the upper bound, during which the token may block others, even where an answer was lost.
 #[derive(Debug)]
-struct Kept {
+struct LongestHold {
     /// `None` for ever.
     until: Option<Instant>,
     /// How many extensions were sent: only the answer to the last one tells what the time is.
@@ -62,7 +62,7 @@ struct Kept {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum AcquisitionState {
     Held,
     /// Given back.
     Ended,
@@ -70,7 +70,7 @@ pub(crate) enum State {
     Lost,
 }
 
-impl Lease {
+impl HoldLease {
     /// When it ends by this process's own clock; `None` for never.
     pub(crate) fn until(&self) -> Option<Instant> {
         let ttl = self.ttl?;
@@ -78,20 +78,20 @@ impl Lease {
     }
 }
 
-impl<T: Target> Grip<T> {
+impl<T: LockTarget> HoldState<T> {
     pub(crate) fn new(
         target: Arc<T>,
         token: Token,
-        heard: Await,
-        granted: Granted,
+        heard: LockWaiter,
+        granted: LockGrant,
         since: Instant,
     ) -> Arc<Self> {
         // A holder leaves the waiting line: another waiter of this process now watches the clock.
         heard.hold();
-        let lease = Lease { since, ttl: target.ttl(), state: State::Held };
+        let lease = HoldLease { since, ttl: target.ttl(), state: AcquisitionState::Held };
         // The grant has arrived, so the store started to count before now.
-        let kept = Mutex::new(Kept { until: from_now(target.ttl()), extensions: 0 });
-        let Granted { fence, attempts, waited } = granted;
+        let kept = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
+        let LockGrant { fence, attempts, waited } = granted;
         Arc::new(Self {
             target,
             token,
@@ -111,30 +111,30 @@ impl<T: Target> Grip<T> {
             self.note(&told);
         }
         let lease = *self.lease.borrow();
-        if lease.state != State::Held {
+        if lease.state != AcquisitionState::Held {
             return Some(Duration::ZERO);
         }
         lease.until().map(|until| until.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn lease(&self) -> watch::Receiver<Lease> {
+    pub(crate) fn lease(&self) -> watch::Receiver<HoldLease> {
         self.lease.subscribe()
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        self.lease.borrow().state == State::Ended
+        self.lease.borrow().state == AcquisitionState::Ended
     }
 
     pub(crate) fn end(&self) {
-        self.lease.send_modify(|lease| lease.state = State::Ended);
+        self.lease.send_modify(|lease| lease.state = AcquisitionState::Ended);
     }
 
     /// Marks it as lost, unless it was given back.
     pub(crate) fn lose(&self, why: &'static str) {
         let lost = self.lease.send_if_modified(|lease| {
-            let held = lease.state == State::Held;
+            let held = lease.state == AcquisitionState::Held;
             if held {
-                lease.state = State::Lost;
+                lease.state = AcquisitionState::Lost;
             }
             held
         });
@@ -148,7 +148,7 @@ impl<T: Target> Grip<T> {
         let mut lease = self.lease();
         loop {
             let now = *lease.borrow_and_update();
-            if now.state != State::Held {
+            if now.state != AcquisitionState::Held {
                 return;
             }
             tokio::select! {
@@ -167,9 +167,9 @@ impl<T: Target> Grip<T> {
         loop {
             let now = *lease.borrow_and_update();
             match now.state {
-                State::Lost => return,
-                State::Ended => return std::future::pending().await,
-                State::Held => {}
+                AcquisitionState::Lost => return,
+                AcquisitionState::Ended => return std::future::pending().await,
+                AcquisitionState::Held => {}
             }
             tokio::select! {
                 biased;
@@ -182,7 +182,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
-    pub(crate) fn note(&self, told: &Told) {
+    pub(crate) fn note(&self, told: &LockHints) {
         if told.broken {
             self.lose("it was taken away by force");
         }
@@ -196,7 +196,7 @@ impl<T: Target> Grip<T> {
     async fn settle_doubt(&self) {
         let mut doubt = self.doubt.subscribe();
         // The sender lives as long as `self`.
-        let Ok(Doubt { raised, .. }) =
+        let Ok(PossibleLoss { raised, .. }) =
             doubt.wait_for(|doubt| doubt.raised > doubt.settled).await.map(|doubt| *doubt)
         else {
             return;
@@ -223,10 +223,10 @@ impl<T: Target> Grip<T> {
 
     /// Restarts its lease with this time to live; false if it is lost or was given back.
     pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
-        if self.lease.borrow().state != State::Held {
+        if self.lease.borrow().state != AcquisitionState::Held {
             return Ok(false);
         }
-        let sent = Lease { since: Instant::now(), ttl, state: State::Held };
+        let sent = HoldLease { since: Instant::now(), ttl, state: AcquisitionState::Held };
         // An extension that may shorten the lease counts from now, because it may be executed even if its answer is
         // lost.
         self.reckon(sent, |old| match (sent.until(), old.until()) {
@@ -240,7 +240,7 @@ impl<T: Target> Grip<T> {
             self.note_answered(number, ttl);
             // Of two concurrent extensions, the one sent last counts.
             self.reckon(sent, |old| old.since <= sent.since);
-            return Ok(self.lease.borrow().state == State::Held);
+            return Ok(self.lease.borrow().state == AcquisitionState::Held);
         }
         self.lose("its extension was refused");
         Ok(false)
@@ -270,9 +270,9 @@ impl<T: Target> Grip<T> {
         }
     }
 
-    fn reckon(&self, new: Lease, instead_of: impl FnOnce(&Lease) -> bool) {
+    fn reckon(&self, new: HoldLease, instead_of: impl FnOnce(&HoldLease) -> bool) {
         self.lease.send_if_modified(|lease| {
-            let changes = lease.state == State::Held && instead_of(lease);
+            let changes = lease.state == AcquisitionState::Held && instead_of(lease);
             if changes {
                 *lease = new;
             }
@@ -283,7 +283,7 @@ impl<T: Target> Grip<T> {
 
 /// What is known about a grant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Granted {
+pub(crate) struct LockGrant {
     pub(crate) fence: u64,
     pub(crate) attempts: u32,
     pub(crate) waited: Duration,

@@ -6,25 +6,25 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::acquisition::{Granted, Grip};
+use super::acquisition::{HoldState, LockGrant};
 use super::hold::Hold;
 use super::release::Release;
-use super::target::Target;
-use super::terms::from_now;
+use super::target::LockTarget;
+use super::wait_terms::from_now;
 use crate::lock::Waiting;
 use crate::store::lock_store::{MutexTaken, Taken};
-use crate::store::wake::lock_waiters::Await;
+use crate::store::wake::lock_waiters::LockWaiter;
 use crate::store::{StoreError, Token};
 
 /// A token that waits, or holds the lock without knowing it yet.
-pub(crate) struct Place<T: Target> {
+pub(crate) struct PendingClaim<T: LockTarget> {
     /// Dropped first: the connection task that receives a later grant then gives it back.
-    pub(crate) heard: Await,
-    pub(crate) duty: Duty<T>,
+    pub(crate) heard: LockWaiter,
+    pub(crate) duty: ReleaseOnDrop<T>,
 }
 
 /// What has to be taken back if no hold comes of it. Dropping this takes it back in the background.
-pub(crate) struct Duty<T: Target> {
+pub(crate) struct ReleaseOnDrop<T: LockTarget> {
     pub(crate) target: Arc<T>,
     token: Token,
     /// Whether the token may have a place in the queue, or the lock.
@@ -36,7 +36,7 @@ pub(crate) struct Duty<T: Target> {
     runtime: Option<Handle>,
 }
 
-impl<T: Target> Place<T> {
+impl<T: LockTarget> PendingClaim<T> {
     /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
     pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.home().mint(target.ttl());
@@ -47,7 +47,10 @@ impl<T: Target> Place<T> {
             heard.hold();
         }
         let runtime = Handle::try_current().ok();
-        Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
+        Self {
+            heard,
+            duty: ReleaseOnDrop { target, token, queued: false, asking: false, straggler: false, runtime },
+        }
     }
 
     pub(crate) async fn take(
@@ -68,16 +71,16 @@ impl<T: Target> Place<T> {
     }
 
     /// Turns the place into a hold.
-    pub(crate) fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
+    pub(crate) fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
         let Self { heard, mut duty } = self;
         let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
         let straggler = std::mem::take(&mut duty.straggler);
         duty.queued = false;
-        Hold::new(Grip::new(target, token, heard, granted, since), runtime, straggler)
+        Hold::new(HoldState::new(target, token, heard, granted, since), runtime, straggler)
     }
 }
 
-impl<T: Target> Drop for Duty<T> {
+impl<T: LockTarget> Drop for ReleaseOnDrop<T> {
     fn drop(&mut self) {
         let straggler = self.straggler || self.asking;
         if self.queued || straggler {

@@ -7,16 +7,16 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::acquisition::{Grip, State};
+use super::acquisition::{AcquisitionState, HoldState};
 use super::release::{Release, stop};
-use super::target::Target;
-use super::terms::{from_now, later};
+use super::target::LockTarget;
+use super::wait_terms::{from_now, later};
 use crate::observe::log;
 use crate::store::StoreError;
 
 /// The duty to give an acquisition back. Dropping this gives it back in the background.
-pub(crate) struct Hold<T: Target> {
-    pub(crate) grip: Arc<Grip<T>>,
+pub(crate) struct Hold<T: LockTarget> {
+    pub(crate) grip: Arc<HoldState<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
     /// Whether a TAKE of this token may still be executed, even after the lock was given back.
@@ -26,8 +26,8 @@ pub(crate) struct Hold<T: Target> {
     was_held: bool,
 }
 
-impl<T: Target> Hold<T> {
-    pub(crate) fn new(grip: Arc<Grip<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
+impl<T: LockTarget> Hold<T> {
+    pub(crate) fn new(grip: Arc<HoldState<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
         Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
     }
 
@@ -97,7 +97,7 @@ impl<T: Target> Hold<T> {
     }
 }
 
-impl<T: Target> Drop for Hold<T> {
+impl<T: LockTarget> Drop for Hold<T> {
     fn drop(&mut self) {
         if !self.freed {
             self.grip.end();
@@ -107,14 +107,16 @@ impl<T: Target> Drop for Hold<T> {
 }
 
 /// Renews an acquisition until it is given back or lost.
-async fn renew<T: Target>(grip: Arc<Grip<T>>) {
+async fn renew<T: LockTarget>(grip: Arc<HoldState<T>>) {
     /// The pause after a renewal without an answer.
     const AGAIN: Duration = Duration::from_millis(50);
     let mut lease = grip.lease();
     let mut failed = None;
     loop {
         let now = *lease.borrow_and_update();
-        let (State::Held, Some(ttl), Some(until)) = (now.state, now.ttl, now.until()) else { return };
+        let (AcquisitionState::Held, Some(ttl), Some(until)) = (now.state, now.ttl, now.until()) else {
+            return;
+        };
         let due = failed.map_or(now.since + ttl / 3, |failed: Instant| failed + AGAIN.min(ttl / 10));
         tokio::select! {
             biased;

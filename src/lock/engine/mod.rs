@@ -3,8 +3,8 @@
 pub(super) mod acquisition;
 pub(super) mod claim;
 pub(super) mod hold;
-pub(super) mod home;
+pub(super) mod registry;
 pub(super) mod release;
 pub(super) mod target;
-pub(super) mod terms;
 pub(super) mod wait;
+pub(super) mod wait_terms;

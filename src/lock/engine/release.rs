@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::target::Target;
+use super::target::LockTarget;
 use crate::observe::log;
 use crate::store::{StoreErrorKind, Token};
 
@@ -32,7 +32,7 @@ pub(crate) struct Release<T> {
     pub(crate) watchdog: Option<JoinHandle<()>>,
 }
 
-impl<T: Target> Release<T> {
+impl<T: LockTarget> Release<T> {
     /// Releases in the background: on the current runtime, else on `runtime`. If neither exists, or the one used is
     /// shut down, the lock expires by itself.
     pub(crate) fn later(self, runtime: Option<&Handle>) {

@@ -1,4 +1,4 @@
-//! [`Target`]: what mutexes and permits have in common for the lock engine.
+//! [`LockTarget`]: what mutexes and permits have in common for the lock engine.
 
 use std::fmt;
 use std::future::Future;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::home::Home;
-use super::terms::Terms;
+use super::registry::LockRegistry;
+use super::wait_terms::WaitTerms;
 use crate::lock::{Fairness, LockError, MutexOptions};
 use crate::observe::log;
 use crate::store::lock_store::{Create, Leave, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
@@ -15,14 +15,14 @@ use crate::store::names::LockName;
 use crate::store::{StoreError, Token};
 
 /// A lock that a token can hold.
-pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
+pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
     /// The answer to a release.
     type Freed: Send;
 
     /// Whether there is at most one holder.
     const IS_EXCLUSIVE: bool;
 
-    fn home(&self) -> &Arc<Home>;
+    fn home(&self) -> &Arc<LockRegistry>;
 
     fn name(&self) -> &LockName;
 
@@ -36,17 +36,17 @@ pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
         instead: Option<&Token>,
         queue: bool,
         within: Duration,
-    ) -> impl Answer<MutexTaken>;
+    ) -> impl LockReply<MutexTaken>;
 
-    fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl Answer<bool>;
+    fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl LockReply<bool>;
 
-    fn free(&self, token: &Token, within: Duration) -> impl Answer<Self::Freed>;
+    fn free(&self, token: &Token, within: Duration) -> impl LockReply<Self::Freed>;
 
     /// Gives up a place in the queue, and a grant whose message did not arrive.
-    fn leave(&self, token: &Token, within: Duration) -> impl Answer<()>;
+    fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()>;
 
     /// Whether the token holds it, as the store sees it.
-    fn is_holder(&self, token: &Token, within: Duration) -> impl Answer<bool>;
+    fn is_holder(&self, token: &Token, within: Duration) -> impl LockReply<bool>;
 
     /// Converts a store's failure into the user's error.
     fn error(&self, doing: &str, error: StoreError) -> LockError {
@@ -55,34 +55,34 @@ pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A command's eventual result.
-pub(crate) trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
+pub(crate) trait LockReply<T>: Future<Output = Result<T, StoreError>> + Send {}
 
-impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
+impl<T, F: Future<Output = Result<T, StoreError>> + Send> LockReply<T> for F {}
 
 /// A mutex, as all clones of a handle see it.
 #[derive(Debug)]
 pub(crate) struct MutexTarget {
-    pub(crate) home: Arc<Home>,
+    pub(crate) home: Arc<LockRegistry>,
     pub(crate) name: LockName,
     pub(crate) options: MutexOptions,
 }
 
 impl MutexTarget {
     /// The terms of waiting that the options alone define.
-    pub(crate) fn terms(&self) -> Terms {
+    pub(crate) fn terms(&self) -> WaitTerms {
         let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
             self.options;
         let fallback = (retry_interval, jitter);
-        Terms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
+        WaitTerms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
     }
 }
 
-impl Target for MutexTarget {
+impl LockTarget for MutexTarget {
     type Freed = bool;
 
     const IS_EXCLUSIVE: bool = true;
 
-    fn home(&self) -> &Arc<Home> {
+    fn home(&self) -> &Arc<LockRegistry> {
         &self.home
     }
 
@@ -143,7 +143,7 @@ impl Target for MutexTarget {
 /// A semaphore, as all clones of a handle see it.
 #[derive(Debug)]
 pub(crate) struct SemaphoreTarget {
-    pub(crate) home: Arc<Home>,
+    pub(crate) home: Arc<LockRegistry>,
     pub(crate) name: LockName,
     pub(crate) create: Create,
     pub(crate) lease: Duration,
@@ -151,12 +151,12 @@ pub(crate) struct SemaphoreTarget {
     pub(crate) warned: AtomicBool,
 }
 
-impl Target for SemaphoreTarget {
+impl LockTarget for SemaphoreTarget {
     type Freed = PermitFreed;
 
     const IS_EXCLUSIVE: bool = false;
 
-    fn home(&self) -> &Arc<Home> {
+    fn home(&self) -> &Arc<LockRegistry> {
         &self.home
     }
 

@@ -1,7 +1,7 @@
 //! The loop that waits for a lock, for mutexes and permits, in the queue or by polling.
 //!
 //! Dropping it at any await leaves no place in the queue, and no lock held beyond a release in the background: a
-//! [`Place`] owns whatever the token may have at the store.
+//! [`PendingClaim`] owns whatever the token may have at the store.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::acquisition::{Granted, Lease, State};
-use super::claim::Place;
+use super::acquisition::{AcquisitionState, HoldLease, LockGrant};
+use super::claim::PendingClaim;
 use super::hold::Hold;
-use super::home::Home;
-use super::target::Target;
-use super::terms::{Terms, reached};
+use super::registry::LockRegistry;
+use super::target::LockTarget;
+use super::wait_terms::{WaitTerms, reached};
 use crate::lock::{LockError, Waiting};
 use crate::observe::log;
 use crate::store::StoreErrorKind;
 use crate::store::lock_store::{Announced, MutexTaken, Taken};
-use crate::store::wake::lock_waiters::{Told, Watch};
+use crate::store::wake::lock_waiters::{ClockDuty, LockHints};
 
 /// While grants may not arrive, the first waiter of a process asks at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -34,29 +34,29 @@ const LATER_COMMAND: Duration = Duration::from_millis(50);
 
 /// Acquires it, on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
 /// only if, other holders kept it busy.
-pub(crate) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
+pub(crate) async fn acquire<T: LockTarget>(target: &Arc<T>, terms: &WaitTerms) -> Result<Hold<T>, LockError> {
     contend(Arc::clone(target), terms, None).await
 }
 
 /// Gives `old` back and queues behind the present waiters, in one command. After an error, `old` tells whether it
 /// was given back.
-pub(crate) async fn acquire_instead<T: Target>(
+pub(crate) async fn acquire_instead<T: LockTarget>(
     old: &mut Hold<T>,
-    terms: &Terms,
+    terms: &WaitTerms,
 ) -> Result<Hold<T>, LockError> {
     contend(Arc::clone(&old.grip.target), terms, Some(old)).await
 }
 
-async fn contend<T: Target>(
+async fn contend<T: LockTarget>(
     target: Arc<T>,
-    terms: &Terms,
+    terms: &WaitTerms,
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
     // Counted until `contest` is dropped and has started its background release: `close` waits for both.
     let _waiting = target.home().wait();
-    let mut contest = Contest {
-        place: Place::new(target, terms.waiting),
+    let mut contest = AcquireLoop {
+        place: PendingClaim::new(target, terms.waiting),
         instead,
         waiting: terms.waiting,
         deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
@@ -81,12 +81,14 @@ async fn contend<T: Target>(
                 let ends = end(contest.asked, remaining);
                 contest.place.heard.is_busy(contest.asked, ends);
                 match contest.wait(ends).await? {
-                    Woken::Granted(fence) if contest.is_sure() => return contest.granted(fence, started),
+                    WakeReason::Granted(fence) if contest.is_sure() => {
+                        return contest.granted(fence, started);
+                    }
                     // The lock may be this token's. Another TAKE finds out, and restarts the lease.
-                    Woken::Granted(_) => {}
+                    WakeReason::Granted(_) => {}
                     woken => {
                         contest.attempts += 1;
-                        contest.retried += u32::from(woken == Woken::Again);
+                        contest.retried += u32::from(woken == WakeReason::Again);
                     }
                 }
             }
@@ -96,8 +98,8 @@ async fn contend<T: Target>(
 }
 
 /// One token's attempt to get a lock.
-struct Contest<'a, T: Target> {
-    place: Place<T>,
+struct AcquireLoop<'a, T: LockTarget> {
+    place: PendingClaim<T>,
     /// The hold that TAKE gives back, until an answer says that it was given back.
     instead: Option<&'a mut Hold<T>>,
     /// The way of waiting: that of the terms, until the server refuses it.
@@ -111,12 +113,12 @@ struct Contest<'a, T: Target> {
     attempts: u32,
     /// How many of them count as retries.
     retried: u32,
-    terms: &'a Terms,
+    terms: &'a WaitTerms,
 }
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Woken {
+enum WakeReason {
     /// The lock may be this token's, with this fence.
     Granted(u64),
     /// Ask again; counts as a retry.
@@ -125,7 +127,7 @@ enum Woken {
     Anew,
 }
 
-impl<T: Target> Contest<'_, T> {
+impl<T: LockTarget> AcquireLoop<'_, T> {
     /// Sends TAKE. An unanswered TAKE may have been granted, so the same token is sent once more, and twice if it
     /// has a place in the queue. A caller that may wait for the lock also waits for a connection.
     async fn take(&mut self) -> Result<Taken, LockError> {
@@ -165,7 +167,7 @@ impl<T: Target> Contest<'_, T> {
     }
 
     /// Waits behind the holder, until `ends` or later, as far as the last answer told; `None` for ever.
-    async fn wait(&mut self, ends: Option<Instant>) -> Result<Woken, LockError> {
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
@@ -174,10 +176,10 @@ impl<T: Target> Contest<'_, T> {
         }
         if self.waiting == Waiting::Keyspace && self.announce().await {
             // Events before the announcement began were not announced.
-            return Ok(Woken::Anew);
+            return Ok(WakeReason::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, Woken::Again);
+        let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, WakeReason::Again);
         // No deadline while polling: the pause ends at the deadline, and a last attempt follows it.
         let deadline = if polls { None } else { self.deadline };
         let home = Arc::clone(self.home());
@@ -192,7 +194,7 @@ impl<T: Target> Contest<'_, T> {
                 () = reached(deadline) => return Err(self.timed_out()),
                 () = reached(stand) => {
                     if self.place.heard.stands_in() {
-                        return Ok(Woken::Anew);
+                        return Ok(WakeReason::Anew);
                     }
                     (look, stand) = self.next_look(ends);
                     continue;
@@ -200,22 +202,22 @@ impl<T: Target> Contest<'_, T> {
             };
             match told {
                 // The lock was granted, and then taken away by force before this waiter read the grant.
-                Told { broken: true, .. } => return Ok(Woken::Again),
-                Told { closed: true, granted, .. } => {
+                LockHints { broken: true, .. } => return Ok(WakeReason::Again),
+                LockHints { closed: true, granted, .. } => {
                     self.place.duty.queued = granted.is_some();
                     return Err(LockError::Closed);
                 }
-                Told { granted: Some(fence), .. } => return Ok(Woken::Granted(fence)),
+                LockHints { granted: Some(fence), .. } => return Ok(WakeReason::Granted(fence)),
                 _ if polls => {}
-                Told { missed: true, unheard, .. } => {
-                    again = if unheard { Woken::Anew } else { again };
+                LockHints { missed: true, unheard, .. } => {
+                    again = if unheard { WakeReason::Anew } else { again };
                     if self.place.heard.is_first() {
                         return Ok(again);
                     }
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
-                Told { .. } => (look, stand) = self.next_look(ends),
+                LockHints { .. } => (look, stand) = self.next_look(ends),
             }
         }
     }
@@ -238,8 +240,8 @@ impl<T: Target> Contest<'_, T> {
             own = own.min(now + UNSURE_WAIT);
         }
         let (look, stand) = match self.place.heard.watch(own, self.place.duty.target.ttl()) {
-            Watch::Look(at) => (Some(at + jitter), None),
-            Watch::Stand(at) => (None, at.map(|at| at + jitter)),
+            ClockDuty::Look(at) => (Some(at + jitter), None),
+            ClockDuty::Stand(at) => (None, at.map(|at| at + jitter)),
         };
         (look, stand)
     }
@@ -293,13 +295,13 @@ impl<T: Target> Contest<'_, T> {
                 return Err(LockError::GrantedTooLate { elapsed: since.elapsed(), ttl });
             }
         }
-        let granted = Granted { fence, attempts: self.attempts, waited: self.started.elapsed() };
+        let granted = LockGrant { fence, attempts: self.attempts, waited: self.started.elapsed() };
         Ok(self.place.hold(granted, since))
     }
 
     /// What would remain of the lease if it began at `since`.
     fn left(&self, since: Instant) -> Duration {
-        let lease = Lease { since, ttl: self.place.duty.target.ttl(), state: State::Held };
+        let lease = HoldLease { since, ttl: self.place.duty.target.ttl(), state: AcquisitionState::Held };
         lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
@@ -321,7 +323,7 @@ impl<T: Target> Contest<'_, T> {
         self.command_timeout().min(left.max(least))
     }
 
-    fn home(&self) -> &Arc<Home> {
+    fn home(&self) -> &Arc<LockRegistry> {
         self.place.duty.target.home()
     }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use redis::cluster::ClusterClient;
 
 use super::{Backend, IntoStore};
-use crate::store::NodeStore;
+use crate::store::StoreHandle;
 use crate::store::redis::RedisStore;
 
 impl IntoStore for ClusterClient {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore {
-        NodeStore::redis(RedisStore::spread(*self, command_timeout))
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
+        StoreHandle::redis(RedisStore::spread(*self, command_timeout))
     }
 }
 

@@ -11,7 +11,7 @@ use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
-use crate::store::NodeStore;
+use crate::store::StoreHandle;
 use crate::store::memory::MemoryStore;
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
@@ -23,7 +23,7 @@ pub struct Backend {
 
 /// What a store can be made from. Its type can be asked for.
 pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore;
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle;
 }
 
 impl Backend {
@@ -31,15 +31,15 @@ impl Backend {
         Self { kind: Box::new(kind) }
     }
 
-    pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
+    pub(crate) fn into_store(self, command_timeout: Duration) -> StoreHandle {
         self.kind.into_store(command_timeout)
     }
 }
 
 impl IntoStore for MemoryStore {
     /// There is no wire to wait for.
-    fn into_store(self: Box<Self>, _command_timeout: Duration) -> NodeStore {
-        NodeStore::memory(*self)
+    fn into_store(self: Box<Self>, _command_timeout: Duration) -> StoreHandle {
+        StoreHandle::memory(*self)
     }
 }
 

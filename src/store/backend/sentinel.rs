@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::sentinel::SentinelClient;
 
 use super::{Backend, IntoStore};
-use crate::store::NodeStore;
+use crate::store::StoreHandle;
 use crate::store::redis::RedisStore;
 
 /// The client shows nothing of itself.
@@ -19,8 +19,8 @@ impl fmt::Debug for Watched {
 }
 
 impl IntoStore for Watched {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore {
-        NodeStore::redis(RedisStore::watched(self.0, command_timeout))
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
+        StoreHandle::redis(RedisStore::watched(self.0, command_timeout))
     }
 }
 

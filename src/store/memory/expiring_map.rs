@@ -10,8 +10,8 @@ use super::sweep::Sweep;
 /// The maps' overhead per value, beside its bytes and its two copies of the name, as in `records`.
 pub(super) const AROUND: usize = 320;
 
-pub(super) struct Shelf<V> {
-    by_name: HashMap<Box<str>, Thing<V>>,
+pub(super) struct ExpiringMap<V> {
+    by_name: HashMap<Box<str>, ExpiringValue<V>>,
     /// In which order values are dropped when there is no room.
     by_turn: BTreeMap<u64, Box<str>>,
     turns: u64,
@@ -20,7 +20,7 @@ pub(super) struct Shelf<V> {
     looked_through: Sweep,
 }
 
-struct Thing<V> {
+struct ExpiringValue<V> {
     value: V,
     bytes: usize,
     until: Instant,
@@ -30,14 +30,14 @@ struct Thing<V> {
     asked_for: bool,
 }
 
-impl<V> Default for Shelf<V> {
+impl<V> Default for ExpiringMap<V> {
     fn default() -> Self {
         let looked_through = Sweep::default();
         Self { by_name: HashMap::new(), by_turn: BTreeMap::new(), turns: 0, bytes: 0, looked_through }
     }
 }
 
-impl<V> Shelf<V> {
+impl<V> ExpiringMap<V> {
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -60,7 +60,7 @@ impl<V> Shelf<V> {
         Some(&mut thing.value)
     }
 
-    fn live(&mut self, name: &str, now: Instant) -> Option<&mut Thing<V>> {
+    fn live(&mut self, name: &str, now: Instant) -> Option<&mut ExpiringValue<V>> {
         self.by_name.get_mut(name).filter(|thing| thing.until > now)
     }
 
@@ -93,7 +93,7 @@ impl<V> Shelf<V> {
         let turn = self.turns;
         self.bytes += bytes;
         self.by_turn.insert(turn, name.into());
-        self.by_name.insert(name.into(), Thing { value, bytes, until, turn, asked_for: false });
+        self.by_name.insert(name.into(), ExpiringValue { value, bytes, until, turn, asked_for: false });
     }
 
     /// Counts bytes that were added to a value.
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_sum_of_bytes_follows_every_change() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ExpiringMap::default();
         shelf.put("a", 1, 10, in_a_second());
         shelf.put("b", 2, 20, in_a_second() + SECOND);
         shelf.grown("a", 5);
@@ -170,7 +170,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn expired_values_are_removed_before_a_live_one_is_dropped() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ExpiringMap::default();
         shelf.put("stays", 0, 10, in_a_second() + SECOND);
         for number in 0..100 {
             shelf.put(&number.to_string(), number, 10, in_a_second());
@@ -183,7 +183,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_dropped_for_a_value_that_fits() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ExpiringMap::default();
         shelf.put("a", 1, 10, in_a_second());
         assert!(shelf.make_room(10, 20));
         assert_eq!(shelf.len(), 1);
@@ -194,7 +194,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_value_is_gone_at_the_moment_it_expires() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ExpiringMap::default();
         shelf.put("a", 1, 10, in_a_second());
         shelf.put("b", 2, 10, in_a_second());
         assert!(shelf.get("a").is_some());

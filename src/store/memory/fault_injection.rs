@@ -11,16 +11,16 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::MemoryStore;
-use super::expiring_map::Shelf;
-use super::records::{Record, Records};
+use super::expiring_map::ExpiringMap;
+use super::records::{KeyRecord, KeyRecords};
 use super::relay::Relay;
 use crate::store::Token;
-use crate::store::wake::lock_waiters::Tell;
+use crate::store::wake::lock_waiters::LockHint;
 
 /// Everything that a store holds of one key.
-pub(crate) struct Picture(Option<Record>);
+pub(crate) struct KeySnapshot(Option<KeyRecord>);
 
-impl fmt::Debug for Picture {
+impl fmt::Debug for KeySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Picture")
     }
@@ -72,8 +72,8 @@ impl MemoryStore {
         records.by_expiry.clear();
         records.left_by_expiry.clear();
         records.bytes = 0;
-        records.tags = Shelf::default();
-        records.lists = Shelf::default();
+        records.tags = ExpiringMap::default();
+        records.lists = ExpiringMap::default();
     }
 
     /// Changes one byte of the entry; returns whether there is one.
@@ -101,7 +101,7 @@ impl MemoryStore {
     }
 
     /// Sends a message to a waiter for a lock, or to a holder, whether it is true or not.
-    pub(crate) fn tell_lock(&self, token: &Token, tell: Tell) {
+    pub(crate) fn tell_lock(&self, token: &Token, tell: LockHint) {
         drop(self.shared.grants.tell(token, tell));
     }
 
@@ -115,12 +115,12 @@ impl MemoryStore {
         self.shared.grants.tell_node_missed(node);
     }
 
-    pub(crate) fn picture(&self, name: &str) -> Picture {
-        Picture(self.records().by_name.get(name).cloned())
+    pub(crate) fn picture(&self, name: &str) -> KeySnapshot {
+        KeySnapshot(self.records().by_name.get(name).cloned())
     }
 
     /// Restores the key to the picture. Data that has expired meanwhile is dropped as usual.
-    pub(crate) fn restore(&self, name: &str, picture: &Picture) {
+    pub(crate) fn restore(&self, name: &str, picture: &KeySnapshot) {
         let mut records = self.records();
         records.forget_entry(name);
         records.forget_left(name);
@@ -140,7 +140,7 @@ impl MemoryStore {
     }
 }
 
-impl Records {
+impl KeyRecords {
     fn step(&mut self, by_ms: i64) {
         let now = Instant::now();
         let by = Duration::from_millis(by_ms.unsigned_abs());

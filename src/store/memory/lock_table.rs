@@ -5,7 +5,7 @@ use super::semaphores::Semaphores;
 
 /// The locks that a memory store holds.
 #[derive(Default)]
-pub(super) struct Locks {
+pub(super) struct LockTable {
     pub(super) mutexes: Mutexes,
     pub(super) semaphores: Semaphores,
 }

@@ -7,21 +7,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lock_table::Locks;
-use super::mutexes::Step;
+use super::lock_table::LockTable;
+use super::mutexes::MutexStep;
 use super::{MemoryNode, reply};
 use crate::store::lock_store::{
     Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use crate::store::names::LockName;
-use crate::store::wake::lock_waiters::Await;
+use crate::store::wake::lock_waiters::LockWaiter;
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 impl MemoryNode {
     /// Runs a step at once and returns its answer.
-    fn step<'a, T: Send + 'a>(&self, act: impl FnOnce(&mut Locks, &mut Step<'_>) -> T) -> Reply<'a, T> {
+    fn step<'a, T: Send + 'a>(
+        &self,
+        act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
+    ) -> Reply<'a, T> {
         if self.closed.load(Ordering::Acquire) {
             return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
         }
@@ -29,7 +32,7 @@ impl MemoryNode {
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
         let mut step =
-            Step { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
+            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
         reply(act(&mut lock(&shared.locks), &mut step))
     }
 }
@@ -132,7 +135,7 @@ impl LockStore for MemoryNode {
         self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> Await {
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.store.shared.grants.register(name, token)
     }
 

@@ -25,14 +25,15 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use lock_table::Locks;
-use records::Records;
-use relay::Meddling;
+use lock_table::LockTable;
+use records::KeyRecords;
+use relay::FaultInjection;
 
-use super::wake::lease_waiters::{Hint, Watches};
-use super::wake::lock_waiters::Grants;
+use super::wake::lease_waiters::{Hint, LeaseWaiters};
+use super::wake::lock_waiters::LockWaiters;
 use super::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, Token,
+    TokenCheck,
 };
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
@@ -56,18 +57,18 @@ use crate::sync::lock;
 /// ```
 #[derive(Clone)]
 pub struct MemoryStore {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryShared>,
 }
 
-struct Shared {
+struct MemoryShared {
     capacity: usize,
     started: Instant,
     started_ms: u64,
-    records: Mutex<Records>,
-    watches: Arc<Watches>,
-    locks: Mutex<Locks>,
-    grants: Arc<Grants>,
-    meddling: Meddling,
+    records: Mutex<KeyRecords>,
+    watches: Arc<LeaseWaiters>,
+    locks: Mutex<LockTable>,
+    grants: Arc<LockWaiters>,
+    meddling: FaultInjection,
 }
 
 impl MemoryStore {
@@ -88,7 +89,7 @@ impl MemoryStore {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(MemoryShared {
                 capacity: bytes,
                 started: Instant::now(),
                 started_ms,
@@ -96,7 +97,7 @@ impl MemoryStore {
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
-                meddling: Meddling::default(),
+                meddling: FaultInjection::default(),
             }),
         }
     }
@@ -118,18 +119,18 @@ impl MemoryStore {
         MemoryNode { store: self, node: Uuid::new_v4(), closed: AtomicBool::new(false) }
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
+    fn records(&self) -> MutexGuard<'_, KeyRecords> {
         lock(&self.shared.records)
     }
 }
 
-impl Shared {
+impl MemoryShared {
     fn clock_at(&self, moment: Instant) -> u64 {
         let now = self.started_ms + moment.saturating_duration_since(self.started).as_millis() as u64;
         now.saturating_add_signed(self.meddling.ahead_ms())
     }
 
-    /// Tells the waiters of a key; as [`Watches::tell`].
+    /// Tells the waiters of a key; as [`LeaseWaiters::tell`].
     fn tell(&self, name: &str, hint: &Hint) -> bool {
         let heard = self.watches.tell(name, hint);
         self.meddling.relay(name, hint) || heard
@@ -159,7 +160,7 @@ pub(crate) struct MemoryNode {
 
 impl MemoryNode {
     /// Wakes all waiters of the key, as the last part of a step.
-    fn wake(&self, mut records: MutexGuard<'_, Records>, key: &Key, hint: &Hint) {
+    fn wake(&self, mut records: MutexGuard<'_, KeyRecords>, key: &Key, hint: &Hint) {
         if let Some(record) = records.by_name.get_mut(key.name()) {
             record.queue.clear();
         }
@@ -168,8 +169,8 @@ impl MemoryNode {
         self.store.shared.tell(key.name(), hint);
     }
 
-    fn kept(ours: bool) -> Kept {
-        if ours { Kept::Yes } else { Kept::No }
+    fn kept(ours: bool) -> TokenCheck {
+        if ours { TokenCheck::Held } else { TokenCheck::Lost }
     }
 }
 
@@ -233,7 +234,7 @@ impl Store for MemoryNode {
         token: &'a Token,
         lease: Duration,
         _within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         let mut records = self.store.records();
         let ours = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
@@ -253,7 +254,7 @@ impl Store for MemoryNode {
         entry: Bytes,
         keep: Duration,
         _within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), token);
         if ours {
@@ -266,7 +267,7 @@ impl Store for MemoryNode {
         reply(Self::kept(ours))
     }
 
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, _within: Duration) -> Reply<'a, Kept> {
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, _within: Duration) -> Reply<'a, TokenCheck> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), fail.token);
         if ours {
@@ -318,7 +319,7 @@ impl Store for MemoryNode {
         }
     }
 
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, _within: Duration) -> Reply<'a, Kept> {
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, _within: Duration) -> Reply<'a, TokenCheck> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), token);
         if ours {
@@ -347,7 +348,7 @@ impl Store for MemoryNode {
         reply(())
     }
 
-    fn watch(&self, key: &Key, token: &Token) -> Watch {
+    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.store.shared.watches.register(key.name(), token)
     }
 

@@ -8,56 +8,56 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::expiring_map::later;
-use super::relay::Meddling;
+use super::relay::FaultInjection;
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
-use crate::store::wake::lock_waiters::{Grants, Tell, Wake};
+use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 
 /// How long the queue is kept if a waiter wants a mutex without an expiry.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Default)]
 pub(super) struct Mutexes {
-    by_key: HashMap<Arc<str>, Record>,
+    by_key: HashMap<Arc<str>, MutexRecord>,
     sweep: Sweep,
     /// The latest fence of any mutex: a number that grows across all mutexes grows for each of them.
     fence: u64,
 }
 
 #[derive(Default)]
-struct Record {
-    holder: Option<Holder>,
-    queue: VecDeque<Place>,
+struct MutexRecord {
+    holder: Option<MutexOwner>,
+    queue: VecDeque<QueuePlace>,
     queue_until: Option<Instant>,
 }
 
-struct Place {
+struct QueuePlace {
     token: Token,
     ttl: Option<Duration>,
     /// Since when it waits for a mutex that other tokens may take before it; `None` if the mutex must be handed to it.
     since: Option<Instant>,
 }
 
-struct Holder {
+struct MutexOwner {
     token: Token,
     fence: u64,
     until: Option<Instant>,
 }
 
 /// One step at one moment, and the waiters it has told, which are woken when the step is dropped.
-pub(super) struct Step<'a> {
+pub(super) struct MutexStep<'a> {
     pub(super) now: Instant,
     /// The clock in microseconds, where fences start.
     pub(super) now_us: u64,
-    pub(super) grants: &'a Grants,
+    pub(super) grants: &'a LockWaiters,
     pub(super) wakes: Vec<Wake>,
-    pub(super) meddling: &'a Meddling,
+    pub(super) meddling: &'a FaultInjection,
 }
 
-impl Step<'_> {
+impl MutexStep<'_> {
     /// Tells the waiter with this token; returns whether there is one.
-    pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
+    pub(super) fn tell(&mut self, token: &Token, tell: LockHint) -> bool {
         if self.meddling.is_relayed()
             && self.grants.is_registered(token)
             && let ControlFlow::Break(seems_heard) = self.meddling.way(token)
@@ -80,7 +80,7 @@ impl Step<'_> {
 }
 
 impl Mutexes {
-    pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &Take<'_>) -> MutexTaken {
+    pub(super) fn take(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>, ask: &Take<'_>) -> MutexTaken {
         let now = step.now;
         let (record, fence) = self.record(key, now);
         let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
@@ -93,7 +93,7 @@ impl Mutexes {
         let is_free = record.holder.is_none();
         let holder = record.holder.get_or_insert_with(|| {
             let token = ask.token.clone();
-            Holder { token, fence: next(fence, step), until: None }
+            MutexOwner { token, fence: next(fence, step), until: None }
         });
         if holder.token == *ask.token {
             holder.until = end(now, ask.ttl);
@@ -111,7 +111,7 @@ impl Mutexes {
         if ask.queue {
             if !record.queue.iter().any(|place| place.is(ask.token, ask.ttl)) {
                 let since = barges.then_some(now);
-                record.queue.push_back(Place { token: ask.token.clone(), ttl: ask.ttl, since });
+                record.queue.push_back(QueuePlace { token: ask.token.clone(), ttl: ask.ttl, since });
             }
             record.keep_queue(now, ask.ttl, remaining);
         }
@@ -121,7 +121,7 @@ impl Mutexes {
     /// Frees the mutex or gives up the place; returns whether the token held the mutex.
     pub(super) fn free(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         key: &Arc<str>,
         token: &Token,
         ttl: Option<Duration>,
@@ -137,7 +137,13 @@ impl Mutexes {
     }
 
     /// As [`free`](Self::free), but leaves the mutex to the first take while the head has waited for less than the bound.
-    pub(super) fn offer(&mut self, step: &mut Step<'_>, key: &Arc<str>, token: &Token, offer: Offer) -> bool {
+    pub(super) fn offer(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
+        offer: Offer,
+    ) -> bool {
         let (record, fence) = self.record(key, step.now);
         let before = record.leave(token, offer.ttl);
         let held = before.is_some();
@@ -156,7 +162,7 @@ impl Mutexes {
 
     pub(super) fn extend(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         key: &Arc<str>,
         token: &Token,
         ttl: Option<Duration>,
@@ -182,11 +188,11 @@ impl Mutexes {
     }
 
     /// Takes the mutex from its holder; returns whether there was one.
-    pub(super) fn force(&mut self, step: &mut Step<'_>, key: &Arc<str>) -> bool {
+    pub(super) fn force(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>) -> bool {
         let (record, fence) = self.record(key, step.now);
         let holder = record.holder.take();
-        if let Some(Holder { token, .. }) = &holder {
-            step.tell(token, Tell::Broken);
+        if let Some(MutexOwner { token, .. }) = &holder {
+            step.tell(token, LockHint::Broken);
         }
         let held = holder.is_some();
         if held {
@@ -197,7 +203,7 @@ impl Mutexes {
     }
 
     /// The mutex's record without what has expired, and the latest fence.
-    fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut Record, &mut u64) {
+    fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut MutexRecord, &mut u64) {
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| {
                 record.expire(now);
@@ -212,21 +218,21 @@ impl Mutexes {
 
     /// Drops an empty record.
     fn tidy(&mut self, key: &Arc<str>) {
-        if self.by_key.get(key).is_some_and(Record::is_empty) {
+        if self.by_key.get(key).is_some_and(MutexRecord::is_empty) {
             self.by_key.remove(key);
         }
     }
 }
 
-impl Place {
+impl QueuePlace {
     fn is(&self, token: &Token, ttl: Option<Duration>) -> bool {
         self.token == *token && self.ttl == ttl
     }
 }
 
-impl Record {
+impl MutexRecord {
     /// Takes the mutex from this token and returns the holder; else gives up the token's place.
-    fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<Holder> {
+    fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<MutexOwner> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
             self.queue.retain(|place| !place.is(token, ttl));
@@ -238,20 +244,20 @@ impl Record {
     /// that token takes the mutex itself. `before` is the previous holder, if known.
     fn pass_on(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         fence: &mut u64,
         key: &str,
-        before: Option<Holder>,
+        before: Option<MutexOwner>,
         own: Option<&Token>,
     ) {
-        while let Some(Place { token, ttl, since: _ }) = self.queue.pop_front() {
+        while let Some(QueuePlace { token, ttl, since: _ }) = self.queue.pop_front() {
             if Some(&token) == own {
                 return;
             }
             let fence = next(fence, step);
-            if step.tell(&token, Tell::Granted { fence }) {
+            if step.tell(&token, LockHint::Granted { fence }) {
                 let until = end(step.now, ttl);
-                self.holder = Some(Holder { token, fence, until });
+                self.holder = Some(MutexOwner { token, fence, until });
                 // The waiters have slept on the previous holder's time.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
@@ -287,7 +293,7 @@ impl Record {
 }
 
 /// A fence that is greater than all earlier ones.
-fn next(fence: &mut u64, step: &Step<'_>) -> u64 {
+fn next(fence: &mut u64, step: &MutexStep<'_>) -> u64 {
     *fence = step.now_us.max(*fence + 1);
     *fence
 }

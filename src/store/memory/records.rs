@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::expiring_map::{Shelf, later};
+use super::expiring_map::{ExpiringMap, later};
 use super::sweep::Sweep;
-use crate::store::tag_store::Member;
+use crate::store::tag_store::ListMember;
 use crate::store::{Fail, Token};
 
 /// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map at its
@@ -22,45 +22,45 @@ pub(super) fn cost(name: &str, bytes: &Bytes) -> usize {
 }
 
 /// When a value expires. The number distinguishes values that expire at the same instant.
-pub(super) type At = (Instant, u64);
+pub(super) type ExpiryIndex = (Instant, u64);
 
 #[derive(Default)]
-pub(super) struct Records {
-    pub(super) by_name: HashMap<Box<str>, Record>,
+pub(super) struct KeyRecords {
+    pub(super) by_name: HashMap<Box<str>, KeyRecord>,
     /// Entries by expiry, for eviction and for dropping expired ones.
-    pub(super) by_expiry: BTreeMap<At, Box<str>>,
+    pub(super) by_expiry: BTreeMap<ExpiryIndex, Box<str>>,
     /// Outcomes of failed loads by expiry.
-    pub(super) left_by_expiry: BTreeMap<At, Box<str>>,
+    pub(super) left_by_expiry: BTreeMap<ExpiryIndex, Box<str>>,
     /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
     /// At which number of records the map is next swept, for expired leases and queues of keys that are not used again.
     looked_through: Sweep,
     /// The ids of tags.
-    pub(super) tags: Shelf<u64>,
-    pub(super) lists: Shelf<Vec<Member>>,
+    pub(super) tags: ExpiringMap<u64>,
+    pub(super) lists: ExpiringMap<Vec<ListMember>>,
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Record {
-    pub(super) entry: Option<(Bytes, At)>,
+pub(super) struct KeyRecord {
+    pub(super) entry: Option<(Bytes, ExpiryIndex)>,
     pub(super) lease: Option<(Token, Instant)>,
     pub(super) queue: VecDeque<Token>,
     pub(super) queue_until: Option<Instant>,
     /// Boxed, because few records have one.
-    pub(super) ending: Option<Box<Left>>,
+    pub(super) ending: Option<Box<FailedLoad>>,
 }
 
 /// What a failed load left for its waiters.
 #[derive(Clone)]
-pub(super) struct Left {
+pub(super) struct FailedLoad {
     pub(super) by: Token,
     pub(super) outcome: Bytes,
-    pub(super) at: At,
+    pub(super) at: ExpiryIndex,
     pub(super) replay_until: Instant,
 }
 
-impl Records {
+impl KeyRecords {
     /// Drops the entries and outcomes that have expired.
     pub(super) fn sweep(&mut self, now: Instant) {
         while let Some(name) = expired(&mut self.by_expiry, now) {
@@ -91,7 +91,7 @@ impl Records {
 
     /// Drops an empty record.
     pub(super) fn tidy(&mut self, name: &str) {
-        if self.by_name.get(name).is_some_and(Record::is_empty) {
+        if self.by_name.get(name).is_some_and(KeyRecord::is_empty) {
             self.by_name.remove(name);
         }
     }
@@ -104,7 +104,7 @@ impl Records {
         }
     }
 
-    pub(super) fn put_entry(&mut self, name: &str, entry: Bytes, at: At) {
+    pub(super) fn put_entry(&mut self, name: &str, entry: Bytes, at: ExpiryIndex) {
         self.bytes += cost(name, &entry);
         self.by_expiry.insert(at, name.into());
         self.by_name.entry(name.into()).or_default().entry = Some((entry, at));
@@ -117,11 +117,11 @@ impl Records {
         if self.make_room(cost(name, &outcome), capacity) {
             let now = Instant::now();
             let at = self.next(now + fail.keep);
-            self.put_left(name, Left { by, outcome, at, replay_until: now + fail.replay });
+            self.put_left(name, FailedLoad { by, outcome, at, replay_until: now + fail.replay });
         }
     }
 
-    pub(super) fn put_left(&mut self, name: &str, left: Left) {
+    pub(super) fn put_left(&mut self, name: &str, left: FailedLoad) {
         self.bytes += cost(name, &left.outcome);
         self.left_by_expiry.insert(left.at, name.into());
         self.by_name.entry(name.into()).or_default().ending = Some(Box::new(left));
@@ -150,13 +150,13 @@ impl Records {
         self.bytes + self.tags.bytes() + self.lists.bytes()
     }
 
-    pub(super) fn next(&mut self, moment: Instant) -> At {
+    pub(super) fn next(&mut self, moment: Instant) -> ExpiryIndex {
         self.serial += 1;
         (moment, self.serial)
     }
 
     /// The key's record without what has expired.
-    pub(super) fn record(&mut self, name: &str) -> &mut Record {
+    pub(super) fn record(&mut self, name: &str) -> &mut KeyRecord {
         let now = Instant::now();
         self.sweep(now);
         if self.looked_through.is_due(self.by_name.len()) {
@@ -178,12 +178,12 @@ impl Records {
 }
 
 /// Removes and returns the first name that has expired.
-fn expired(by_expiry: &mut BTreeMap<At, Box<str>>, now: Instant) -> Option<Box<str>> {
+fn expired(by_expiry: &mut BTreeMap<ExpiryIndex, Box<str>>, now: Instant) -> Option<Box<str>> {
     let first = by_expiry.first_entry()?;
     (first.key().0 <= now).then(|| first.remove())
 }
 
-impl Record {
+impl KeyRecord {
     /// Adds the token to the queue once, and keeps the queue for twice the longest time that a waiter may sleep.
     pub(super) fn queue(&mut self, token: &Token, now: Instant, longest: Duration) {
         if !self.queue.contains(token) {
@@ -193,7 +193,7 @@ impl Record {
         self.queue_until = Some(later(now, keep));
     }
 
-    /// Drops an expired lease or queue. Entry and outcome are dropped by [`Records::sweep`].
+    /// Drops an expired lease or queue. Entry and outcome are dropped by [`KeyRecords::sweep`].
     fn expire(&mut self, now: Instant) {
         self.lease.take_if(|(_, until)| *until <= now);
         if self.queue_until.take_if(|until| *until <= now).is_some() {

@@ -7,11 +7,11 @@ use std::sync::{OnceLock, Weak};
 
 use crate::store::Token;
 use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::Tell;
+use crate::store::wake::lock_waiters::LockHint;
 
 /// What is done to a store from outside. Nothing is, but in tests.
 #[derive(Default)]
-pub(crate) struct Meddling {
+pub(crate) struct FaultInjection {
     pub(super) relay: OnceLock<Weak<dyn Relay>>,
     pub(super) ahead_ms: AtomicI64,
 }
@@ -26,10 +26,10 @@ pub(crate) trait Relay: Send + Sync {
     fn way(&self, token: &Token) -> ControlFlow<bool>;
 
     /// Called when this waiter for a lock, or this holder, was told.
-    fn told(&self, token: &Token, tell: Tell);
+    fn told(&self, token: &Token, tell: LockHint);
 }
 
-impl Meddling {
+impl FaultInjection {
     pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
         self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
     }
@@ -42,7 +42,7 @@ impl Meddling {
         self.relay.get().and_then(Weak::upgrade).map_or(ControlFlow::Continue(()), |relay| relay.way(token))
     }
 
-    pub(super) fn told(&self, token: &Token, tell: Tell) {
+    pub(super) fn told(&self, token: &Token, tell: LockHint) {
         if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
             relay.told(token, tell);
         }

@@ -7,19 +7,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::expiring_map::later;
-use super::mutexes::Step;
+use super::mutexes::MutexStep;
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::lock_store::{Change, Create, PermitFreed, PermitTaken, SemaphoreState, TakePermit};
-use crate::store::wake::lock_waiters::Tell;
+use crate::store::wake::lock_waiters::LockHint;
 
 #[derive(Default)]
 pub(super) struct Semaphores {
-    by_key: HashMap<Arc<str>, Record>,
+    by_key: HashMap<Arc<str>, SemaphoreRecord>,
     sweep: Sweep,
 }
 
-struct Record {
+struct SemaphoreRecord {
     created_with: u32,
     capacity: u32,
     idle_ttl: Duration,
@@ -30,7 +30,12 @@ struct Record {
 }
 
 impl Semaphores {
-    pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &TakePermit<'_>) -> PermitTaken {
+    pub(super) fn take(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        ask: &TakePermit<'_>,
+    ) -> PermitTaken {
         let (record, _) = self.created(step.now, key, ask.semaphore);
         let (_, slept_on) = record.sweep(step.now);
         let mut granted = record.renew(step.now, ask.token, ask.lease);
@@ -54,7 +59,7 @@ impl Semaphores {
 
     pub(super) fn free(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         key: &Arc<str>,
         token: &Token,
         lease: Duration,
@@ -76,7 +81,7 @@ impl Semaphores {
 
     pub(super) fn refresh(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         key: &Arc<str>,
         token: &Token,
         lease: Duration,
@@ -96,7 +101,7 @@ impl Semaphores {
 
     pub(super) fn change(
         &mut self,
-        step: &mut Step<'_>,
+        step: &mut MutexStep<'_>,
         key: &Arc<str>,
         change: Change,
     ) -> Option<SemaphoreState> {
@@ -113,7 +118,7 @@ impl Semaphores {
                 let mut record = self.by_key.remove(key)?;
                 let (recovered, _) = record.sweep(step.now);
                 for (token, _) in &record.queue {
-                    step.tell(token, Tell::Closed);
+                    step.tell(token, LockHint::Closed);
                 }
                 return Some(record.state(step.now, false, recovered));
             }
@@ -125,13 +130,13 @@ impl Semaphores {
     }
 
     /// The semaphore, created if there is none, and whether it was created.
-    fn created(&mut self, now: Instant, key: &Arc<str>, semaphore: Create) -> (&mut Record, bool) {
+    fn created(&mut self, now: Instant, key: &Arc<str>, semaphore: Create) -> (&mut SemaphoreRecord, bool) {
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| record.until > now);
             self.sweep.done(self.by_key.len());
         }
         let created = self.existing(now, key).is_none();
-        let record = self.by_key.entry(Arc::clone(key)).or_insert_with(|| Record {
+        let record = self.by_key.entry(Arc::clone(key)).or_insert_with(|| SemaphoreRecord {
             created_with: semaphore.capacity,
             capacity: semaphore.capacity,
             idle_ttl: semaphore.idle_ttl,
@@ -142,7 +147,7 @@ impl Semaphores {
         (record, created)
     }
 
-    fn existing(&mut self, now: Instant, key: &Arc<str>) -> Option<&mut Record> {
+    fn existing(&mut self, now: Instant, key: &Arc<str>) -> Option<&mut SemaphoreRecord> {
         if self.by_key.get(key)?.until <= now {
             self.by_key.remove(key);
         }
@@ -150,7 +155,7 @@ impl Semaphores {
     }
 }
 
-impl Record {
+impl SemaphoreRecord {
     fn available(&self) -> u32 {
         self.capacity.saturating_sub(count(self.holders.len()))
     }
@@ -184,14 +189,14 @@ impl Record {
 
     /// Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the
     /// calling token: it gets no message. Returns whether it got a permit.
-    fn serve(&mut self, step: &mut Step<'_>, own: Option<&Token>) -> bool {
+    fn serve(&mut self, step: &mut MutexStep<'_>, own: Option<&Token>) -> bool {
         let mut reached = false;
         while self.available() > 0
             && let Some((token, lease)) = self.queue.pop_front()
         {
             let is_own = Some(&token) == own;
             reached |= is_own;
-            if is_own || step.tell(&token, Tell::Granted { fence: 0 }) {
+            if is_own || step.tell(&token, LockHint::Granted { fence: 0 }) {
                 self.grant(step.now, token, lease);
             }
         }
@@ -200,7 +205,7 @@ impl Record {
 
     /// Ends a step: tells the waiters if a lease ends sooner than they sleep; keeps the semaphore for its idle
     /// time, and for as long as its leases last.
-    fn finish(&mut self, step: &mut Step<'_>, key: &str, slept_on: Option<Instant>) {
+    fn finish(&mut self, step: &mut MutexStep<'_>, key: &str, slept_on: Option<Instant>) {
         let now = step.now;
         if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())
             && *first < then

@@ -5,18 +5,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::expiring_map::{AROUND, later};
-use super::records::Records;
+use super::records::KeyRecords;
 use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
-use crate::store::tag_store::{Found, Member, TagStore};
+use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
 
 /// The fraction of the store that ids may use, and lists. Beyond it the least recently used are dropped, whatever their
 /// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
 /// allows.
 const PART: usize = 4;
 
-impl Records {
+impl KeyRecords {
     fn id(&mut self, tag: &Key) -> Option<u64> {
         self.tags.get(tag.name()).copied()
     }
@@ -33,14 +33,21 @@ impl Records {
         id
     }
 
-    fn enlist(&mut self, list: &Key, member: Member, most: usize, life: Duration, capacity: usize) -> bool {
+    fn enlist(
+        &mut self,
+        list: &Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+        capacity: usize,
+    ) -> bool {
         let name = list.name();
         let members = self.lists.get(name);
         let (is_new, length) = (members.is_none(), members.as_ref().map_or(0, |members| members.len()));
         if members.is_some_and(|members| members.contains(&member)) {
             return true;
         }
-        let bytes = size_of::<Member>() + if is_new { 2 * name.len() + AROUND } else { 0 };
+        let bytes = size_of::<ListMember>() + if is_new { 2 * name.len() + AROUND } else { 0 };
         let has_room =
             length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
         if !has_room {
@@ -53,7 +60,7 @@ impl Records {
                 self.lists.grown(name, bytes);
             }
             None => {
-                let bytes = size_of::<Member>() + 2 * name.len() + AROUND;
+                let bytes = size_of::<ListMember>() + 2 * name.len() + AROUND;
                 self.lists.put(name, vec![member], bytes, later(Instant::now(), life));
             }
         }
@@ -62,7 +69,12 @@ impl Records {
 }
 
 impl TagStore for MemoryNode {
-    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], _within: Duration) -> Reply<'a, Found> {
+    fn look_up_tagged<'a>(
+        &'a self,
+        key: &'a Key,
+        tags: &'a [Key],
+        _within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
@@ -85,7 +97,13 @@ impl TagStore for MemoryNode {
         reply(())
     }
 
-    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
         reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 

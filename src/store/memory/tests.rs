@@ -106,7 +106,7 @@ async fn outcomes_count_for_the_capacity() {
         assert!(store.records().bytes <= 15_000);
     }
     let left =
-        |records: &super::Records| records.by_name.values().filter(|left| left.ending.is_some()).count();
+        |records: &super::KeyRecords| records.by_name.values().filter(|left| left.ending.is_some()).count();
     assert_eq!(left(&store.records()), 10);
     assert!(store.is_empty(), "the entry gave way");
     tokio::time::advance(MINUTE).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Connection, FromRedisValue};
 
-use super::scripts::{self, By, Script};
+use super::scripts::{self, CallForm, Script};
 use crate::store::Token;
 use crate::store::contract::support::redis_server::RedisServer;
 
@@ -29,7 +29,7 @@ impl Steps {
     }
 
     fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&str]) -> T {
-        let mut cmd = script.call(By { sha1: false, spread: false }, NAME, 0);
+        let mut cmd = script.call(CallForm { sha1: false, spread: false }, NAME, 0);
         cmd.arg(args).query(&mut self.conn).expect("an answer")
     }
 

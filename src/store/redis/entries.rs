@@ -19,8 +19,8 @@ use super::{commands, doctor};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
-    StoreErrorKind, Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
+    StoreErrorKind, Token, TokenCheck,
 };
 
 impl RedisStore {
@@ -45,7 +45,7 @@ impl RedisStore {
         token: &Token,
         (size, args): (usize, impl Fn(&mut Cmd) + Sync),
         within: Duration,
-    ) -> Result<Kept, StoreError> {
+    ) -> Result<TokenCheck, StoreError> {
         let sent = Instant::now();
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str());
@@ -63,9 +63,9 @@ impl RedisStore {
             wake_rest(&self.commands, key.name(), token, says, left).await;
         }
         match done % REST {
-            1 => Ok(Kept::Yes),
-            0 => Ok(Kept::No),
-            2 => Ok(Kept::Aside),
+            1 => Ok(TokenCheck::Held),
+            0 => Ok(TokenCheck::Lost),
+            2 => Ok(TokenCheck::ForeignData),
             _ => Err(refused(unexpected())),
         }
     }
@@ -101,7 +101,7 @@ impl Store for RedisStore {
         token: &'a Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(millis(lease));
@@ -117,7 +117,7 @@ impl Store for RedisStore {
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Reply<'a, Kept> {
+    ) -> Reply<'a, TokenCheck> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(&entry[..]).arg(millis(keep));
@@ -126,7 +126,7 @@ impl Store for RedisStore {
         })
     }
 
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept> {
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
         Box::pin(async move {
             let (marker, marker_life) = match &fail.marker {
                 Some((marker, life)) => (&marker[..], millis(*life)),
@@ -153,7 +153,7 @@ impl Store for RedisStore {
         Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within))
     }
 
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
         Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
     }
 
@@ -161,7 +161,7 @@ impl Store for RedisStore {
         Box::pin(commands::invalidate::invalidate(&self.commands, key, insert, within))
     }
 
-    fn watch(&self, key: &Key, token: &Token) -> Watch {
+    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.watches.register(key.name(), token)
     }
 

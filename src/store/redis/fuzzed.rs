@@ -3,8 +3,8 @@
 use redis::{RedisError, Value};
 
 use super::cluster::{read_redirect, read_slots};
-use super::commands::acquire::{self, Answer};
-use super::commands::deadline::Ran;
+use super::commands::acquire::{self, AcquireReply};
+use super::commands::deadline::Executed;
 use super::commands::lock_replies;
 use super::errors::classify::{judge, reason, store_error};
 use super::messages::{keyspace, message};
@@ -27,7 +27,9 @@ pub(crate) fn token(text: &[u8]) {
 /// Parses a reply as the answer to each command.
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
-    if let Some(Ran::InTime(Answer::Acquired(Acquired::Held { holder, .. }))) = acquire::read(reply.clone()) {
+    if let Some(Executed::InTime(AcquireReply::Acquired(Acquired::Held { holder, .. }))) =
+        acquire::read(reply.clone())
+    {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
     let _ = lock_replies::to_go_on(reply.clone());

@@ -20,25 +20,25 @@ use std::time::Duration;
 use redis::Cmd;
 
 use super::RedisStore;
-use super::commands::lock_leaving::Joined;
+use super::commands::lock_leaving::LeaveRole;
 use super::commands::lock_losses::find_lost;
-use super::commands::lock_replies::{Remarks, mutex_holder, semaphore_state, yes};
+use super::commands::lock_replies::{TakeRemarks, mutex_holder, semaphore_state, yes};
 use super::commands::lock_scripts::{self, barge};
-use super::commands::lock_step::{Step, end, place};
+use super::commands::lock_step::{LockStep, end, place};
 use super::scripts::{self, millis};
 use crate::store::lock_store::{
     Announced, Change, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;
-use crate::store::wake::lock_waiters::Await;
+use crate::store::wake::lock_waiters::LockWaiter;
 use crate::store::{Reply, StoreError, Token};
 
 impl RedisStore {
     /// Handles the answer to a take. If the token had lost its place, the other waiters of this process
     /// may have lost theirs, too: the process was paused for so long that it counted as dead, or the data
     /// was lost.
-    fn answered(&self, name: &LockName, token: &Token, remarks: Remarks) {
+    fn answered(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
         self.grants.is_answered(token);
         // A process without an inbox keeps losing its places, so there is nothing to find until the
         // inbox is up.
@@ -113,11 +113,11 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
             let joined = self.leaving.join(name, place(leave.token, ms), within).await;
-            if matches!(joined, Joined::Gone) {
+            if matches!(joined, LeaveRole::Gone) {
                 return Ok(());
             }
             leave_alone(self, name, leave, within).await?;
-            if let Joined::First(mut duty) = joined {
+            if let LeaveRole::First(mut duty) = joined {
                 while duty.see_to_others(&self.commands, name, within).await? {
                     // One of the leaving waiters may be the one that should have taken a lock without a
                     // holder.
@@ -139,12 +139,17 @@ impl LockStore for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(token.as_str()).arg(end(ttl));
             };
-            Step::extending(name).run(&self.commands, args, within, yes).await
+            LockStep::extending(name).run(&self.commands, args, within, yes).await
         })
     }
 
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>> {
-        Box::pin(Step::alone(&scripts::MUTEX_LOOK, name).run(&self.commands, |_| {}, within, mutex_holder))
+        Box::pin(LockStep::alone(&scripts::MUTEX_LOOK, name).run(
+            &self.commands,
+            |_| {},
+            within,
+            mutex_holder,
+        ))
     }
 
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
@@ -192,7 +197,7 @@ impl LockStore for RedisStore {
         name: &'a LockName,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        let look = Step::semaphore(&scripts::SEMAPHORE_LOOK, name);
+        let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
         Box::pin(look.run(&self.commands, |_| {}, within, semaphore_state))
     }
 
@@ -205,7 +210,7 @@ impl LockStore for RedisStore {
         Box::pin(lock_scripts::change_semaphore(&self.commands, name, change, within))
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> Await {
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.grants.register(name, token)
     }
 

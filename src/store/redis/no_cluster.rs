@@ -6,14 +6,14 @@ use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::connection::connector::Dial;
+use super::connection::connector::Connector;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
 
 #[derive(Debug)]
 pub(super) enum Cluster {}
 
-pub(super) enum Master {}
+pub(super) enum MasterNode {}
 
 impl Cluster {
     pub(super) async fn send(&self, _key: &str, _cmd: &Cmd, _within: Duration) -> Result<Value, StoreError> {
@@ -52,7 +52,7 @@ impl Cluster {
         match *self {}
     }
 
-    pub(super) fn dial(&self, _key: &str) -> Option<Dial> {
+    pub(super) fn dial(&self, _key: &str) -> Option<Connector> {
         match *self {}
     }
 
@@ -68,7 +68,7 @@ impl Cluster {
         match *self {}
     }
 
-    pub(super) fn samples(&self, _name: &str) -> Vec<(Master, String)> {
+    pub(super) fn samples(&self, _name: &str) -> Vec<(MasterNode, String)> {
         match *self {}
     }
 
@@ -77,7 +77,7 @@ impl Cluster {
     }
 }
 
-impl Master {
+impl MasterNode {
     pub(super) fn name(&self) -> String {
         match *self {}
     }

@@ -15,21 +15,21 @@ use crate::store::names::LockName;
 
 /// A script and the keys it is called with.
 pub(super) struct Script {
-    text: Text,
+    text: ScriptText,
     /// The text for clusters, if the script gives something to a waiter: there a PUBLISH does not tell how many
     /// subscribers have heard it.
-    spread: Option<Text>,
+    spread: Option<ScriptText>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants.
     /// Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 
-struct Text {
+struct ScriptText {
     lua: &'static str,
     sha1: OnceLock<String>,
 }
 
-impl Text {
+impl ScriptText {
     const fn new(lua: &'static str) -> Self {
         Self { lua, sha1: OnceLock::new() }
     }
@@ -42,7 +42,7 @@ impl Text {
 macro_rules! script {
     ($name:ident, $keys:literal, $($file:literal),+) => {
         pub(super) static $name: Script = Script {
-            text: Text::new(concat!($(include_str!($file)),+)),
+            text: ScriptText::new(concat!($(include_str!($file)),+)),
             spread: None,
             keys: $keys,
         };
@@ -54,12 +54,12 @@ macro_rules! script {
 macro_rules! giving {
     ($name:ident, $keys:literal, $($file:literal),+ $(; $spread:literal, $last:literal)?) => {
         pub(super) static $name: Script = Script {
-            text: Text::new(concat!(
+            text: ScriptText::new(concat!(
                 include_str!("scripts/here.lua"),
                 $(include_str!($file),)+
                 $(include_str!($last))?
             )),
-            spread: Some(Text::new(concat!(
+            spread: Some(ScriptText::new(concat!(
                 include_str!("scripts/spread.lua"),
                 $(include_str!($file),)+
                 $(include_str!($spread), include_str!($last))?
@@ -179,14 +179,14 @@ script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
 
 /// Whether a call names its script by SHA-1, and which of the two texts it uses.
 #[derive(Clone, Copy)]
-pub(super) struct By {
+pub(super) struct CallForm {
     pub(super) sha1: bool,
     pub(super) spread: bool,
 }
 
 impl Script {
     /// The call for the resource `name`, without ARGV. `size` is the approximate size of the ARGV to come.
-    pub(super) fn call(&self, by: By, name: &str, size: usize) -> Cmd {
+    pub(super) fn call(&self, by: CallForm, name: &str, size: usize) -> Cmd {
         let keys = self.keys.len();
         let mut cmd = self.head(by, keys, keys * (name.len() + 8) + size);
         for &kind in self.keys {
@@ -199,7 +199,7 @@ impl Script {
     /// prefixes of the keys that follow the lock's own key; in a cluster, `spread_part` is the last.
     pub(super) fn call_on(
         &self,
-        by: By,
+        by: CallForm,
         name: &LockName,
         parts: &[&str],
         spread_part: Option<&str>,
@@ -217,7 +217,7 @@ impl Script {
         cmd
     }
 
-    fn head(&self, by: By, keys: usize, size: usize) -> Cmd {
+    fn head(&self, by: CallForm, keys: usize, size: usize) -> Cmd {
         let text = self.spread.as_ref().filter(|_| by.spread).unwrap_or(&self.text);
         let (call, script) = if by.sha1 { ("EVALSHA", text.sha1()) } else { ("EVAL", text.lua) };
         let mut cmd = Cmd::with_capacity(keys + 9, script.len() + size + 32);
@@ -298,7 +298,7 @@ pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Dur
 mod tests {
     use super::*;
 
-    const BY_SHA1: By = By { sha1: true, spread: false };
+    const BY_SHA1: CallForm = CallForm { sha1: true, spread: false };
 
     fn words(cmd: &Cmd) -> Vec<String> {
         cmd.args_iter()

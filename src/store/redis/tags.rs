@@ -12,14 +12,19 @@ use super::commands::call::{refused, run};
 use super::errors::reply::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
-use crate::store::tag_store::{Found, Member, TagStore};
+use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
 /// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
 const MARK: Duration = Duration::from_secs(4);
 
 impl TagStore for RedisStore {
-    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
+    fn look_up_tagged<'a>(
+        &'a self,
+        key: &'a Key,
+        tags: &'a [Key],
+        within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
         Box::pin(async move {
             let mut values = self.mget(Some(key), tags, within).await?.into_iter();
             let entry = match values.next() {
@@ -52,7 +57,13 @@ impl TagStore for RedisStore {
         })
     }
 
-    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(&member[..]).arg(most).arg(millis(life));

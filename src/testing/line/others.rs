@@ -5,25 +5,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Line;
+use super::WireStore;
 use crate::key::Key;
 use crate::store::lock_store::{
     Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use crate::store::names::LockName;
-use crate::store::tag_store::{Found, Member, TagStore};
-use crate::store::wake::lock_waiters::Await;
-use crate::store::{NodeStore, Reply, StoreError, Token};
+use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::wake::lock_waiters::LockWaiter;
+use crate::store::{Reply, StoreError, StoreHandle, Token};
 
 /// The timeout of commands that take none.
 const WITHIN: Duration = Duration::from_secs(1);
 
-impl Line {
+impl WireStore {
     fn ask<T, A, F>(&self, writes: bool, within: Duration, act: A) -> Reply<'static, T>
     where
         T: Send + 'static,
-        A: FnOnce(NodeStore) -> F + Send + 'static,
+        A: FnOnce(StoreHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let wire = Arc::clone(&self.0);
@@ -44,13 +44,13 @@ impl Line {
     ) -> Reply<'static, T>
     where
         T: Send + 'static,
-        A: FnOnce(NodeStore) -> F + Send + 'static,
+        A: FnOnce(StoreHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let reply = self.ask(writes, within, act);
         #[cfg(test)]
         if let Some(about) = about {
-            return Box::pin(super::Witnessed::of(&self.0, about).watch(reply));
+            return Box::pin(super::WitnessedCommand::of(&self.0, about).watch(reply));
         }
         reply
     }
@@ -59,7 +59,7 @@ impl Line {
     fn ask_of<T, A, F>(&self, name: &LockName, writes: bool, within: Duration, act: A) -> Reply<'static, T>
     where
         T: Send + 'static,
-        A: FnOnce(NodeStore, LockName) -> F + Send + 'static,
+        A: FnOnce(StoreHandle, LockName) -> F + Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let (wire, name) = (Arc::clone(&self.0), name.clone());
@@ -70,23 +70,28 @@ impl Line {
     }
 }
 
-impl TagStore for Line {
-    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
+impl TagStore for WireStore {
+    fn look_up_tagged<'a>(
+        &'a self,
+        key: &'a Key,
+        tags: &'a [Key],
+        within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
         let (asked, tags) = (key.clone(), tags.to_vec());
         let act =
-            move |node: NodeStore| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
+            move |node: StoreHandle| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
         self.ask_about(Some(key), false, within, act)
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
         let asked = tags.to_vec();
-        let act = move |node: NodeStore| async move { node.tags().present_ids(&asked, within).await };
+        let act = move |node: StoreHandle| async move { node.tags().present_ids(&asked, within).await };
         self.ask_about(tags.first(), false, within, act)
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
         let asked = tags.to_vec();
-        let act = move |node: NodeStore| async move { node.tags().tag_ids(&asked, life, within).await };
+        let act = move |node: StoreHandle| async move { node.tags().tag_ids(&asked, life, within).await };
         self.ask_about(tags.first(), true, within, act)
     }
 
@@ -95,7 +100,13 @@ impl TagStore for Line {
         self.ask(true, within, move |node| async move { node.tags().forget_tag(&tag, within).await })
     }
 
-    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
         let list = list.clone();
         self.ask(true, WITHIN, move |node| async move { node.tags().enlist(&list, member, most, life).await })
     }
@@ -110,7 +121,7 @@ impl TagStore for Line {
     }
 }
 
-impl LockStore for Line {
+impl LockStore for WireStore {
     fn take_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -237,7 +248,7 @@ impl LockStore for Line {
         })
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> Await {
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.0.node.locks().await_grant(name, token)
     }
 

@@ -17,7 +17,7 @@ const SHORT: Duration = Duration::from_millis(400);
 const MINUTE: &str = "60700";
 
 /// An asker with a token that says for how long it wants the lock.
-fn wanting(node: &NodeStore, name: &LockName, ttl: Duration) -> Asker {
+fn wanting(node: &StoreHandle, name: &LockName, ttl: Duration) -> Asker {
     let token = Token::mint_for(node.node(), ttl);
     let wait = node.locks().await_grant(name, &token);
     Asker { node: node.clone(), name: name.clone(), token, wait }

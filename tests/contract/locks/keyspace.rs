@@ -9,8 +9,8 @@ use crate::store::redis::RedisStore;
 const SETTING: &str = "notify-keyspace-events";
 
 /// A connected node that receives messages, so that its askers are told nothing about the connection.
-async fn connected(url: &str) -> NodeStore {
-    let node = NodeStore::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
+async fn connected(url: &str) -> StoreHandle {
+    let node = StoreHandle::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
     node.connect(WITHIN).await.expect("connects");
     node
 }
@@ -31,7 +31,7 @@ impl Asker {
     }
 
     /// An asker that waits behind a foreign holder, and was promised announcements.
-    async fn behind_a_foreign_holder(server: &RedisServer, node: &NodeStore, name: &LockName) -> Self {
+    async fn behind_a_foreign_holder(server: &RedisServer, node: &StoreHandle, name: &LockName) -> Self {
         server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
         let asker = Self::on(node, name);
         assert_eq!(asker.announced().await, Announced::Yes);

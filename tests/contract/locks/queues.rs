@@ -254,7 +254,7 @@ async fn waiters_are_told_of_a_holder_for_a_shorter_time(world: &World) {
     one.wait.hold();
     while timeout(Duration::ZERO, two.wait.told()).await.is_ok() {}
     assert!(one.free().await);
-    assert_eq!(two.told().await, Told { granted: Some(two.must_take().await), ..Told::default() });
+    assert_eq!(two.told().await, LockHints { granted: Some(two.must_take().await), ..LockHints::default() });
     assert!(three.heard_nothing().await, "the time of this one is the longer");
 }
 

@@ -3,8 +3,8 @@ use http_body_util::{BodyExt as _, Empty};
 use super::*;
 use crate::http::GuardedBody;
 use crate::http::respond::own_answer;
-use crate::value::entry::{Encoding, Kind};
-use crate::value::freshness::Times;
+use crate::value::entry::{Encoding, EntryKind};
+use crate::value::freshness::Expiry;
 use crate::value::tags::TagList;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -54,10 +54,10 @@ fn each_status_is_written_as_the_rfc_spells_it() {
 fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
     let beyond = |fresh_until, now| {
         let entry = Entry {
-            kind: Kind::Value,
+            kind: EntryKind::Value,
             encoding: Encoding::HTTP,
             stored_at: 10_000,
-            times: Times { fresh_until, ..Times::default() },
+            expiry: Expiry { fresh_until, ..Expiry::default() },
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::new(),
@@ -125,10 +125,10 @@ fn an_age_is_its_decimal_number() {
 fn a_number_of_any_length_is_written_or_left_out_if_it_does_not_fit() {
     for digits in 0..20 {
         for number in [10_u64.pow(digits), 10_u64.pow(digits) - 1] {
-            assert_eq!(Line::new().push_number(number).to_value(), number.to_string());
+            assert_eq!(StatusLine::new().push_number(number).to_value(), number.to_string());
         }
     }
-    let mut line = Line::new();
+    let mut line = StatusLine::new();
     line.push(&"x".repeat(120)).push_number(123_456_789);
     assert_eq!(line.to_value(), "x".repeat(120));
 }

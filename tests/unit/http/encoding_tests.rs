@@ -20,7 +20,7 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 impl StoredResponse {
     /// Encodes it with default metadata and returns the bytes of the response alone.
     fn bytes(&self) -> Option<Bytes> {
-        self.encode(&Kept::shared_only(false, std::time::Duration::ZERO, None))
+        self.encode(&ResponseMeta::shared_only(false, std::time::Duration::ZERO, None))
             .map(|raw| raw.slice(metadata::FIXED..))
     }
 }

@@ -3,38 +3,42 @@ use http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, HeaderValue, VARY};
 use proptest::prelude::*;
 
 use super::*;
-use crate::http_rules::normalize::Normal;
+use crate::http_rules::normalize::Normalization;
 use crate::http_rules::vary::Vary;
-use crate::value::freshness::Times;
+use crate::value::freshness::Expiry;
 use crate::value::tags::TagList;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-fn kept() -> Kept {
-    let stale =
-        Stale { while_revalidate: secs(1), if_error: secs(2), on_disconnect: secs(3), on_request: true };
-    let terms = Terms {
+fn kept() -> ResponseMeta {
+    let stale = StaleWindows {
+        while_revalidate: secs(1),
+        if_error: secs(2),
+        on_disconnect: secs(3),
+        on_request: true,
+    };
+    let terms = ReuseTerms {
         lifetime: Duration::from_millis(60_500),
         stale,
         revalidate_always: false,
         immutable: true,
         says_shared: false,
     };
-    Kept { terms, age: Duration::from_millis(7_250), part: None, chosen: None }
+    ResponseMeta { terms, age: Duration::from_millis(7_250), part: None, chosen: None }
 }
 
-fn chosen() -> Box<Chosen> {
+fn chosen() -> Box<VariantId> {
     let mut headers = HeaderMap::new();
     headers.insert(VARY, HeaderValue::from_static("accept-language, x-b"));
     headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("de-AT"));
     let mut request = HeaderMap::new();
     request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
     let Vary::Names(names) = Vary::of(&headers, &[]) else { unreachable!("it names two") };
-    let variant = Variant::of(&names, &request, &headers, Normal::Careful);
+    let variant = Variant::of(&names, &request, &headers, Normalization::Careful);
     assert!(variant.language.is_some());
-    Box::new(Chosen { generation: 77, names, variant })
+    Box::new(VariantId { generation: 77, names, variant })
 }
 
 #[test]
@@ -47,22 +51,22 @@ fn metadata_comes_back_with_the_offset_of_the_response() {
     };
     for part in [None, part, Some(Part { first: 0, last: 0, complete: Some(1) })] {
         for chosen in [None, Some(chosen()), Some(without_language.clone())] {
-            let kept = Kept { part, chosen, ..kept() };
+            let kept = ResponseMeta { part, chosen, ..kept() };
             let mut out = BytesMut::from("before");
             kept.encode(&mut out).unwrap();
             let _ = out.split_to("before".len());
             let length = out.len();
             out.put_slice(b"the response");
             let raw = out.freeze();
-            assert_eq!(Kept::decode(&raw), Some((kept, length)));
+            assert_eq!(ResponseMeta::decode(&raw), Some((kept, length)));
             for cut in 0..length {
-                assert_eq!(Kept::decode(&raw.slice(..cut)), None, "{cut}");
+                assert_eq!(ResponseMeta::decode(&raw.slice(..cut)), None, "{cut}");
             }
         }
     }
 }
 
-fn written(kept: &Kept) -> Bytes {
+fn written(kept: &ResponseMeta) -> Bytes {
     let mut out = BytesMut::new();
     kept.encode(&mut out).unwrap();
     out.freeze()
@@ -72,7 +76,7 @@ fn written(kept: &Kept) -> Bytes {
 fn each_flag_comes_back_whether_it_is_set_or_not() {
     let mut kept = kept();
     for _ in 0..2 {
-        assert_eq!(Kept::decode(&written(&kept)).unwrap().0, kept);
+        assert_eq!(ResponseMeta::decode(&written(&kept)).unwrap().0, kept);
         let terms = &mut kept.terms;
         for flag in [&mut terms.revalidate_always, &mut terms.immutable, &mut terms.says_shared] {
             *flag = !*flag;
@@ -85,19 +89,23 @@ fn each_flag_comes_back_whether_it_is_set_or_not() {
 fn another_layout_or_contradictory_metadata_is_refused() {
     let whole = written(&kept());
     let other = [&[LAYOUT + 1], &whole[1..]].concat();
-    assert_eq!(Kept::decode(&other.into()), None, "another layout");
+    assert_eq!(ResponseMeta::decode(&other.into()), None, "another layout");
     for (first, last, complete) in [(5, 4, None), (5, 4, Some(9)), (0, 5, Some(5))] {
-        let kept = Kept { part: Some(Part { first, last, complete }), ..kept() };
-        assert_eq!(Kept::decode(&written(&kept)), None, "RFC 9110, 14.4: {first}-{last}/{complete:?}");
+        let kept = ResponseMeta { part: Some(Part { first, last, complete }), ..kept() };
+        assert_eq!(
+            ResponseMeta::decode(&written(&kept)),
+            None,
+            "RFC 9110, 14.4: {first}-{last}/{complete:?}"
+        );
     }
 }
 
 fn entry(fresh_until: u64) -> Entry {
     Entry {
-        kind: Kind::Value,
+        kind: EntryKind::Value,
         encoding: Encoding::HTTP,
         stored_at: 10_000,
-        times: Times { fresh_until, ..Times::default() },
+        expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
         tags: TagList::default(),
         payload: written(&kept()),
@@ -106,23 +114,23 @@ fn entry(fresh_until: u64) -> Entry {
 
 #[test]
 fn only_a_value_in_the_http_encoding_is_a_response() {
-    assert_eq!(Kept::of(&entry(0)), Some((kept(), FIXED)));
-    assert_eq!(Kept::of(&Entry { encoding: Encoding::RAW, ..entry(0) }), None);
-    assert_eq!(Kept::of(&Entry { kind: Kind::Marker, ..entry(0) }), None);
+    assert_eq!(ResponseMeta::of(&entry(0)), Some((kept(), FIXED)));
+    assert_eq!(ResponseMeta::of(&Entry { encoding: Encoding::RAW, ..entry(0) }), None);
+    assert_eq!(ResponseMeta::of(&Entry { kind: EntryKind::Marker, ..entry(0) }), None);
 }
 
 #[test]
 fn a_shared_only_response_answers_matching_waiters_and_no_later_request() {
     let chosen = chosen();
-    let kept = Kept::shared_only(true, secs(3), Some(chosen.clone()));
-    let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
-    assert_eq!((kept.age, lifetime, stale), (secs(3), Duration::ZERO, Stale::default()));
+    let kept = ResponseMeta::shared_only(true, secs(3), Some(chosen.clone()));
+    let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
+    assert_eq!((kept.age, lifetime, stale), (secs(3), Duration::ZERO, StaleWindows::default()));
     assert!(revalidate_always && !immutable && says_shared, "A4");
     let mut request = HeaderMap::new();
-    assert!(!kept.is_for(&request, Normal::Careful), "RFC 9111, 4.1; A4");
-    assert!(Kept { chosen: None, ..kept.clone() }.is_for(&request, Normal::Careful));
+    assert!(!kept.is_for(&request, Normalization::Careful), "RFC 9111, 4.1; A4");
+    assert!(ResponseMeta { chosen: None, ..kept.clone() }.is_for(&request, Normalization::Careful));
     request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
-    assert!(kept.is_for(&request, Normal::Careful));
+    assert!(kept.is_for(&request, Normalization::Careful));
 }
 
 #[test]
@@ -136,11 +144,11 @@ fn a_response_is_fresh_no_longer_than_its_entry() {
     assert_eq!(ended.lifetime, kept.age);
     // Its stale windows begin at the moment when it was expired.
     let mut expired = entry(0);
-    expired.times.error_until = 30_000;
+    expired.expiry.error_until = 30_000;
     assert_eq!(kept.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
     // Stale on arrival: its lifetime was shorter than its age.
-    let terms = Terms { lifetime: secs(5), ..kept.terms };
-    assert_eq!(Kept { terms, ..kept }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
+    let terms = ReuseTerms { lifetime: secs(5), ..kept.terms };
+    assert_eq!(ResponseMeta { terms, ..kept }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
 }
 
 proptest! {
@@ -150,7 +158,7 @@ proptest! {
         if raw.len() > 4 {
             raw[..4].copy_from_slice(&[LAYOUT, flags, length as u8, 0]);
         }
-        if let Some((kept, length)) = Kept::decode(&raw.into()) {
+        if let Some((kept, length)) = ResponseMeta::decode(&raw.into()) {
             prop_assert!(length >= FIXED);
             prop_assert!(kept.part.is_none_or(|part| part.first <= part.last));
         }

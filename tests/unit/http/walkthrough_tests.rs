@@ -13,12 +13,12 @@ use http_body_util::Full;
 
 use crate::http_rules::fields::storable;
 use crate::http_rules::invalidation::Invalidation;
-use crate::http_rules::normalize::Normal;
+use crate::http_rules::normalize::Normalization;
 use crate::http_rules::policy::{HttpPolicy, ResponseRules};
-use crate::http_rules::ranges::{Answer, ByteRange, Part, answer, if_range_holds};
-use crate::http_rules::request::{Asked, Considered, consider, consider_post};
-use crate::http_rules::response::{Exchange, Storing, Verdict, judge};
-use crate::http_rules::reuse::{Failed, Reuse, instead_of, reuse};
+use crate::http_rules::ranges::{ByteRange, Part, RangeAnswer, answer, if_range_holds};
+use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, consider_post};
+use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, judge};
+use crate::http_rules::reuse::{LoadFailure, Reuse, instead_of, reuse};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, is_not_modified, not_modified};
 use crate::http_rules::vary::{Names, Variant, Vary};
 use crate::key::CacheKey;
@@ -34,7 +34,7 @@ struct Entry {
     content: Vec<u8>,
     /// The position of the content, if it is a part.
     part: Option<Part>,
-    storing: Storing,
+    storing: StoreDecision,
     received: SystemTime,
 }
 
@@ -62,8 +62,8 @@ impl Cache {
         Self { rules, now: UNIX_EPOCH + Duration::from_secs(1_795_262_400), resources: HashMap::new() }
     }
 
-    fn normal(&self) -> Normal {
-        if self.rules.http.letter { Normal::ByTheLetter } else { Normal::Careful }
+    fn normal(&self) -> Normalization {
+        if self.rules.http.letter { Normalization::ByTheLetter } else { Normalization::Careful }
     }
 
     fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
@@ -122,7 +122,7 @@ impl Cache {
             Some(stored) => range.of_part(stored),
             None if entry.status == 200 => {
                 match answer(request, &entry.headers, entry.content.len() as u64, now) {
-                    Answer::Part(part) => Some(part),
+                    RangeAnswer::Part(part) => Some(part),
                     _ => None,
                 }
             }
@@ -148,7 +148,7 @@ impl Cache {
     /// Validates the stored response with the origin.
     fn validate(
         &mut self,
-        considered: Considered,
+        considered: ConsideredRequest,
         at: usize,
         request: &Request<Full<Bytes>>,
         origin: Origin<'_>,
@@ -160,7 +160,8 @@ impl Cache {
             add_conditions(&mut conditional, &entry.headers);
         }
         let answer = origin(request.method(), &conditional);
-        let failed = answer.as_ref().map_or(Failed::Disconnected, |answer| Failed::Status(answer.0));
+        let failed =
+            answer.as_ref().map_or(LoadFailure::Disconnected, |answer| LoadFailure::Status(answer.0));
         if instead_of(failed, &considered.asked, &entry.storing.terms, age, &self.rules.http) {
             return Some(self.serve(entry, request.headers(), age));
         }
@@ -176,7 +177,7 @@ impl Cache {
     /// Stores a response if the rules allow it, and gives it to its own client.
     fn received(
         &mut self,
-        considered: Considered,
+        considered: ConsideredRequest,
         request: &Request<Full<Bytes>>,
         response: Response,
     ) -> Response {
@@ -197,10 +198,10 @@ impl Cache {
         &self,
         request: &Request<Full<Bytes>>,
         target: Option<&http::Uri>,
-        asked: &Asked,
+        asked: &RequestDemands,
         response: &Response,
     ) -> Verdict {
-        let exchange = Exchange {
+        let exchange = RequestResponse {
             method: request.method(),
             target,
             asked,

@@ -144,8 +144,9 @@ fn a_permission_counts_only_in_exact_spelling() {
 
 #[test]
 fn fields_are_listed_only_in_exact_spelling() {
-    let listed = |names: &[&str]| Fields::Listed(names.iter().map(|name| name.parse().unwrap()).collect());
-    let cases: [(&[&str], Fields); 15] = [
+    let listed =
+        |names: &[&str]| DirectiveScope::Listed(names.iter().map(|name| name.parse().unwrap()).collect());
+    let cases: [(&[&str], DirectiveScope); 15] = [
         (&["no-cache=\"a\""], listed(&["a"])),
         (&["no-cache=\"a, B ,c\""], listed(&["a", "b", "c"])),
         // RFC 9110, 5.6.1.2: an empty member is ignored.
@@ -153,19 +154,19 @@ fn fields_are_listed_only_in_exact_spelling() {
         (&["no-cache=a"], listed(&["a"])),
         (&["NO-CACHE=\"a\", max-age=3600"], listed(&["a"])),
         (&["no-cache=\"a\"", "no-cache=\"b\""], listed(&["a", "b"])),
-        (&["no-cache"], Fields::Whole),
-        (&["no-cache=\"a\", no-cache"], Fields::Whole),
-        (&["no-cache", "no-cache=\"a\""], Fields::Whole),
-        (&["no-cache=\"\""], Fields::Whole),
-        (&["no-cache=\", ,\""], Fields::Whole),
-        (&["no-cache=\"a b\""], Fields::Whole),
-        (&["no-cache=\"a"], Fields::Whole),
-        (&["no-cache =\"a\""], Fields::Whole),
-        (&["max-age=60"], Fields::Absent),
+        (&["no-cache"], DirectiveScope::Whole),
+        (&["no-cache=\"a\", no-cache"], DirectiveScope::Whole),
+        (&["no-cache", "no-cache=\"a\""], DirectiveScope::Whole),
+        (&["no-cache=\"\""], DirectiveScope::Whole),
+        (&["no-cache=\", ,\""], DirectiveScope::Whole),
+        (&["no-cache=\"a b\""], DirectiveScope::Whole),
+        (&["no-cache=\"a"], DirectiveScope::Whole),
+        (&["no-cache =\"a\""], DirectiveScope::Whole),
+        (&["max-age=60"], DirectiveScope::Absent),
     ];
     for (lines, fields) in cases {
         assert_eq!(parse(lines).no_cache, fields, "RFC 9111, 5.2.2.4: {lines:?}");
-        assert_eq!(fields.listed().is_empty(), !matches!(fields, Fields::Listed(_)));
+        assert_eq!(fields.listed().is_empty(), !matches!(fields, DirectiveScope::Listed(_)));
         let lines: Vec<_> =
             lines.iter().map(|line| line.to_lowercase().replace("no-cache", "private")).collect();
         let lines: Vec<_> = lines.iter().map(String::as_str).collect();

@@ -17,7 +17,7 @@ fn part(first: u64, last: u64, complete: u64) -> Part {
     Part { first, last, complete: Some(complete) }
 }
 
-fn asked(range: &str, length: u64) -> Answer {
+fn asked(range: &str, length: u64) -> RangeAnswer {
     answer(&headers(&[("range", range)]), &HeaderMap::new(), length, UNIX_EPOCH)
 }
 
@@ -39,17 +39,17 @@ fn a_range_of_a_stored_whole_is_a_part() {
         ("bytes=0-99999999999999999999999", part(0, 10, 11)),
     ];
     for (range, expected) in cases {
-        assert_eq!(asked(range, 11), Answer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
+        assert_eq!(asked(range, 11), RangeAnswer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
     }
 }
 
 #[test]
 fn a_range_beyond_the_end_cannot_be_satisfied() {
     for range in ["bytes=11-", "bytes=11-12", "bytes=99999999999999999999-", "bytes=-0"] {
-        assert_eq!(asked(range, 11), Answer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
+        assert_eq!(asked(range, 11), RangeAnswer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
     }
-    assert_eq!(asked("bytes=0-", 0), Answer::Unsatisfiable);
-    assert_eq!(asked("bytes=-1", 0), Answer::Whole);
+    assert_eq!(asked("bytes=0-", 0), RangeAnswer::Unsatisfiable);
+    assert_eq!(asked("bytes=-1", 0), RangeAnswer::Whole);
     let headers = unsatisfiable(&HeaderMap::new(), 11);
     assert_eq!(headers[CONTENT_RANGE], "bytes */11", "RFC 9110, 15.5.17");
     assert_eq!(headers[ACCEPT_RANGES], "bytes", "RFC 9110, 14.3: others would do");
@@ -77,11 +77,11 @@ fn anything_but_a_single_range_is_answered_with_the_whole() {
         "bytes=--1",
     ];
     for range in ranges {
-        assert_eq!(asked(range, 11), Answer::Whole, "RFC 9110, 14.2: {range}");
+        assert_eq!(asked(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
     }
     let twice = headers(&[("range", "bytes=0-1"), ("range", "bytes=0-1")]);
-    assert_eq!(answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), Answer::Whole);
-    assert_eq!(answer(&HeaderMap::new(), &HeaderMap::new(), 11, UNIX_EPOCH), Answer::Whole);
+    assert_eq!(answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
+    assert_eq!(answer(&HeaderMap::new(), &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn if_range_wants_the_very_same_representation() {
     ];
     for (condition, stored, holds) in cases {
         let request = headers(&[("range", "bytes=0-1"), ("if-range", condition)]);
-        let expected = if holds { Answer::Part(part(0, 1, 11)) } else { Answer::Whole };
+        let expected = if holds { RangeAnswer::Part(part(0, 1, 11)) } else { RangeAnswer::Whole };
         let answer = answer(&request, &headers(stored), 11, now);
         assert_eq!(answer, expected, "RFC 9110, 13.1.5; A9: {condition} {stored:?}");
     }
@@ -250,7 +250,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read_without_a_panic(text in "[bytes=0-9,/* -]{0,24}", length: u64) {
         let found = asked(&text, length);
-        if let Answer::Part(part) = found {
+        if let RangeAnswer::Part(part) = found {
             prop_assert!(part.first <= part.last && part.last < length);
             prop_assert!(part.length() <= length);
         }
@@ -299,7 +299,7 @@ proptest! {
         prop_assume!(first <= last && from <= to);
         let stored = part(first as u64, last as u64, 20);
         let range = ByteRange::From(from, Some(to));
-        let Answer::Part(of_whole) = range.of_whole(20) else { panic!("within the whole") };
+        let RangeAnswer::Part(of_whole) = range.of_whole(20) else { panic!("within the whole") };
         if let Some(found) = range.of_part(stored) {
             prop_assert_eq!(&whole[of_whole.within(0).unwrap()], &whole[first..=last][found.within(stored.first).unwrap()]);
         }

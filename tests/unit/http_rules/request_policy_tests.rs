@@ -51,7 +51,7 @@ fn cookies_that_are_not_listed_do_not_matter() {
     let lines = |cookies: &[&'static str]| cookies.iter().map(|line| ("cookie", *line)).collect::<Vec<_>>();
     let asked = |policy: &HttpPolicy, cookies: &[&'static str]| ask(&lines(cookies), policy);
     let listed = HttpPolicy::default().cookies(["session"]);
-    let others = Asked { other_cookies: true, ..Asked::default() };
+    let others = RequestDemands { other_cookies: true, ..RequestDemands::default() };
     for cookies in [&["_ga=1"][..], &["_ga=1; Session=2"], &["_ga=1", "b=2"], &[""]] {
         assert_eq!(asked(&listed, cookies), Ok(others), "{cookies:?}");
         assert_eq!(asked(&HttpPolicy::default(), cookies), Err(Rule::Credentials), "A2: {cookies:?}");
@@ -64,9 +64,9 @@ fn cookies_that_are_not_listed_do_not_matter() {
     {
         assert_eq!(asked(&listed, cookies), Err(Rule::Credentials), "{cookies:?}");
         let shared = HttpPolicy::default().share_cookies(true).cookies(["session"]);
-        let own = Asked { has_cookie: true, ..Asked::default() };
+        let own = RequestDemands { has_cookie: true, ..RequestDemands::default() };
         assert_eq!(asked(&shared, cookies), Ok(own), "all of them go on: {cookies:?}");
-        assert_eq!(asked(&HttpPolicy::strict().cookies(["session"]), cookies), Ok(Asked::default()));
+        assert_eq!(asked(&HttpPolicy::strict().cookies(["session"]), cookies), Ok(RequestDemands::default()));
     }
     let keys = |cookie, policy: HttpPolicy| {
         let fields = [("host", "h"), ("authorization", "x"), ("cookie", cookie)];

@@ -23,8 +23,8 @@ pub(super) enum Admission {
 
 pub(super) fn admit<B: http_body::Body>(request: &Request<B>, rules: &RequestRules) -> Admission {
     match consider(request, rules, CacheKey::from_texts) {
-        Ok(Considered { key, is_get: true, .. }) => Admission::Cached(key),
-        Ok(Considered { key, .. }) => Admission::LookUpOnly(key),
+        Ok(ConsideredRequest { key, is_get: true, .. }) => Admission::Cached(key),
+        Ok(ConsideredRequest { key, .. }) => Admission::LookUpOnly(key),
         Err(rule) => Admission::Bypass(rule.token()),
     }
 }
@@ -226,7 +226,7 @@ proptest::proptest! {
 /// Header lines.
 type Lines<'a> = &'a [(&'a str, &'a str)];
 
-pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked, Rule> {
+pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<RequestDemands, Rule> {
     let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
     consider(&request("GET", "/a", &headers), &policy.requests, CacheKey::from_texts)
         .map(|considered| considered.asked)
@@ -234,22 +234,25 @@ pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked
 
 #[test]
 fn requests_that_a_cache_can_answer_are_looked_up() {
-    let plain = Asked::default();
-    let cases: [(Lines<'_>, Asked); 14] = [
+    let plain = RequestDemands::default();
+    let cases: [(Lines<'_>, RequestDemands); 14] = [
         (&[], plain),
-        (&[("if-none-match", "\"a\"")], Asked { conditional: true, ..plain }),
-        (&[("if-modified-since", "x")], Asked { conditional: true, ..plain }),
-        (&[("range", "bytes=0-1")], Asked { ranged: true, ..plain }),
-        (&[("range", "Bytes = 0-1,5-")], Asked { ranged: true, ..plain }),
+        (&[("if-none-match", "\"a\"")], RequestDemands { conditional: true, ..plain }),
+        (&[("if-modified-since", "x")], RequestDemands { conditional: true, ..plain }),
+        (&[("range", "bytes=0-1")], RequestDemands { ranged: true, ..plain }),
+        (&[("range", "Bytes = 0-1,5-")], RequestDemands { ranged: true, ..plain }),
         (&[("range", "bytes=1-0")], plain),
         (&[("range", "bytes=0-1,x")], plain),
-        (&[("range", "bytes=0-1"), ("if-range", "\"a\"")], Asked { ranged: true, if_range: true, ..plain }),
-        (&[("if-range", "\"a\"")], Asked { if_range: true, ..plain }),
+        (
+            &[("range", "bytes=0-1"), ("if-range", "\"a\"")],
+            RequestDemands { ranged: true, if_range: true, ..plain },
+        ),
+        (&[("if-range", "\"a\"")], RequestDemands { if_range: true, ..plain }),
         (&[("pragma", "x")], plain),
         (&[("pragma", "no-cache"), ("cache-control", "x")], plain),
         (&[("te", "trailers"), ("x-forwarded-for", "other")], plain),
-        (&[("x-forwarded-host", "other")], Asked { forwarded: true, ..plain }),
-        (&[("forwarded", "for=1")], Asked { forwarded: true, ..plain }),
+        (&[("x-forwarded-host", "other")], RequestDemands { forwarded: true, ..plain }),
+        (&[("forwarded", "for=1")], RequestDemands { forwarded: true, ..plain }),
     ];
     for (headers, asked) in cases {
         assert_eq!(ask(headers, &HttpPolicy::default()), Ok(asked), "RFC 9111, 4.3.2; A9: {headers:?}");
@@ -305,20 +308,22 @@ fn the_policy_decides_which_credentials_take_part() {
     let authorization = [("authorization", "x")];
     let cookie = [("cookie", "a=b")];
     let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
-    let (authorized, has_cookie) =
-        (Asked { authorized: true, ..Asked::default() }, Asked { has_cookie: true, ..Asked::default() });
+    let (authorized, has_cookie) = (
+        RequestDemands { authorized: true, ..RequestDemands::default() },
+        RequestDemands { has_cookie: true, ..RequestDemands::default() },
+    );
     let cases = [
         (&authorization, HttpPolicy::default(), Err(Rule::Credentials)),
         (&authorization, opened.clone(), Ok(authorized)),
         (&authorization, HttpPolicy::strict(), Ok(authorized)),
         (&authorization, HttpPolicy::strict().share_authorized(false), Err(Rule::Credentials)),
-        (&authorization, HttpPolicy::private(), Ok(Asked::default())),
+        (&authorization, HttpPolicy::private(), Ok(RequestDemands::default())),
         (&cookie, HttpPolicy::default(), Err(Rule::Credentials)),
         (&cookie, opened, Ok(has_cookie)),
-        (&cookie, HttpPolicy::strict(), Ok(Asked::default())),
+        (&cookie, HttpPolicy::strict(), Ok(RequestDemands::default())),
         (&cookie, HttpPolicy::strict().share_cookies(false), Err(Rule::Credentials)),
-        (&cookie, HttpPolicy::private(), Ok(Asked::default())),
-        (&cookie, HttpPolicy::default().credential_headers([]), Ok(Asked::default())),
+        (&cookie, HttpPolicy::private(), Ok(RequestDemands::default())),
+        (&cookie, HttpPolicy::default().credential_headers([]), Ok(RequestDemands::default())),
     ];
     for (headers, policy, expected) in cases {
         assert_eq!(ask(headers, &policy), expected, "A1, A2; RFC 9111, 3.5: {headers:?} {policy:?}");

@@ -82,7 +82,7 @@ fn no_cache_is_stored_to_be_validated() {
         let fields = [("cache-control", value), ("etag", "\"abcd\"")];
         let storing = stored(strictly(200, &fields));
         assert!(storing.terms.revalidate_always && storing.has_validator, "RFC 9111, 5.2.2.4: {value}");
-        assert_eq!((storing.terms.lifetime, storing.terms.stale), (secs(lifetime), Stale::default()));
+        assert_eq!((storing.terms.lifetime, storing.terms.stale), (secs(lifetime), StaleWindows::default()));
         assert!(storing.keep_for >= secs(86_400), "kept beyond its freshness");
         assert!(stored(by_default(200, &fields)).terms.revalidate_always, "{value}");
     }
@@ -236,7 +236,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
             assert!(!is_stream(&control("max-age=60")), "{kind}");
         }
         // The length of a handler's body is known without a header.
-        let exchange = Exchange {
+        let exchange = RequestResponse {
             method: &Method::GET,
             target: None,
             asked: &PLAIN,
@@ -291,7 +291,7 @@ fn an_encoded_response_varies_on_accept_encoding_even_without_vary() {
 #[test]
 fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
     for http in [HttpPolicy::strict(), HttpPolicy::private()] {
-        let exchange = Exchange {
+        let exchange = RequestResponse {
             method: &Method::GET,
             target: None,
             asked: &PLAIN,

@@ -11,7 +11,7 @@ mod sharing;
 /// Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
 const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 const DAY_BEFORE: &str = "Sat, 05 Nov 1994 08:49:37 GMT";
-const PLAIN: Asked = Asked {
+const PLAIN: RequestDemands = RequestDemands {
     directives: RequestDirectives {
         no_store: false,
         no_cache: false,
@@ -28,9 +28,9 @@ const PLAIN: Asked = Asked {
     forwarded: false,
     other_cookies: false,
 };
-const AUTHORIZED: Asked = Asked { authorized: true, ..PLAIN };
-const WITH_COOKIE: Asked = Asked { has_cookie: true, ..PLAIN };
-const RANGED: Asked = Asked { ranged: true, ..PLAIN };
+const AUTHORIZED: RequestDemands = RequestDemands { authorized: true, ..PLAIN };
+const WITH_COOKIE: RequestDemands = RequestDemands { has_cookie: true, ..PLAIN };
+const RANGED: RequestDemands = RequestDemands { ranged: true, ..PLAIN };
 
 /// Header lines.
 type Lines<'a> = &'a [(&'a str, &'a str)];
@@ -47,8 +47,8 @@ fn rules(http: HttpPolicy) -> ResponseRules {
     ResponseRules { http: http.into(), fresh_for: Duration::from_secs(60), max_body: 1000 }
 }
 
-fn judged(http: HttpPolicy, asked: Asked, status: u16, fields: &[(&str, &str)]) -> Verdict {
-    let exchange = Exchange {
+fn judged(http: HttpPolicy, asked: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
+    let exchange = RequestResponse {
         method: &Method::GET,
         target: None,
         asked: &asked,
@@ -70,7 +70,7 @@ fn by_default(status: u16, fields: &[(&str, &str)]) -> Verdict {
     judged(HttpPolicy::default(), PLAIN, status, fields)
 }
 
-fn stored(verdict: Verdict) -> Storing {
+fn stored(verdict: Verdict) -> StoreDecision {
     match verdict {
         Verdict::Store(storing) => storing,
         other => panic!("not stored: {other:?}"),
@@ -198,8 +198,8 @@ fn must_understand_depends_on_the_status() {
 #[test]
 fn stale_windows_are_those_of_the_response_and_of_the_policy() {
     let (minute, day) = (secs(60), secs(86_400));
-    let none = Stale::default();
-    let implicit = |on_disconnect| Stale { on_disconnect, on_request: true, ..none };
+    let none = StaleWindows::default();
+    let implicit = |on_disconnect| StaleWindows { on_disconnect, on_request: true, ..none };
     let cases = [
         ("max-age=2", implicit(day), implicit(minute)),
         ("max-age=2, must-revalidate", none, none),
@@ -207,12 +207,12 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
         ("max-age=2, s-maxage=2", none, none),
         (
             "max-age=2, stale-while-revalidate=4, stale-if-error=60",
-            Stale { while_revalidate: secs(4), if_error: secs(60), ..implicit(day) },
-            Stale { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
+            StaleWindows { while_revalidate: secs(4), if_error: secs(60), ..implicit(day) },
+            StaleWindows { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
         ),
         ("max-age=2, stale-while-revalidate=4, must-revalidate", none, none),
         // To the letter, `s-maxage` forbids stale windows beside it.
-        ("s-maxage=2, stale-while-revalidate=4", none, Stale { while_revalidate: secs(4), ..none }),
+        ("s-maxage=2, stale-while-revalidate=4", none, StaleWindows { while_revalidate: secs(4), ..none }),
     ];
     for (value, strict, careful) in cases {
         assert_eq!(stored(strictly(200, &control(value))).terms.stale, strict, "RFC 9111, 4.2.4: {value}");
@@ -318,7 +318,11 @@ fn by_default_either_field_can_forbid_sharing() {
         let more = format!("max-age=60, {directive}");
         for (targeted, general) in [("max-age=60", &more[..]), (&more, "max-age=60")] {
             let fields = [("cdn-cache-control", targeted), ("cache-control", general)];
-            assert_eq!(stored(by_default(200, &fields)).terms.stale, Stale::default(), "A6: {fields:?}");
+            assert_eq!(
+                stored(by_default(200, &fields)).terms.stale,
+                StaleWindows::default(),
+                "A6: {fields:?}"
+            );
         }
     }
     // These lines are valid only as one dictionary (RFC 8941, 4.2): the string of the first ends in the
@@ -339,7 +343,7 @@ fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     let target = Uri::from_static("http://h/a?b");
     let lasting = ("cache-control", "max-age=60");
     let judged = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
-        let exchange = Exchange {
+        let exchange = RequestResponse {
             method: &method,
             target: Some(&target),
             asked: &PLAIN,

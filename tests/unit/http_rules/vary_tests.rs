@@ -25,12 +25,12 @@ fn names(list: &str) -> Names {
     }
 }
 
-const LETTER: Normal = Normal::ByTheLetter;
-const CAREFUL: Normal = Normal::Careful;
+const LETTER: Normalization = Normalization::ByTheLetter;
+const CAREFUL: Normalization = Normalization::Careful;
 
 impl Vary {
     /// Whether the response to one request may answer the other.
-    fn is_same_for(&self, one: &HeaderMap, other: &HeaderMap, normal: Normal) -> bool {
+    fn is_same_for(&self, one: &HeaderMap, other: &HeaderMap, normal: Normalization) -> bool {
         match self {
             Self::Nothing => true,
             Self::Any => false,
@@ -111,7 +111,7 @@ fn a_list_in_another_form_is_refused() {
 }
 
 /// Whether two values of a header match, each given line by line.
-fn alike(name: &str, one: &[&str], other: &[&str], normal: Normal) -> bool {
+fn alike(name: &str, one: &[&str], other: &[&str], normal: Normalization) -> bool {
     let of = |lines: &[&str]| headers(&lines.iter().map(|line| (name, *line)).collect::<Vec<_>>());
     Vary::Names(names(name)).is_same_for(&of(one), &of(other), normal)
 }

@@ -14,7 +14,7 @@ async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     let before = chaos.commands();
     let found = side.contend().await;
     assert!(
-        matches!(&found, Contended::StoreDown(error) if error.kind == StoreErrorKind::Transient),
+        matches!(&found, AcquireOutcome::StoreDown(error) if error.kind == StoreErrorKind::Transient),
         "{}",
         name(&found)
     );
@@ -28,7 +28,7 @@ async fn a_lease_that_may_have_been_granted_is_given_back() {
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     chaos.once(Fault::ErrorAfter);
     let found = side.contend().await;
-    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    assert!(matches!(found, AcquireOutcome::StoreDown(_)), "{}", name(&found));
     assert!(chaos.store().lease(side.key.name()).is_some(), "it was granted");
     sleep(Duration::from_millis(10)).await;
     assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
@@ -46,7 +46,7 @@ async fn a_grant_that_cannot_be_confirmed_is_given_back() {
         assert!(chaos.store().lease(one.key.name()).is_some(), "the waiter has it");
         chaos.inject(Fault::ErrorBefore, 1.0);
     });
-    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    assert!(matches!(found, AcquireOutcome::StoreDown(_)), "{}", name(&found));
     chaos.calm();
     sleep(Duration::from_millis(200)).await;
     assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
@@ -60,7 +60,7 @@ async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     let lease = one.leads().await;
     let bytes = value(one.now(), one.now() + 5_000).encode(&one.key);
     let (found, ()) = tokio::join!(biased; other.contend(), async {
-        assert_eq!(lease.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
+        assert_eq!(lease.commit(bytes, Duration::from_secs(60)).await, Some(TokenCheck::Held));
         chaos.once(Fault::ErrorBefore);
     });
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
@@ -74,7 +74,7 @@ async fn a_flight_that_has_not_waited_gives_up_at_once() {
     chaos.once(Fault::ErrorBefore);
     let before = chaos.commands();
     let found = side.contend().await;
-    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    assert!(matches!(found, AcquireOutcome::StoreDown(_)), "{}", name(&found));
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
 
@@ -90,11 +90,11 @@ async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
         let _lease = one.leads().await;
         chaos.once(Fault::WakeForged);
         let (began, mut budget) = (Instant::now(), Policy::default().budget());
-        let contender = Contender { deadline: began, ..other.contender(&mut budget) };
+        let contender = AcquireRequest { deadline: began, ..other.contender(&mut budget) };
         let lose_the_next = async { chaos.inject(Fault::BlackHole, 1.0) };
         let (found, ()) = tokio::join!(biased; contend(contender), lose_the_next);
         assert!(
-            matches!(found, Contended::StoreDown(_) | Contended::WaitedOut),
+            matches!(found, AcquireOutcome::StoreDown(_) | AcquireOutcome::WaitedOut),
             "SEED={seed}: {}",
             name(&found)
         );

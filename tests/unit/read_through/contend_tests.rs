@@ -8,25 +8,25 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::guard::StampedeGuard;
-use crate::guard_state::Seen;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
 use crate::read_through::lease::Lease;
-use crate::read_through::wait::{SHORTEST_WAIT, UNSURE_WAIT, patience};
-use crate::store::Kept;
+use crate::read_through::wait::{SHORTEST_WAIT, UNSURE_WAIT, sleep_for};
 use crate::store::Token;
+use crate::store::TokenCheck;
 use crate::store::memory::MemoryStore;
 use crate::store::wake::lease_waiters::Hints;
-use crate::value::entry::{Encoding, Entry, Kind};
-use crate::value::freshness::Times;
-use crate::value::outcome::Ending;
+use crate::value::entry::{Encoding, Entry, EntryKind};
+use crate::value::freshness::Expiry;
+use crate::value::outcome::FlightOutcome;
+use crate::value::stored::StoredEntry;
 
 /// A process, and the entry that its flight has rejected.
 struct Side {
     guard: StampedeGuard,
     key: Key,
-    seen: Option<Box<Seen>>,
+    rejected: Option<Arc<StoredEntry>>,
     queue: bool,
     /// How long before now the flight began.
     began: Duration,
@@ -39,37 +39,37 @@ impl Side {
 
     fn at(guard: StampedeGuard) -> Self {
         let key = guard.key(CacheKey::from("k")).expect("a key");
-        Self { guard, key, seen: None, queue: true, began: Duration::ZERO }
+        Self { guard, key, rejected: None, queue: true, began: Duration::ZERO }
     }
 
     fn now(&self) -> u64 {
         self.guard.parts().0.store.now()
     }
 
-    fn contender<'a>(&'a mut self, budget: &'a mut Budget) -> Contender<'a> {
-        let (node, policy) = self.guard.parts();
-        Contender {
-            node,
+    fn contender<'a>(&'a mut self, budget: &'a mut Budget) -> AcquireRequest<'a> {
+        let (state, policy) = self.guard.parts();
+        AcquireRequest {
+            state,
             key: &self.key,
             policy,
             queue: self.queue,
-            seen: &mut self.seen,
+            rejected: &mut self.rejected,
             budget,
             tags: &[],
-            since: node.store.clock_at(Instant::now() - self.began),
+            since: state.store.clock_at(Instant::now() - self.began),
             deadline: Instant::now() + policy.lease * 4,
             goes_on: &|| None,
         }
     }
 
-    async fn contend(&mut self) -> Contended {
+    async fn contend(&mut self) -> AcquireOutcome {
         let mut budget = self.guard.parts().1.budget();
         contend(self.contender(&mut budget)).await
     }
 
     async fn leads(&mut self) -> Lease {
         match self.contend().await {
-            Contended::Leased(lease) => lease,
+            AcquireOutcome::Leased(lease) => lease,
             other => panic!("{}", name(&other)),
         }
     }
@@ -77,36 +77,36 @@ impl Side {
     /// Stores a value under a separate lease.
     async fn stores(&mut self, entry: &Entry) {
         let bytes = entry.encode(&self.key);
-        assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
+        assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(TokenCheck::Held));
     }
 }
 
-fn name(contended: &Contended) -> String {
+fn name(contended: &AcquireOutcome) -> String {
     match contended {
-        Contended::Leased(_) => "leased".to_owned(),
-        Contended::Ended { ending, .. } => format!("ended: {ending:?}"),
-        Contended::Busy(left) => format!("busy for {left:?}"),
-        Contended::WaitedOut => "waited out".to_owned(),
-        Contended::StoreDown(error) => format!("down: {error:?}"),
-        Contended::Leaving => "leaving".to_owned(),
+        AcquireOutcome::Leased(_) => "leased".to_owned(),
+        AcquireOutcome::Ended { outcome, .. } => format!("ended: {outcome:?}"),
+        AcquireOutcome::Busy(left) => format!("busy for {left:?}"),
+        AcquireOutcome::WaitedOut => "waited out".to_owned(),
+        AcquireOutcome::StoreDown(error) => format!("down: {error:?}"),
+        AcquireOutcome::Leaving => "leaving".to_owned(),
     }
 }
 
 /// A value that was stored at one moment and is fresh until another.
 fn value(stored_at: u64, fresh_until: u64) -> Entry {
     Entry {
-        kind: Kind::Value,
+        kind: EntryKind::Value,
         encoding: Encoding::RAW,
         stored_at,
-        times: Times { fresh_until, ..Times::default() },
+        expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
         tags: crate::value::tags::TagList::default(),
         payload: Bytes::from_static(b"v"),
     }
 }
 
-fn is_value(contended: &Contended) -> bool {
-    matches!(contended, Contended::Ended { ending: Ending::Value(entry), .. } if entry.payload == "v")
+fn is_value(contended: &AcquireOutcome) -> bool {
+    matches!(contended, AcquireOutcome::Ended { outcome: FlightOutcome::Value(entry), .. } if entry.payload == "v")
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,7 +136,7 @@ async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     other.began = Duration::from_millis(999);
     let lease = other.leads().await;
     assert_eq!(
-        other.seen.as_ref().and_then(|seen| seen.value.as_ref()),
+        other.rejected.as_ref().and_then(|rejected| rejected.value()),
         Some(&value(now - 1_000, now - 1_000))
     );
     lease.hand_over(0).await;
@@ -151,7 +151,7 @@ async fn a_value_that_the_flight_waited_for_is_taken_whenever_it_was_stored() {
     let lease = one.leads().await;
     let bytes = old.encode(&one.key);
     let (found, stored) = tokio::join!(biased; other.contend(), lease.commit(bytes, Duration::from_secs(60)));
-    assert!(stored == Some(Kept::Yes) && is_value(&found), "{}", name(&found));
+    assert!(stored == Some(TokenCheck::Held) && is_value(&found), "{}", name(&found));
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +161,7 @@ async fn a_flight_that_does_not_queue_learns_the_remaining_lease() {
     let lease = one.leads().await;
     other.queue = false;
     let found = other.contend().await;
-    assert!(matches!(found, Contended::Busy(left) if left == lease.ttl), "{}", name(&found));
+    assert!(matches!(found, AcquireOutcome::Busy(left) if left == lease.ttl), "{}", name(&found));
     lease.hand_over(0).await;
     // No waiter was in the queue, so the lease is free.
     other.leads().await.hand_over(0).await;
@@ -174,7 +174,10 @@ async fn an_unreadable_entry_is_remembered_and_loaded_over() {
     one.stores(&value(one.now(), one.now() + 5_000)).await;
     store.spoil(one.key.name(), 4);
     other.leads().await.hand_over(0).await;
-    assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
+    assert!(
+        other.rejected.as_ref().is_some_and(|rejected| rejected.value().is_none()),
+        "seen, and not a value"
+    );
 }
 
 /// A read of the entry does not include its tags, so they are examined when it is found.
@@ -197,8 +200,8 @@ mod on_chaos;
 /// How a lease is kept while its load runs. The lease is 3 s long, so a third is 1 s.
 mod keep {
     use super::*;
-    use crate::read_through::lease::Event;
-    use crate::store::wake::lease_waiters::{Hint, Watches};
+    use crate::read_through::lease::LeaseEvent;
+    use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
 
@@ -207,7 +210,7 @@ mod keep {
         chaos: ChaosStore,
         lease: Lease,
         /// Sends the lease's holder arbitrary messages.
-        hints: Arc<Watches>,
+        hints: Arc<LeaseWaiters>,
         began: Instant,
         before: u64,
     }
@@ -218,7 +221,7 @@ mod keep {
             let policy = Policy::builder().lease(Duration::from_secs(3)).build().expect("valid");
             let guard = StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid");
             let mut side = Side::at(guard.clone());
-            let (mut lease, hints) = (side.leads().await, Arc::<Watches>::default());
+            let (mut lease, hints) = (side.leads().await, Arc::<LeaseWaiters>::default());
             lease.watch = hints.register(lease.key.name(), &lease.token);
             let before = chaos.commands();
             Self { guard, chaos, lease, hints, began: Instant::now(), before }
@@ -226,7 +229,7 @@ mod keep {
 
         /// Keeps the lease for `ms`, for a load that may take until `end`. Returns what happened to it, and
         /// when.
-        async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(Event, u64)> {
+        async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(LeaseEvent, u64)> {
             let end = self.began + Duration::from_millis(end);
             let event = timeout(Duration::from_millis(ms), self.lease.keep(end, now)).await.ok()?;
             Some((event, self.began.elapsed().as_millis() as u64))
@@ -280,7 +283,7 @@ mod keep {
         assert_eq!(kept.during(500, 60_000, false).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
         kept.tell(&Hint::Invalidated);
-        assert_eq!(kept.during(500, 60_000, false).await, Some((Event::Invalidated, 500)));
+        assert_eq!(kept.during(500, 60_000, false).await, Some((LeaseEvent::Invalidated, 500)));
         assert_eq!(kept.renewals(), 1, "only the next call asks the store");
     }
 
@@ -300,7 +303,7 @@ mod keep {
     async fn the_next_renewal_notices_a_lost_lease() {
         let kept = Kept::new().await;
         assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
-        assert_eq!(kept.during(5_000, 60_000, false).await, Some((Event::Lost, 1_000)));
+        assert_eq!(kept.during(5_000, 60_000, false).await, Some((LeaseEvent::Lost, 1_000)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -326,11 +329,11 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
         (ms(700), false, UNSURE_WAIT),
     ];
     for (remaining, hints_arrive, least) in cases {
-        let waits = patience(remaining, lease, hints_arrive);
+        let waits = sleep_for(remaining, lease, hints_arrive);
         assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
     }
     // The wait for a lease that is shorter than the shortest wait.
-    assert!(patience(ms(50), ms(2), true) <= ms(2) + ms(10));
+    assert!(sleep_for(ms(50), ms(2), true) <= ms(2) + ms(10));
 }
 
 #[tokio::test]
@@ -339,16 +342,16 @@ async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use()
     let store = MemoryStore::new();
     let told = |hints| {
         let mut side = Side::on(&store);
-        side.seen = Some(Box::new(Seen { raw: Bytes::from_static(b"old"), value: None }));
+        side.rejected = Some(Arc::new(StoredEntry::new(Err(Bytes::from_static(b"old")))));
         let mut budget = side.guard.parts().1.budget();
-        let mut contention = Contention::of(side.contender(&mut budget));
-        (contention.behind, contention.hops) = (Some(first.clone()), 1);
-        contention.heed(hints);
-        (contention.behind, contention.hops, contention.contender.seen.is_some())
+        let mut contention = Acquisition::of(side.contender(&mut budget));
+        (contention.behind, contention.takeovers) = (Some(first.clone()), 1);
+        contention.apply_hints(hints);
+        (contention.behind, contention.takeovers, contention.contender.rejected.is_some())
     };
     assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
     assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
     let ended = Hints { finished: Some(second.clone()), ..Hints::default() };
-    assert_eq!(told(ended), (Some(second), 1, true), "its ending is the one to ask for");
+    assert_eq!(told(ended), (Some(second), 1, true), "its outcome is the one to ask for");
     assert_eq!(told(Hints { invalidated: true, ..Hints::default() }), (Some(first.clone()), 1, false));
 }

@@ -6,14 +6,14 @@ use tokio::time::{advance, timeout};
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::guard::typed::{Own, loader};
+use crate::guard::typed::{OwnResult, loader};
 use crate::guard_state::Joined;
-use crate::guard_state::Seen;
 use crate::key::flight::FlightKey;
 use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
 use crate::value::entry::Entry;
+use crate::value::stored::StoredEntry;
 use crate::{CacheKey, LoadContext, LoadError, StampedeGuard};
 use std::sync::Arc;
 
@@ -184,32 +184,34 @@ impl World {
 
     /// The first node's flight, before its task runs: as it is begun by a caller that leaves at once, or, where there is a
     /// value to serve meanwhile, by one that does not wait.
-    fn flight(&self, meets: Meets) -> Lead {
-        let (node, policy) = self.guards[0].parts();
+    fn flight(&self, meets: Meets) -> FlightTask {
+        let (state, policy) = self.guards[0].parts();
         let key = self.guards[0].key(CacheKey::from("k")).expect("a key");
-        let lane = if meets == Meets::Stale { Lane::Refresh } else { Lane::Lease };
+        let mode = if meets == Meets::Stale { LoadMode::BackgroundRefresh } else { LoadMode::Leased };
         let load = || async {
             sleep(LOAD).await;
             Ok::<_, String>(1_u8)
         };
-        let loader = loader(load, node, policy, &key, &Own::default());
+        let loader = loader(load, state, policy, &key, &OwnResult::default());
         let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
-        let seen = stored.map(|raw| Box::new(Seen::entry(Entry::decode(raw, &key).expect("an entry"), &key)));
-        let flight = FlightKey { key, lane };
-        let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, usize::MAX)
+        let rejected =
+            stored.map(|raw| Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key).expect("an entry")))));
+        let flight = FlightKey { key, mode };
+        let Joined::Leader(leader, slot) =
+            state.flights.join(&flight, loader, FlightOutcome::Abandoned, usize::MAX)
         else {
             panic!("there is a flight already");
         };
         let unattended = if meets == Meets::Stale {
-            Some(seat)
+            Some(slot)
         } else {
             // It leaves nothing that could be loaded.
-            drop(seat.take_loader());
+            drop(slot.take_loader());
             None
         };
-        let (node, policy) = (Arc::clone(node), Arc::clone(policy));
+        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let (budget, within) = (policy.budget(), None);
-        Lead { node, policy, flight, leader, seen, budget, within, _unattended: unattended }
+        FlightTask { state, policy, flight, leader, rejected, budget, within, _unattended: unattended }
     }
 
     /// In the middle of a load that was begun now.
@@ -242,7 +244,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let mut world = World::new(meets).await;
     let flight = world.flight(meets);
     let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
-    // Polled after these callers, which have their seats by then.
+    // Polled after these callers, which have their slots by then.
     let flight = tokio::spawn(dropped(drop, flight.task()));
     callers.push(begin(&world.guards[1], "k", meets.own()));
 

@@ -8,8 +8,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::slot_map::{Chart, Layout};
-use super::{Cluster, Looks, Supervisor};
+use super::slot_map::{SlotLayout, SlotMap};
+use super::{Cluster, DiscoveryWake, Supervisor};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
 use crate::store::redis::errors::classify::{reason, store_error};
@@ -28,12 +28,12 @@ const KEPT: Duration = Duration::from_secs(10);
 const BLANK: &str = "this node knows of no slots";
 
 /// The task's reference to the cluster. Weak: dropping the store ends its surveyor.
-pub(super) struct Surveyor {
+pub(super) struct Discovery {
     pub(super) cluster: Weak<Cluster>,
     pub(super) number: u64,
 }
 
-impl Drop for Surveyor {
+impl Drop for Discovery {
     /// The task ended, with its runtime or by a panic: the next command starts another.
     fn drop(&mut self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
@@ -43,8 +43,8 @@ impl Drop for Surveyor {
                 return;
             }
             state.surveyor = None;
-            if let Chart::Unknown(_) = state.chart {
-                state.chart = Chart::Blank;
+            if let SlotMap::Unknown(_) = state.chart {
+                state.chart = SlotMap::Blank;
             }
         }
         cluster.running.store(false, Ordering::Release);
@@ -59,10 +59,10 @@ fn rests() -> Backoff {
 }
 
 /// The nodes to ask.
-type Nodes = Vec<(Address, Arc<Supervisor>)>;
+type NodesToAsk = Vec<(Address, Arc<Supervisor>)>;
 
 /// The state after a refresh.
-enum Outlook {
+enum RefreshResult {
     Well,
     Unwell,
     /// Built from one node's answer, for the waiting callers; the other nodes are still to be asked.
@@ -72,7 +72,7 @@ enum Outlook {
 
 /// Keeps the map while the cluster exists. No strong reference lives across an await, or the connections of a dropped
 /// store would outlive it.
-pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Duration) {
+pub(super) async fn survey(surveyor: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;
@@ -84,18 +84,18 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
         lost = views.is_empty();
         let Some((outlook, changed)) = surveyor.settle(views, failure, first) else { return };
         match outlook {
-            Outlook::Hasty => continue,
-            Outlook::Nothing => {
+            RefreshResult::Hasty => continue,
+            RefreshResult::Nothing => {
                 backoff.pause().await;
                 continue;
             }
-            Outlook::Unwell | Outlook::Well => backoff = Backoff::new(),
+            RefreshResult::Unwell | RefreshResult::Well => backoff = Backoff::new(),
         }
         if changed {
             rest = rests();
         }
         let told = timeout(rest.next(), looks.news.notified()).await.is_ok();
-        if !told && matches!(outlook, Outlook::Well) {
+        if !told && matches!(outlook, RefreshResult::Well) {
             let quiet = Instant::now();
             tokio::select! {
                 () = looks.news.notified() => {}
@@ -110,7 +110,7 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
 }
 
 /// The nodes' answers, and a failure if there was one. With `first`, returns after the first answer.
-async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
+async fn ask(nodes: NodesToAsk, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
     let mut cmd = redis::cmd("CLUSTER");
     cmd.arg("SLOTS");
     let mut answers: FuturesUnordered<_> = nodes
@@ -137,14 +137,14 @@ async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Op
     (views, failure)
 }
 
-impl Surveyor {
+impl Discovery {
     /// The nodes to ask, and whether callers wait for the first answer. `None` if the cluster is gone or closed, or has
     /// another surveyor.
-    fn whom(&self, lost: bool) -> Option<(Nodes, bool)> {
+    fn whom(&self, lost: bool) -> Option<(NodesToAsk, bool)> {
         let cluster = self.cluster.upgrade()?;
         let drawn = {
             let state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
                 return None;
             }
             state.chart.layout().ok().flatten()
@@ -167,7 +167,7 @@ impl Surveyor {
         views: Vec<Vec<Range>>,
         failure: Option<StoreError>,
         first: bool,
-    ) -> Option<(Outlook, bool)> {
+    ) -> Option<(RefreshResult, bool)> {
         let cluster = self.cluster.upgrade()?;
         let known = cluster.state().chart.layout().ok().flatten();
         let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
@@ -175,7 +175,7 @@ impl Surveyor {
         };
         let drawn = match &known {
             Some(layout) if layout.ranges == ranges => Arc::clone(layout),
-            _ => match Layout::of(ranges, |address| cluster.server(address)) {
+            _ => match SlotLayout::of(ranges, |address| cluster.server(address)) {
                 Ok(layout) => Arc::new(layout),
                 Err(error) => {
                     return self.failed(&cluster, Some(store_error(StoreErrorKind::Unavailable, error)));
@@ -184,11 +184,11 @@ impl Surveyor {
         };
         let gone: Vec<_> = {
             let mut state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
                 return None;
             }
             cluster.atlas.learn(&drawn.ranges);
-            state.chart = Chart::Drawn(Arc::clone(&drawn));
+            state.chart = SlotMap::Drawn(Arc::clone(&drawn));
             // Commands under way to one of these hold their own reference.
             let mut gone = Vec::new();
             state.servers.retain(|address, kept| {
@@ -205,32 +205,32 @@ impl Surveyor {
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
         let outlook = match drawn.is_well() {
-            _ if first => Outlook::Hasty,
-            true => Outlook::Well,
-            false => Outlook::Unwell,
+            _ if first => RefreshResult::Hasty,
+            true => RefreshResult::Well,
+            false => RefreshResult::Unwell,
         };
         Some((outlook, changed))
     }
 
     /// Handles a refresh without an answer: callers that wait for the first map fail.
-    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(Outlook, bool)> {
+    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(RefreshResult, bool)> {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
         // The failed command was the surveyor's and not a caller's.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
         {
             let mut state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
                 return None;
             }
-            if matches!(state.chart, Chart::Blank | Chart::Unknown(_)) {
+            if matches!(state.chart, SlotMap::Blank | SlotMap::Unknown(_)) {
                 if state.told.is_news(&why) {
                     tracing::warn!(target: log::REDIS, reason = %reason(&why), "no node of the cluster tells who has which slot");
                 }
-                state.chart = Chart::Unknown(why);
+                state.chart = SlotMap::Unknown(why);
             }
         }
         cluster.changed();
-        Some((Outlook::Nothing, false))
+        Some((RefreshResult::Nothing, false))
     }
 }
 
@@ -246,27 +246,27 @@ mod tests {
     async fn a_replaced_surveyor_changes_nothing() {
         let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
         let cluster = Cluster::new(client, Duration::from_secs(1));
-        let surveyor = |number| Surveyor { cluster: Arc::downgrade(&cluster), number };
+        let surveyor = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
         let range = |last, port| {
             let master = Address { host: "127.0.0.1".into(), port };
             Range { first: 0, last, master, replicas: Vec::new() }
         };
         let present = cluster.state().surveyors;
         let (of_old, of_now) = (surveyor(present + 1), surveyor(present));
-        let touches = |surveyor: &Surveyor| {
+        let touches = |surveyor: &Discovery| {
             let asks = surveyor.whom(false).is_some();
             let fails = surveyor.settle(Vec::new(), None, true).is_some();
             let draws = surveyor.settle(vec![vec![range(99, 1)]], None, true).is_some();
             [asks, fails, draws]
         };
         assert_eq!(touches(&of_old), [false; 3]);
-        assert!(matches!(cluster.state().chart, Chart::Blank));
+        assert!(matches!(cluster.state().chart, SlotMap::Blank));
         assert_eq!(touches(&of_now), [true; 3]);
-        assert!(matches!(cluster.state().chart, Chart::Drawn(_)));
+        assert!(matches!(cluster.state().chart, SlotMap::Drawn(_)));
         assert_eq!(of_now.whom(true).expect("it is there").0.len(), 2, "each has one voice");
         cluster.close();
         assert_eq!(touches(&of_now), [false; 3]);
-        assert!(matches!(cluster.state().chart, Chart::Closed));
+        assert!(matches!(cluster.state().chart, SlotMap::Closed));
         // The end of one surveyor is not the end of another.
         cluster.running.store(true, Ordering::Release);
         drop(of_old);

@@ -28,14 +28,14 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use slot_map::Chart;
-pub(super) use slot_map::{Coverage, Master};
+use slot_map::SlotMap;
+pub(super) use slot_map::{Coverage, MasterNode};
 
 use super::connection::Supervisor;
-use super::connection::connector::Dial;
-use super::errors::outage_log::Told;
-use super::topology::cluster::endpoint::Node;
-use super::topology::cluster::nodes::Atlas;
+use super::connection::connector::Connector;
+use super::errors::outage_log::OutageLog;
+use super::topology::cluster::endpoint::ClusterEndpoint;
+use super::topology::cluster::nodes::ClusterNodes;
 use super::topology::cluster::slots::{Address, slot_of};
 #[cfg(any(test, fuzzing))]
 pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
@@ -44,44 +44,44 @@ use crate::store::StoreError;
 use crate::sync::lock;
 
 pub(super) struct Cluster {
-    atlas: Arc<Atlas>,
+    atlas: Arc<ClusterNodes>,
     /// The deadline of one command.
     answer: Duration,
-    state: Mutex<State>,
+    state: Mutex<ClusterState>,
     /// Whether there is a surveyor; outside the lock, because every command checks it.
     running: AtomicBool,
     /// Sent at every change that may concern a waiting caller.
     changes: watch::Sender<u64>,
     /// Wakes the surveyor: the map may be out of date.
-    looks: Arc<Looks>,
+    looks: Arc<DiscoveryWake>,
 }
 
-struct State {
-    chart: Chart,
+struct ClusterState {
+    chart: SlotMap,
     /// Which reasons for having no map were logged.
-    told: Told,
+    told: OutageLog,
     /// One for each node that is in the map, or was recently sent a command.
-    servers: HashMap<Address, Kept>,
+    servers: HashMap<Address, IdleNode>,
     /// Counts surveyors: one that was replaced must not change the state any more.
     surveyors: u64,
     surveyor: Option<AbortHandle>,
 }
 
-struct Kept {
+struct IdleNode {
     server: Arc<Supervisor>,
     used: Instant,
 }
 
 /// Wakes the surveyor before its time.
 #[derive(Default)]
-struct Looks {
+struct DiscoveryWake {
     /// A node has redirected a command: the map is out of date.
     news: Notify,
     /// A command has failed. Every command reports that while the failure lasts.
     trouble: Notify,
 }
 
-impl Looks {
+impl DiscoveryWake {
     fn news(&self) {
         self.news.notify_one();
     }
@@ -94,11 +94,11 @@ impl Looks {
 impl Cluster {
     pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
         Arc::new(Self {
-            atlas: Arc::new(Atlas::new(client)),
+            atlas: Arc::new(ClusterNodes::new(client)),
             answer,
-            state: Mutex::new(State {
-                chart: Chart::Blank,
-                told: Told::default(),
+            state: Mutex::new(ClusterState {
+                chart: SlotMap::Blank,
+                told: OutageLog::default(),
                 servers: HashMap::new(),
                 surveyors: 0,
                 surveyor: None,
@@ -109,7 +109,7 @@ impl Cluster {
         })
     }
 
-    pub(super) fn atlas(&self) -> &Arc<Atlas> {
+    pub(super) fn atlas(&self) -> &Arc<ClusterNodes> {
         &self.atlas
     }
 
@@ -117,10 +117,10 @@ impl Cluster {
     fn moved(&self, slot: u16, address: &Address) -> RedisResult<Arc<Supervisor>> {
         let server = self.server(address)?;
         let mut state = self.state();
-        if let Chart::Drawn(layout) = &state.chart
+        if let SlotMap::Drawn(layout) = &state.chart
             && layout.master(slot).is_none_or(|master| master.address != *address)
         {
-            state.chart = Chart::Drawn(Arc::new(layout.with(slot, address, &server)));
+            state.chart = SlotMap::Drawn(Arc::new(layout.with(slot, address, &server)));
         }
         drop(state);
         self.looks.news();
@@ -134,15 +134,17 @@ impl Cluster {
             return Ok(Arc::clone(&kept.server));
         }
         // Outside the lock: it runs code of the client, and its maker's.
-        let server =
-            Supervisor::new(Dial::to(Arc::new(Node::new(&self.atlas.client_of(address)?)), self.answer));
+        let server = Supervisor::new(Connector::to(
+            Arc::new(ClusterEndpoint::new(&self.atlas.client_of(address)?)),
+            self.answer,
+        ));
         let mut state = self.state();
-        if matches!(state.chart, Chart::Closed) {
+        if matches!(state.chart, SlotMap::Closed) {
             // For a command that was under way at the close and is redirected: its connection would never be closed.
             server.close();
             return Ok(server);
         }
-        let kept = state.servers.entry(address.clone()).or_insert(Kept { server, used: Instant::now() });
+        let kept = state.servers.entry(address.clone()).or_insert(IdleNode { server, used: Instant::now() });
         Ok(Arc::clone(&kept.server))
     }
 
@@ -206,7 +208,7 @@ impl Cluster {
     }
 
     /// How to connect to the master of `key`'s slot; `None` before the first map.
-    pub(super) fn dial(&self, key: &str) -> Option<Dial> {
+    pub(super) fn dial(&self, key: &str) -> Option<Connector> {
         let layout = self.state().chart.layout().ok()??;
         Some(layout.master(slot_of(key))?.server.dial.clone())
     }
@@ -222,7 +224,7 @@ impl Cluster {
     }
 
     /// For each master of the map, a name similar to this one in a slot of that master.
-    pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
+    pub(super) fn samples(&self, name: &str) -> Vec<(MasterNode, String)> {
         let layout = self.state().chart.layout();
         layout.ok().flatten().map_or_else(Vec::new, |layout| layout.samples(name))
     }
@@ -230,7 +232,7 @@ impl Cluster {
     pub(super) fn close(&self) {
         let (before, servers, surveyor) = {
             let mut state = self.state();
-            let before = std::mem::replace(&mut state.chart, Chart::Closed);
+            let before = std::mem::replace(&mut state.chart, SlotMap::Closed);
             (before, std::mem::take(&mut state.servers), state.surveyor.take())
         };
         if let Some(surveyor) = surveyor {
@@ -247,7 +249,7 @@ impl Cluster {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClusterState> {
         lock(&self.state)
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use tokio::runtime::Handle;
 
 use super::Cluster;
-use super::discovery::{Surveyor, survey};
-use super::slot_map::{Chart, Layout};
+use super::discovery::{Discovery, survey};
+use super::slot_map::{SlotLayout, SlotMap};
 use crate::store::redis::topology::cluster::slots::slot_of;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -54,7 +54,7 @@ impl Cluster {
     }
 
     /// The map; `None` if the caller may wait for the first.
-    pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<Layout>>, StoreError> {
+    pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<SlotLayout>>, StoreError> {
         if !self.running.load(Ordering::Acquire) {
             self.start();
         }
@@ -62,7 +62,7 @@ impl Cluster {
     }
 
     /// The first map.
-    pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<Layout>, StoreError> {
+    pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
@@ -83,18 +83,18 @@ impl Cluster {
         let Ok(runtime) = Handle::try_current() else { return };
         let number = {
             let mut state = self.state();
-            if matches!(state.chart, Chart::Closed) || self.running.swap(true, Ordering::AcqRel) {
+            if matches!(state.chart, SlotMap::Closed) || self.running.swap(true, Ordering::AcqRel) {
                 return;
             }
             state.surveyors += 1;
             state.surveyors
         };
-        let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
+        let surveyor = Discovery { cluster: Arc::downgrade(self), number };
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the
         // surveyor takes the lock.
         let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
         let mut state = self.state();
-        if state.surveyors == number && !matches!(state.chart, Chart::Closed) {
+        if state.surveyors == number && !matches!(state.chart, SlotMap::Closed) {
             state.surveyor = Some(task.abort_handle());
         } else {
             task.abort();

@@ -16,27 +16,27 @@ const NOBODY: u16 = u16::MAX;
 /// e^12 times.
 const MOST_TRIES: u32 = 200_000;
 
-pub(super) enum Chart {
+pub(super) enum SlotMap {
     /// There was no map yet: callers wait.
     Blank,
     /// Kept until a newer map arrives: the masters' supervisors report by themselves that they cannot be reached.
-    Drawn(Arc<Layout>),
+    Drawn(Arc<SlotLayout>),
     /// No node has ever answered.
     Unknown(StoreError),
     Closed,
 }
 
-pub(super) struct Layout {
+pub(super) struct SlotLayout {
     /// The ranges as the nodes reported them; empty after a correction by a redirection.
     pub(super) ranges: Vec<Range>,
     /// For each slot the index of its master in `masters`.
     slots: Box<[u16]>,
     /// In order of their first slots.
-    pub(super) masters: Vec<Master>,
+    pub(super) masters: Vec<MasterNode>,
 }
 
 #[derive(Clone)]
-pub(crate) struct Master {
+pub(crate) struct MasterNode {
     pub(super) address: Address,
     pub(crate) server: Arc<Supervisor>,
     pub(crate) replicas: usize,
@@ -44,30 +44,30 @@ pub(crate) struct Master {
 
 /// The masters, and how many slots they leave unserved.
 pub(crate) struct Coverage {
-    pub(crate) masters: Vec<Master>,
+    pub(crate) masters: Vec<MasterNode>,
     pub(crate) unserved: usize,
 }
 
-impl Master {
+impl MasterNode {
     pub(crate) fn name(&self) -> String {
         self.address.to_string()
     }
 }
 
-impl Layout {
+impl SlotLayout {
     /// `server` creates a supervisor or returns the existing one.
     pub(super) fn of<E>(
         ranges: Vec<Range>,
         mut server: impl FnMut(&Address) -> Result<Arc<Supervisor>, E>,
     ) -> Result<Self, E> {
         let mut slots = vec![NOBODY; SLOTS].into_boxed_slice();
-        let mut masters: Vec<Master> = Vec::new();
+        let mut masters: Vec<MasterNode> = Vec::new();
         for Range { first, last, master: address, replicas } in &ranges {
             let at = match masters.iter().position(|master| master.address == *address) {
                 Some(at) => at,
                 None => {
                     let (server, replicas) = (server(address)?, replicas.len());
-                    masters.push(Master { address: address.clone(), server, replicas });
+                    masters.push(MasterNode { address: address.clone(), server, replicas });
                     masters.len() - 1
                 }
             };
@@ -83,7 +83,7 @@ impl Layout {
     pub(super) fn with(&self, slot: u16, address: &Address, server: &Arc<Supervisor>) -> Self {
         let (mut slots, mut masters) = (self.slots.clone(), self.masters.clone());
         let at = masters.iter().position(|master| master.address == *address).unwrap_or_else(|| {
-            masters.push(Master { address: address.clone(), server: Arc::clone(server), replicas: 0 });
+            masters.push(MasterNode { address: address.clone(), server: Arc::clone(server), replicas: 0 });
             masters.len() - 1
         });
         if let Some(entry) = slots.get_mut(usize::from(slot)) {
@@ -92,12 +92,12 @@ impl Layout {
         Self { ranges: Vec::new(), slots, masters }
     }
 
-    pub(super) fn master(&self, slot: u16) -> Option<&Master> {
+    pub(super) fn master(&self, slot: u16) -> Option<&MasterNode> {
         self.masters.get(usize::from(*self.slots.get(usize::from(slot))?))
     }
 
     /// For each master with slots, a name similar to this one in a slot of that master. The first is the name itself.
-    pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
+    pub(super) fn samples(&self, name: &str) -> Vec<(MasterNode, String)> {
         let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NOBODY).collect();
         let mut samples = Vec::with_capacity(missing.len());
         let like = (1..MOST_TRIES).map(|n| format!("{name}-{n}"));
@@ -125,9 +125,9 @@ impl Layout {
     }
 }
 
-impl Chart {
+impl SlotMap {
     /// The layout; `None` if the caller may wait for the first.
-    pub(super) fn layout(&self) -> Result<Option<Arc<Layout>>, StoreError> {
+    pub(super) fn layout(&self) -> Result<Option<Arc<SlotLayout>>, StoreError> {
         match self {
             Self::Drawn(layout) => Ok(Some(Arc::clone(layout))),
             Self::Blank => Ok(None),
@@ -175,8 +175,8 @@ mod tests {
     use redis::Client;
 
     use super::*;
-    use crate::store::redis::connection::connector::Dial;
-    use crate::store::redis::topology::cluster::endpoint::Node;
+    use crate::store::redis::connection::connector::Connector;
+    use crate::store::redis::topology::cluster::endpoint::ClusterEndpoint;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")
@@ -184,7 +184,7 @@ mod tests {
 
     fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
         let client = Client::open(format!("redis://{address}"))?;
-        Ok(Supervisor::new(Dial::to(Arc::new(Node::new(&client)), Duration::from_millis(50))))
+        Ok(Supervisor::new(Connector::to(Arc::new(ClusterEndpoint::new(&client)), Duration::from_millis(50))))
     }
 
     #[tokio::test]
@@ -195,7 +195,7 @@ mod tests {
         };
         let ranges =
             vec![range(0, 9, "a:1", &["c:1", "d:1"]), range(10, 19, "b:1", &[]), range(20, 29, "a:1", &[])];
-        let layout = Layout::of(ranges, server).expect("two masters");
+        let layout = SlotLayout::of(ranges, server).expect("two masters");
         let Coverage { masters, unserved } = layout.coverage();
         let masters: Vec<_> = masters.iter().map(|master| (master.name(), master.replicas)).collect();
         assert_eq!(masters, [("a:1".to_owned(), 2), ("b:1".to_owned(), 0)]);
@@ -209,7 +209,7 @@ mod tests {
         let range =
             |first, last, name: &str| Range { first, last, master: address(name), replicas: Vec::new() };
         let ranges = vec![range(0, 9_000, "a:1"), range(9_002, 16_383, "b:1"), range(9_001, 9_001, "c:1")];
-        let layout = Layout::of(ranges, server).expect("three masters");
+        let layout = SlotLayout::of(ranges, server).expect("three masters");
         let (gone, new) = (address("c:1"), address("d:1"));
         let layout = layout.with(9_001, &new, &server(&new).expect("an address"));
         let samples = layout.samples("ns:~x");

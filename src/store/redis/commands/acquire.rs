@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Commands;
 use super::call::{refused, run};
-use super::deadline::{Ran, in_time};
+use super::deadline::{Executed, with_deadline};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, get_entry, millis, push_moment, push_seen};
@@ -23,10 +23,10 @@ pub(crate) async fn acquire(
     let until = Instant::now() + within;
     let left = || until.saturating_duration_since(Instant::now());
     loop {
-        let acquire = in_time(commands, left(), |last, left| attempt(commands, key, ask, last, left));
+        let acquire = with_deadline(commands, left(), |last, left| attempt(commands, key, ask, last, left));
         match acquire.await? {
-            Answer::Acquired(acquired) => return Ok(acquired),
-            Answer::EntryIsThere => {}
+            AcquireReply::Acquired(acquired) => return Ok(acquired),
+            AcquireReply::EntryIsThere => {}
         }
         match commands.send(key.name(), &get_entry(key.name()), left()).await? {
             Value::BulkString(entry) => return Ok(Acquired::Found(Bytes::from(entry))),
@@ -41,7 +41,7 @@ pub(crate) async fn acquire(
 }
 
 /// The answer of `acquire.lua`.
-pub(crate) enum Answer {
+pub(crate) enum AcquireReply {
     Acquired(Acquired),
     /// There is an entry that was not seen, too large to be returned by a script without blocking the server.
     EntryIsThere,
@@ -53,7 +53,7 @@ async fn attempt(
     ask: Acquire<'_>,
     last: Option<u64>,
     within: Duration,
-) -> Result<Ran<Answer>, StoreError> {
+) -> Result<Executed<AcquireReply>, StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
         push_seen(cmd, ask.seen);
@@ -65,7 +65,7 @@ async fn attempt(
 }
 
 /// Parses the answer of `acquire.lua`.
-pub(crate) fn read(answer: Value) -> Option<Ran<Answer>> {
+pub(crate) fn read(answer: Value) -> Option<Executed<AcquireReply>> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();
     let acquired = match (parts.next()?, parts.next(), parts.next()) {
@@ -77,10 +77,10 @@ pub(crate) fn read(answer: Value) -> Option<Ran<Answer>> {
             Acquired::Held { remaining, holder: Token::parse(&holder)? }
         }
         (Value::Int(5), Some(Value::Int(shown)), None) => {
-            return Some(Ran::TooLate(u64::try_from(shown).unwrap_or(0)));
+            return Some(Executed::TooLate(u64::try_from(shown).unwrap_or(0)));
         }
-        (Value::Int(6), None, None) => return Some(Ran::InTime(Answer::EntryIsThere)),
+        (Value::Int(6), None, None) => return Some(Executed::InTime(AcquireReply::EntryIsThere)),
         _ => return None,
     };
-    Some(Ran::InTime(Answer::Acquired(acquired)))
+    Some(Executed::InTime(AcquireReply::Acquired(acquired)))
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::Commands;
 use crate::store::StoreError;
 use crate::store::redis::errors::classify::{judge, store_error};
-use crate::store::redis::scripts::{By, Script};
+use crate::store::redis::scripts::{CallForm, Script};
 
 /// Runs a script by its digest, or by its text if the server does not know it, within one deadline.
 pub(crate) async fn run(
@@ -31,15 +31,15 @@ pub(crate) async fn run(
 pub(crate) async fn run_call(
     commands: &Commands,
     key: &str,
-    call: impl Fn(By) -> Cmd + Sync,
+    call: impl Fn(CallForm) -> Cmd + Sync,
     within: Duration,
 ) -> Result<Value, StoreError> {
     let sent = Instant::now();
     let spread = commands.is_spread();
-    let mut cmd = call(By { sha1: true, spread });
+    let mut cmd = call(CallForm { sha1: true, spread });
     let mut answer = commands.send(key, &cmd, within).await?;
     if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-        cmd = call(By { sha1: false, spread });
+        cmd = call(CallForm { sha1: false, spread });
         answer = commands.send(key, &cmd, within.saturating_sub(sent.elapsed())).await?;
     }
     match answer {

@@ -15,20 +15,20 @@ use crate::store::redis::scripts::millis;
 use crate::store::{LATEST, StoreError, StoreErrorKind};
 
 /// The result of one attempt.
-pub(crate) enum Ran<T> {
+pub(crate) enum Executed<T> {
     InTime(T),
     /// It was not executed; the server's clock showed this time.
     TooLate(u64),
 }
 
 /// Runs `attempt` with its latest moment and its time-out, until it was in time.
-pub(crate) async fn in_time<T, F>(
+pub(crate) async fn with_deadline<T, F>(
     commands: &Commands,
     within: Duration,
     attempt: impl Fn(Option<u64>, Duration) -> F,
 ) -> Result<T, StoreError>
 where
-    F: Future<Output = Result<Ran<T>, StoreError>>,
+    F: Future<Output = Result<Executed<T>, StoreError>>,
 {
     let sent = Instant::now();
     // If the guard may not read the clock, the script may not either.
@@ -37,11 +37,11 @@ where
         let left = within.saturating_sub(sent.elapsed());
         let last = now.map(|now| now.saturating_add(millis(left.saturating_add(LATEST))));
         match attempt(last, left).await? {
-            Ran::InTime(done) => return Ok(done),
-            Ran::TooLate(_) if sent.elapsed() >= within => {
+            Executed::InTime(done) => return Ok(done),
+            Executed::TooLate(_) if sent.elapsed() >= within => {
                 return Err(StoreError::new(StoreErrorKind::TimedOut));
             }
-            Ran::TooLate(shown) => now = Some(shown),
+            Executed::TooLate(shown) => now = Some(shown),
         }
     }
 }
@@ -54,7 +54,7 @@ mod tests {
 
     use super::*;
     use crate::store::redis::connection::Supervisor;
-    use crate::store::redis::connection::connector::Dial;
+    use crate::store::redis::connection::connector::Connector;
 
     const WITHIN: Duration = Duration::from_secs(2);
 
@@ -64,15 +64,15 @@ mod tests {
         attempts: &[(Duration, Option<u64>)],
     ) -> (Result<(), StoreError>, Vec<(Option<u64>, Duration)>) {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
-        let commands = Supervisor::new(Dial::new(&client, WITHIN)).into();
+        let commands = Supervisor::new(Connector::new(&client, WITHIN)).into();
         let told = Mutex::new(Vec::new());
-        let done = in_time(&commands, WITHIN, |last, left| {
+        let done = with_deadline(&commands, WITHIN, |last, left| {
             let mut told = told.lock().expect("one task");
             let (takes, shown) = attempts[told.len()];
             told.push((last, left));
             async move {
                 tokio::time::sleep(takes).await;
-                Ok(shown.map_or(Ran::InTime(()), Ran::TooLate))
+                Ok(shown.map_or(Executed::InTime(()), Executed::TooLate))
             }
         });
         let done = done.await;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::Commands;
 use super::call::{refused, run};
-use super::deadline::{Ran, in_time};
+use super::deadline::{Executed, with_deadline};
 use super::lease_end::{REST, wake_rest};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
@@ -26,7 +26,8 @@ pub(crate) async fn invalidate(
     match &insert {
         None => attempt(commands, key, None, None, within).await.map(drop),
         insert => {
-            in_time(commands, within, |last, left| attempt(commands, key, insert.as_ref(), last, left)).await
+            with_deadline(commands, within, |last, left| attempt(commands, key, insert.as_ref(), last, left))
+                .await
         }
     }
 }
@@ -37,7 +38,7 @@ async fn attempt(
     insert: Option<&Insert>,
     last: Option<u64>,
     within: Duration,
-) -> Result<Ran<()>, StoreError> {
+) -> Result<Executed<()>, StoreError> {
     let sent = Instant::now();
     // The token for the fence, of no node.
     let ended = Token::mint(Uuid::nil());
@@ -57,7 +58,7 @@ async fn attempt(
     let size = insert.map_or(0, length) + 112;
     match run(commands, &scripts::INVALIDATE, key.name(), size, args, within).await? {
         Value::Array(shown) => match shown[..] {
-            [Value::Int(shown)] => Ok(Ran::TooLate(u64::try_from(shown).unwrap_or(0))),
+            [Value::Int(shown)] => Ok(Executed::TooLate(u64::try_from(shown).unwrap_or(0))),
             _ => Err(refused(unexpected())),
         },
         Value::Int(done) => {
@@ -68,7 +69,7 @@ async fn attempt(
                 let left = within.saturating_sub(sent.elapsed());
                 wake_rest(commands, key.name(), &ended, says, left).await;
             }
-            Ok(Ran::InTime(()))
+            Ok(Executed::InTime(()))
         }
         _ => Err(refused(unexpected())),
     }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::Commands;
-use super::lock_step::Step;
+use super::lock_step::LockStep;
 use crate::store::StoreError;
 use crate::store::names::LockName;
 use crate::store::redis::scripts;
@@ -24,19 +24,19 @@ const AT_ONCE: usize = 2_000;
 
 /// For each lock on which a waiter is leaving, the places of the waiters that leave with it.
 #[derive(Debug, Default)]
-pub(crate) struct Leaving(Mutex<HashMap<Arc<str>, Vec<Leaver>>>);
+pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
 #[derive(Debug)]
-struct Leaver {
+struct LeavingWaiter {
     place: String,
     /// Sent when the place was removed from the queue; if it is dropped, the waiter must leave alone.
     gone: oneshot::Sender<()>,
 }
 
 /// The result of leaving together with others.
-pub(crate) enum Joined<'a> {
+pub(crate) enum LeaveRole<'a> {
     /// This waiter is the first: it leaves alone, and then removes the others.
-    First(Duty<'a>),
+    First(LeaveDuty<'a>),
     /// Its place was removed from the queue.
     Gone,
     /// It had no place in the queue: the waiter may hold the lock, or must leave alone.
@@ -44,37 +44,37 @@ pub(crate) enum Joined<'a> {
 }
 
 /// The duty to remove the waiters that leave meanwhile. If it is dropped, they leave alone.
-pub(crate) struct Duty<'a> {
-    leaving: &'a Leaving,
+pub(crate) struct LeaveDuty<'a> {
+    leaving: &'a LeaveBatches,
     key: Arc<str>,
     has_ended: bool,
 }
 
-impl Leaving {
+impl LeaveBatches {
     /// Adds this place to those of the waiter that is leaving the same lock already, if there is one.
-    pub(crate) async fn join(&self, name: &LockName, place: String, within: Duration) -> Joined<'_> {
+    pub(crate) async fn join(&self, name: &LockName, place: String, within: Duration) -> LeaveRole<'_> {
         let gone = {
             let mut all = lock(&self.0);
             match all.get_mut(&name.key) {
                 None => {
                     all.insert(Arc::clone(&name.key), Vec::new());
                     let key = Arc::clone(&name.key);
-                    return Joined::First(Duty { leaving: self, key, has_ended: false });
+                    return LeaveRole::First(LeaveDuty { leaving: self, key, has_ended: false });
                 }
                 Some(others) => {
                     let (gone, is_gone) = oneshot::channel();
-                    others.push(Leaver { place, gone });
+                    others.push(LeavingWaiter { place, gone });
                     is_gone
                 }
             }
         };
-        if matches!(timeout(within, gone).await, Ok(Ok(()))) { Joined::Gone } else { Joined::Alone }
+        if matches!(timeout(within, gone).await, Ok(Ok(()))) { LeaveRole::Gone } else { LeaveRole::Alone }
     }
 }
 
-impl Duty<'_> {
+impl LeaveDuty<'_> {
     /// The waiters that have come since the last call; if there are none, the duty has ended.
-    fn next(&mut self) -> Vec<Leaver> {
+    fn next(&mut self) -> Vec<LeavingWaiter> {
         let mut all = lock(&self.leaving.0);
         let Some(others) = all.get_mut(&self.key) else { return Vec::new() };
         let rest = others.split_off(others.len().min(AT_ONCE));
@@ -101,7 +101,7 @@ impl Duty<'_> {
                     cmd.arg(&leaver.place);
                 }
             };
-            let leave = Step::queueing(&scripts::LEAVE, name);
+            let leave = LockStep::queueing(&scripts::LEAVE, name);
             let (seen_to, mut gone) = leave.run(commands, args, within, left).await?;
             gone.sort_unstable();
             let later = leavers.split_off(seen_to.clamp(1, leavers.len()));
@@ -116,7 +116,7 @@ impl Duty<'_> {
     }
 }
 
-impl Drop for Duty<'_> {
+impl Drop for LeaveDuty<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
             let others = lock(&self.leaving.0).remove(&self.key);

@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::Commands;
 use super::lock_replies::mutex_holder;
-use super::lock_step::Step;
+use super::lock_step::LockStep;
 use crate::store::redis::scripts;
-use crate::store::wake::lock_waiters::{Census, Grants};
+use crate::store::wake::lock_waiters::{Census, LockWaiters};
 use crate::store::{StoreError, Token};
 
 /// How many waiters are told to ask at once, and the pause after them: ten thousand calls at one moment would block the
@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Called when the subscription is lost, and when it is settled again: confirmed, or refused for good.
 pub(crate) async fn look_for_losses(
     (commands, node, within): (Commands, Uuid, Duration),
-    grants: Arc<Grants>,
+    grants: Arc<LockWaiters>,
     is_settled: bool,
 ) {
     if is_settled {
@@ -73,7 +73,7 @@ async fn find(
             cmd.arg(&node).arg(from);
         };
         let (more, tokens) =
-            Step::queueing(&scripts::WAITING, &name).run(commands, args, within, waiting).await?;
+            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, waiting).await?;
         tokens.iter().for_each(|token| census.found(token));
         if !more {
             break;
@@ -93,12 +93,12 @@ fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
 
 /// While there is no subscription, only the first waiter of a lock asks. A mutex may have been granted to another waiter
 /// just before, whose message was lost, and may never expire; so this asks for its holder.
-async fn find_granted(commands: Commands, grants: Arc<Grants>, within: Duration) {
+async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Duration) {
     for census in grants.censuses() {
         if census.is_empty() || census.name.is_semaphore() {
             continue;
         }
-        let look = Step::alone(&scripts::MUTEX_LOOK, &census.name);
+        let look = LockStep::alone(&scripts::MUTEX_LOOK, &census.name);
         if let Ok(Some(holder)) = look.run(&commands, |_| {}, within, mutex_holder).await
             && let Some(token) = Token::parse(&holder.token)
         {

@@ -23,14 +23,14 @@ fn duration(ms: i64) -> Option<Duration> {
 
 /// What a take reports beside its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Remarks {
+pub(crate) struct TakeRemarks {
     /// The remaining time is longer than the holder's token says.
     pub(crate) is_doubtful: bool,
     /// The token had asked before and has lost its place.
     pub(crate) lost_place: bool,
 }
 
-pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, Remarks)> {
+pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, TakeRemarks)> {
     let (number, was_held, remarks) = match answer {
         Value::Int(number) => (number, false, 0),
         Value::Array(parts) => match parts[..] {
@@ -47,7 +47,7 @@ pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, Remarks)> {
         0 => return None,
         _ => Taken::Busy { remaining: duration(-2 - number) },
     };
-    let remarks = Remarks { is_doubtful: remarks & 1 != 0, lost_place: remarks & 2 != 0 };
+    let remarks = TakeRemarks { is_doubtful: remarks & 1 != 0, lost_place: remarks & 2 != 0 };
     Some((MutexTaken { taken, was_held }, remarks))
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
     }
 }
 
-pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, Remarks)> {
+pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, TakeRemarks)> {
     let [granted, available, created_with, next_expiry] = ints(answer)?;
     let taken = PermitTaken {
         granted: granted == 1,
@@ -83,7 +83,7 @@ pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, Remarks)> {
         created_with: u32::try_from(created_with).ok()?,
         next_expiry: duration(next_expiry),
     };
-    Some((taken, Remarks { lost_place: granted == 2, ..Remarks::default() }))
+    Some((taken, TakeRemarks { lost_place: granted == 2, ..TakeRemarks::default() }))
 }
 
 pub(crate) fn permit_freed(answer: Value) -> Option<PermitFreed> {

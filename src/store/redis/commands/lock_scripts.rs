@@ -14,9 +14,9 @@ use uuid::Uuid;
 use super::Commands;
 use super::call::refused;
 use super::lock_replies::{
-    Remarks, ints, permit_freed, permit_taken, remaining, semaphore_state, taken, to_go_on, yes,
+    TakeRemarks, ints, permit_freed, permit_taken, remaining, semaphore_state, taken, to_go_on, yes,
 };
-use super::lock_step::{Step, end, place, push_create};
+use super::lock_step::{LockStep, end, place, push_create};
 use crate::store::lock_store::{
     Change, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
 };
@@ -27,9 +27,9 @@ use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// The nodes that did not hear, so that each call does not try them again.
 #[derive(Debug, Default)]
-pub(crate) struct Deaf(Vec<u8>);
+pub(crate) struct UnreachableNodes(Vec<u8>);
 
-impl Deaf {
+impl UnreachableNodes {
     /// How many are remembered: more will hardly have died together, and each call carries them.
     const MOST: usize = 100;
     /// The length of a node's id in digits.
@@ -51,7 +51,7 @@ impl Deaf {
 /// One call: its answer, and the nodes it has discovered if another call must follow.
 async fn call<T>(
     commands: &Commands,
-    step: Step<'_>,
+    step: LockStep<'_>,
     args: impl Fn(&mut Cmd) + Sync,
     within: Duration,
     read: impl FnOnce(Value) -> Option<T>,
@@ -68,8 +68,8 @@ pub(crate) async fn take_mutex(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<(MutexTaken, Remarks), StoreError> {
-    let (mut deaf, mut old, mut was_held) = (Deaf::default(), ask.instead, false);
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
+    let (mut deaf, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
@@ -83,7 +83,7 @@ pub(crate) async fn take_mutex(
                 deaf.arg(cmd);
             }
         };
-        let (answer, nodes) = call(commands, Step::taking(name), args, within, Some).await?;
+        let (answer, nodes) = call(commands, LockStep::taking(name), args, within, Some).await?;
         let Some(nodes) = nodes else {
             let (taken, remarks) = repaired(commands, name, taken(answer), within).await?;
             return Ok((MutexTaken { was_held: was_held || taken.was_held, ..taken }, remarks));
@@ -106,7 +106,7 @@ pub(crate) async fn free_mutex(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(end(ttl));
     };
-    give_mutex(commands, Step::giving(&scripts::MUTEX_FREE, name), args, within).await
+    give_mutex(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
 }
 
 pub(crate) async fn offer_mutex(
@@ -120,7 +120,7 @@ pub(crate) async fn offer_mutex(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(end(ttl)).arg(bound);
     };
-    give_mutex(commands, Step::offering(&scripts::MUTEX_OFFER, name), args, within).await
+    give_mutex(commands, LockStep::offering(&scripts::MUTEX_OFFER, name), args, within).await
 }
 
 pub(crate) async fn break_mutex(
@@ -128,26 +128,26 @@ pub(crate) async fn break_mutex(
     name: &LockName,
     within: Duration,
 ) -> Result<bool, StoreError> {
-    give_mutex(commands, Step::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
+    give_mutex(commands, LockStep::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
 }
 
 /// Takes a mutex from its holder by this step, and passes it on. Returns whether there was a holder.
 async fn give_mutex(
     commands: &Commands,
-    step: Step<'_>,
+    step: LockStep<'_>,
     args: impl Fn(&mut Cmd) + Sync,
     within: Duration,
 ) -> Result<bool, StoreError> {
     let name = step.name;
     let (was_held, mut more) = call(commands, step, args, within, yes).await?;
-    let (mut deaf, none) = (Deaf::default(), Token::mint(Uuid::new_v4()));
+    let (mut deaf, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
     while let Some(nodes) = more {
         deaf.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
             deaf.arg(cmd);
         };
-        (_, more) = call(commands, Step::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
+        (_, more) = call(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
     }
     Ok(was_held)
 }
@@ -157,8 +157,8 @@ pub(crate) async fn take_permit(
     name: &LockName,
     (ask, again): (TakePermit<'_>, bool),
     within: Duration,
-) -> Result<(PermitTaken, Remarks), StoreError> {
-    let mut deaf = Deaf::default();
+) -> Result<(PermitTaken, TakeRemarks), StoreError> {
+    let mut deaf = UnreachableNodes::default();
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
@@ -166,7 +166,7 @@ pub(crate) async fn take_permit(
             push_create(cmd, ask.semaphore);
             deaf.arg(cmd);
         };
-        let step = Step::taking_permit(name);
+        let step = LockStep::taking_permit(name);
         match call(commands, step, args, within, permit_taken).await? {
             (taken, None) => return Ok(taken),
             (_, Some(nodes)) => deaf.learn(&nodes),
@@ -184,7 +184,7 @@ pub(crate) async fn free_permit(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(place(token, millis(lease)));
     };
-    let step = Step::semaphore(&scripts::SEMAPHORE_FREE, name);
+    let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
     let (freed, more) = call(commands, step, args, within, permit_freed).await?;
     let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
     Ok(PermitFreed { available, ..freed })
@@ -200,7 +200,7 @@ pub(crate) async fn refresh_permit(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(millis(lease));
     };
-    let step = Step::semaphore(&scripts::SEMAPHORE_REFRESH, name);
+    let step = LockStep::semaphore(&scripts::SEMAPHORE_REFRESH, name);
     let (is_held, more) = call(commands, step, args, within, yes).await?;
     serve(commands, name, more, within).await?;
     Ok(is_held)
@@ -213,14 +213,14 @@ async fn serve(
     mut more: Option<Vec<u8>>,
     within: Duration,
 ) -> Result<Option<u32>, StoreError> {
-    let (mut deaf, none, mut available) = (Deaf::default(), Token::mint(Uuid::new_v4()), None);
+    let (mut deaf, none, mut available) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
     while let Some(nodes) = more {
         deaf.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
             deaf.arg(cmd);
         };
-        let step = Step::semaphore(&scripts::SEMAPHORE_FREE, name);
+        let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
         let freed;
         (freed, more) = call(commands, step, args, within, permit_freed).await?;
         available = Some(freed.available);
@@ -249,7 +249,7 @@ pub(crate) async fn change_semaphore(
     };
     let (mut told, mut was_created, mut recovered) = (0, false, 0);
     let state = loop {
-        let step = Step::semaphore(&scripts::SEMAPHORE_CHANGE, name);
+        let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
         let (answer, more) = call(commands, step, args, within, Some).await?;
         if more.is_none() {
             break semaphore_state(answer).ok_or_else(|| refused(unexpected()))?;
@@ -260,7 +260,7 @@ pub(crate) async fn change_semaphore(
         if change != Change::Delete {
             was_created = made == 1;
             serve(commands, name, more, within).await?;
-            let look = Step::semaphore(&scripts::SEMAPHORE_LOOK, name);
+            let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
             break look.run(commands, |_| {}, within, semaphore_state).await?;
         }
     };
@@ -277,11 +277,11 @@ pub(crate) async fn barge(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<(MutexTaken, Remarks), StoreError> {
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
     };
-    let step = if again { Step::offering } else { Step::giving };
+    let step = if again { LockStep::offering } else { LockStep::giving };
     let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
     repaired(commands, name, taken(answer), within).await
 }
@@ -291,13 +291,13 @@ pub(crate) async fn barge(
 pub(crate) async fn repaired(
     commands: &Commands,
     name: &LockName,
-    answer: Option<(MutexTaken, Remarks)>,
+    answer: Option<(MutexTaken, TakeRemarks)>,
     within: Duration,
-) -> Result<(MutexTaken, Remarks), StoreError> {
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
     let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
     if remarks.is_doubtful
         // Without an answer the waiter sleeps for the longer time; the next take finds the same.
-        && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
+        && let Ok(remaining) = LockStep::repairing(name).run(commands, |_| {}, within, remaining).await
     {
         taken.taken = Taken::Busy { remaining };
     }

@@ -9,11 +9,11 @@ use super::call::{refused, run_call};
 use crate::store::lock_store::Create;
 use crate::store::names::LockName;
 use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::scripts::{self, By, Script, millis};
+use crate::store::redis::scripts::{self, CallForm, Script, millis};
 use crate::store::{StoreError, Token};
 
 /// One script call for one lock.
-pub(crate) struct Step<'a> {
+pub(crate) struct LockStep<'a> {
     pub(crate) script: &'a Script,
     pub(crate) name: &'a LockName,
     /// The prefixes of its keys after the lock's own.
@@ -22,7 +22,7 @@ pub(crate) struct Step<'a> {
     spread_part: Option<&'a str>,
 }
 
-impl<'a> Step<'a> {
+impl<'a> LockStep<'a> {
     /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
     pub(crate) fn taking(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
@@ -85,7 +85,7 @@ impl<'a> Step<'a> {
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, StoreError> {
-        let call = |by: By| {
+        let call = |by: CallForm| {
             let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
             args(&mut cmd);
             cmd

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::connection::Supervisor;
-use super::connection::connector::Dial;
+use super::connection::connector::Connector;
 use super::errors::classify::reason;
 use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
@@ -121,7 +121,7 @@ impl Commands {
     }
 
     /// How to connect to the server that has `key`; `None` while that is not known.
-    pub(super) fn dial(&self, key: &str) -> Option<Dial> {
+    pub(super) fn dial(&self, key: &str) -> Option<Connector> {
         match self {
             Self::One(server) => Some(server.dial.clone()),
             Self::Cluster(cluster) => cluster.dial(key),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{State, Supervisor, UNKNOWN, silent};
+use super::{ConnectionState, Supervisor, UNKNOWN, silent};
 use crate::health::{ClockReading, LinkState};
 use crate::store::StoreError;
 use crate::store::redis::topology::server::host_ms;
@@ -14,14 +14,14 @@ impl Supervisor {
     /// The state of the connection and, while commands fail without being sent, the reason.
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {
-            State::Idle => (LinkState::Idle, None),
-            State::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
+            ConnectionState::Idle => (LinkState::Idle, None),
+            ConnectionState::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
                 (LinkState::Down, Some(silent()))
             }
-            State::Connecting(_) => (LinkState::Connecting, None),
-            State::Up(_) => (LinkState::Up, None),
-            State::Down(why) => (LinkState::Down, why.clone()),
-            State::Closed => (LinkState::Closed, None),
+            ConnectionState::Connecting(_) => (LinkState::Connecting, None),
+            ConnectionState::Up(_) => (LinkState::Up, None),
+            ConnectionState::Down(why) => (LinkState::Down, why.clone()),
+            ConnectionState::Closed => (LinkState::Closed, None),
         }
     }
 

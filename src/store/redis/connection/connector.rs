@@ -16,8 +16,8 @@ use crate::store::redis::errors::advice::advised;
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::topology::endpoint::{Endpoint, Located};
-use crate::store::redis::topology::server::{Reading, Server, read_clock};
-use crate::store::redis::topology::single::Single;
+use crate::store::redis::topology::server::{ServerAddress, TimedReading, read_clock};
+use crate::store::redis::topology::single::SingleEndpoint;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often an unused connection is checked. Idle connections are closed by the server's `timeout` or by a balancer,
@@ -33,7 +33,7 @@ const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Opens connections for one node. Every call into `redis` that may wait has a bound.
 #[derive(Clone)]
-pub(crate) struct Dial {
+pub(crate) struct Connector {
     endpoint: Arc<dyn Endpoint>,
     /// The deadline of one command; the measure of all others.
     pub(crate) answer: Duration,
@@ -50,10 +50,10 @@ pub(crate) struct Inbound {
     pub(crate) at: Option<String>,
 }
 
-impl Dial {
+impl Connector {
     /// Leads to one server.
     pub(crate) fn new(client: &Client, answer: Duration) -> Self {
-        Self::to(Arc::new(Single::new(client)), answer)
+        Self::to(Arc::new(SingleEndpoint::new(client)), answer)
     }
 
     pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
@@ -62,7 +62,7 @@ impl Dial {
 
     /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
     /// are sentinels it goes to the server that they name now, and the others follow.
-    pub(crate) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+    pub(crate) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
         let mut connection = self.connect(&server).await?;
         let reading = bounded(self.probing(), self.look(&mut connection)).await?;
@@ -71,7 +71,7 @@ impl Dial {
     }
 
     /// Connects for commands that are not the guard's, to the server that has the guard's.
-    pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+    pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
         self.endpoint.glimpsed(&server);
         let mut connection = self.connect(&server).await?;
@@ -80,7 +80,7 @@ impl Dial {
         Ok((connection, reading))
     }
 
-    async fn connect(&self, server: &Server) -> RedisResult<MultiplexedConnection> {
+    async fn connect(&self, server: &ServerAddress) -> RedisResult<MultiplexedConnection> {
         // Every command is timed by its caller, which knows how much is left of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
@@ -105,7 +105,10 @@ impl Dial {
     }
 
     /// As [`Endpoint::look`].
-    pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
+    pub(crate) async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> RedisResult<Option<TimedReading>> {
         self.endpoint.look(connection).await
     }
 
@@ -216,7 +219,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_while_connecting_is_an_ordinary_failure() {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
-        let dial = Dial::new(&client, Duration::from_millis(50));
+        let dial = Connector::new(&client, Duration::from_millis(50));
         let opened = dial.open(Duration::from_secs(1), async { panic!("no provider of cryptography") });
         let error: RedisResult<()> = opened.await;
         let failure = dial.failure(error.expect_err("it panicked"));

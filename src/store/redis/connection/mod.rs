@@ -39,15 +39,15 @@ use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
 use backoff::STABLE;
-use connector::Dial;
-use refusal_log::Refusals;
+use connector::Connector;
+use refusal_log::RefusalLog;
 use silence::{Silence, silent};
 use turns::Turns;
 
-use super::errors::classify::{Fate, code, judge, store_error};
-use super::errors::outage_log::Told;
-use super::topology::server::Reading;
-use crate::observe::{Seldom, log, warn_if};
+use super::errors::classify::{ConnectionFate, code, judge, store_error};
+use super::errors::outage_log::OutageLog;
+use super::topology::server::TimedReading;
+use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -55,8 +55,8 @@ use crate::store::{StoreError, StoreErrorKind};
 const UNKNOWN: i64 = i64::MIN;
 
 pub(super) struct Supervisor {
-    pub(super) dial: Dial,
-    slot: Mutex<Slot>,
+    pub(super) dial: Connector,
+    slot: Mutex<ConnectionSlot>,
     /// The generation of the latest connection. Sent at every change of the state, so that every waiting task checks again.
     changes: watch::Sender<u64>,
     /// Tells the keeper to check whether the connection is still there.
@@ -68,54 +68,59 @@ pub(super) struct Supervisor {
     /// When the clock was last read, and the largest jump between two readings; in milliseconds.
     read_at: AtomicU64,
     largest_jump: AtomicU64,
-    refusals: Refusals,
+    refusals: RefusalLog,
     /// Rate limit of the warning about commands that were not answered in time.
-    late: Seldom,
+    late: LogEveryMinute,
     turns: Turns,
 }
 
-struct Slot {
-    state: State,
+struct ConnectionSlot {
+    state: ConnectionState,
     /// Counts keepers: one that was replaced must not change the state any more.
     keepers: u64,
     keeper: Option<AbortHandle>,
     /// The reasons told of the present outage. A connection that breaks at once does not end an outage.
-    told: Told,
+    told: OutageLog,
 }
 
-enum State {
+enum ConnectionState {
     /// Nothing was tried, or the runtime of the keeper has ended.
     Idle,
     /// The first attempt, started at this moment. Callers wait for it until the silence limit has passed: an attempt whose
     /// packets are lost lasts for several budgets, and each request would pay its own.
     Connecting(Instant),
-    Up(Up),
+    Up(LiveConnection),
     /// Callers fail at once, for this reason.
     Down(Option<StoreError>),
     Closed,
 }
 
 #[derive(Clone)]
-struct Up {
+struct LiveConnection {
     generation: u64,
     connection: MultiplexedConnection,
     opened_at: Instant,
 }
 
 impl Supervisor {
-    pub(super) fn new(dial: Dial) -> Arc<Self> {
+    pub(super) fn new(dial: Connector) -> Arc<Self> {
         Arc::new(Self {
             silence: Silence::new(dial.answer),
             dial,
-            slot: Mutex::new(Slot { state: State::Idle, keepers: 0, keeper: None, told: Told::default() }),
+            slot: Mutex::new(ConnectionSlot {
+                state: ConnectionState::Idle,
+                keepers: 0,
+                keeper: None,
+                told: OutageLog::default(),
+            }),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
             born: Instant::now(),
             offset: AtomicI64::new(UNKNOWN),
             read_at: AtomicU64::new(0),
             largest_jump: AtomicU64::new(0),
-            refusals: Refusals::default(),
-            late: Seldom::default(),
+            refusals: RefusalLog::default(),
+            late: LogEveryMinute::default(),
             turns: Turns::default(),
         })
     }
@@ -173,7 +178,7 @@ impl Supervisor {
     pub(super) fn close(&self) {
         let (before, keeper) = {
             let mut slot = self.slot();
-            (std::mem::replace(&mut slot.state, State::Closed), slot.keeper.take())
+            (std::mem::replace(&mut slot.state, ConnectionState::Closed), slot.keeper.take())
         };
         if let Some(keeper) = keeper {
             keeper.abort();
@@ -183,15 +188,15 @@ impl Supervisor {
     }
 
     /// The hit path: the connection; `None` if the caller has to wait for the first one.
-    fn current(&self) -> Result<Option<Up>, StoreError> {
+    fn current(&self) -> Result<Option<LiveConnection>, StoreError> {
         match &self.slot().state {
-            State::Up(up) => Ok(Some(up.clone())),
-            State::Connecting(since) if self.silence.is_too_long(since.elapsed()) => Err(silent()),
-            State::Idle | State::Connecting(_) => Ok(None),
-            State::Down(why) => {
+            ConnectionState::Up(up) => Ok(Some(up.clone())),
+            ConnectionState::Connecting(since) if self.silence.is_too_long(since.elapsed()) => Err(silent()),
+            ConnectionState::Idle | ConnectionState::Connecting(_) => Ok(None),
+            ConnectionState::Down(why) => {
                 Err(why.clone().unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
             }
-            State::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
+            ConnectionState::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
         }
     }
 
@@ -228,11 +233,12 @@ impl Supervisor {
         if code(&error) == Some("NOREPLICAS") {
             self.dial.doubt();
         }
-        let is_news = fate == Fate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
+        let is_news =
+            fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
         let failure = store_error(kind, error);
         match fate {
-            Fate::Keep => self.log_refusal(&failure, is_news),
-            Fate::Drop => self.lose(generation, &failure),
+            ConnectionFate::Keep => self.log_refusal(&failure, is_news),
+            ConnectionFate::Drop => self.lose(generation, &failure),
         }
         Err(failure)
     }
@@ -256,7 +262,7 @@ impl Supervisor {
         let (lost, is_news) = {
             let slot = &mut *self.slot();
             match &slot.state {
-                State::Up(up) if up.generation == generation => {
+                ConnectionState::Up(up) if up.generation == generation => {
                     if up.opened_at.elapsed() >= STABLE {
                         slot.told.forget();
                     }
@@ -266,7 +272,7 @@ impl Supervisor {
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
-            (std::mem::replace(&mut slot.state, State::Down(Some(why))), is_news)
+            (std::mem::replace(&mut slot.state, ConnectionState::Down(Some(why))), is_news)
         };
         drop(lost);
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");
@@ -285,7 +291,7 @@ impl Supervisor {
         warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 
-    fn read(&self, reading: &Reading) {
+    fn read(&self, reading: &TimedReading) {
         let server_ms = i64::try_from(reading.server_ms).unwrap_or(i64::MAX);
         let offset = server_ms - self.since_born(reading.at) as i64;
         let before = self.offset.swap(offset, Ordering::Relaxed);
@@ -305,7 +311,7 @@ impl Supervisor {
         self.changes.send_modify(|_| ());
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
+    fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
         // No code under this lock can fail half-way.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -321,7 +327,7 @@ impl Drop for Supervisor {
 
 impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(self.slot().state, State::Up(_));
+        let up = matches!(self.slot().state, ConnectionState::Up(_));
         f.debug_struct("Supervisor").field("up", &up).finish_non_exhaustive()
     }
 }

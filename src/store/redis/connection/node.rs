@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::timeout;
 
-use super::{State, Supervisor, Up};
+use super::{ConnectionState, LiveConnection, Supervisor};
 use crate::store::StoreError;
 use crate::store::redis::errors::reply::unexpected;
 
@@ -22,7 +22,7 @@ impl Supervisor {
             Some(up) => (up, within),
             None => Box::pin(self.first(within)).await?,
         };
-        let Up { generation, mut connection, .. } = up;
+        let LiveConnection { generation, mut connection, .. } = up;
         let mut pipeline = redis::pipe();
         pipeline.cmd("ASKING").add_command(cmd.clone());
         let sent = self.silence.sends(left);
@@ -35,7 +35,7 @@ impl Supervisor {
     /// Waits until the present attempt to connect has ended, however long that takes.
     pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
-        while matches!(self.slot().state, State::Connecting(_)) {
+        while matches!(self.slot().state, ConnectionState::Connecting(_)) {
             let _ = changes.changed().await;
         }
         self.opened().await.map(drop)

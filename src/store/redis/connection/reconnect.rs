@@ -8,32 +8,32 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::backoff::Backoff;
-use super::connector::Dial;
-use super::{State, Supervisor, Up};
+use super::connector::Connector;
+use super::{ConnectionState, LiveConnection, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::errors::reply::bounded;
-use crate::store::redis::topology::server::Reading;
+use crate::store::redis::topology::server::TimedReading;
 
 /// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
-pub(super) struct Keeper {
+pub(super) struct Reconnector {
     pub(super) supervisor: Weak<Supervisor>,
     pub(super) number: u64,
 }
 
-impl Drop for Keeper {
+impl Drop for Reconnector {
     /// The task ended, with its runtime or by a panic, and with it the connection's driver: the next caller starts
     /// another keeper.
     fn drop(&mut self) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let before = {
             let mut slot = supervisor.slot();
-            if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+            if slot.keepers != self.number || matches!(slot.state, ConnectionState::Closed) {
                 return;
             }
             slot.keeper = None;
-            std::mem::replace(&mut slot.state, State::Idle)
+            std::mem::replace(&mut slot.state, ConnectionState::Idle)
         };
         drop(before);
         supervisor.changed();
@@ -42,7 +42,7 @@ impl Drop for Keeper {
 
 /// Keeps a connection up while there is a supervisor. No strong reference lives across an await, or the connections of a
 /// dropped store would outlive it.
-pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
+pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
         let opened = dial.anew().await;
@@ -75,13 +75,16 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
     }
 }
 
-impl Keeper {
+impl Reconnector {
     /// Records the result of an attempt to connect: the new generation, if it succeeded. `None` if the supervisor is
     /// gone, closed, or has another keeper.
-    fn settle(&self, opened: RedisResult<(MultiplexedConnection, Option<Reading>)>) -> Option<Option<u64>> {
+    fn settle(
+        &self,
+        opened: RedisResult<(MultiplexedConnection, Option<TimedReading>)>,
+    ) -> Option<Option<u64>> {
         let supervisor = self.supervisor.upgrade()?;
         let mut slot = supervisor.slot();
-        if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+        if slot.keepers != self.number || matches!(slot.state, ConnectionState::Closed) {
             return None;
         }
         let generation = match opened {
@@ -91,7 +94,8 @@ impl Keeper {
                     supervisor.read(&reading);
                 }
                 supervisor.silence.is_over();
-                slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
+                slot.state =
+                    ConnectionState::Up(LiveConnection { generation, connection, opened_at: Instant::now() });
                 drop(slot);
                 supervisor.changes.send_modify(|latest| *latest = generation);
                 tracing::debug!(target: log::REDIS, generation, "connected to redis");
@@ -100,7 +104,7 @@ impl Keeper {
             Err(error) => {
                 let why = supervisor.dial.failure(error);
                 let is_news = slot.told.is_news(&why);
-                slot.state = State::Down(Some(why.clone()));
+                slot.state = ConnectionState::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
                 warn_if!(log::REDIS, is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
@@ -111,12 +115,12 @@ impl Keeper {
     }
 }
 
-impl Keeper {
+impl Reconnector {
     /// The connection of `generation`, while it is the current one.
     fn connection(&self, generation: u64) -> Option<MultiplexedConnection> {
         let supervisor = self.supervisor.upgrade()?;
         match &supervisor.slot().state {
-            State::Up(up) if up.generation == generation => Some(up.connection.clone()),
+            ConnectionState::Up(up) if up.generation == generation => Some(up.connection.clone()),
             _ => None,
         }
     }
@@ -137,7 +141,7 @@ impl Keeper {
     }
 
     /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.
-    fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) -> bool {
+    fn note(&self, generation: u64, reading: RedisResult<Option<TimedReading>>) -> bool {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
         match reading {
             Ok(reading) => {

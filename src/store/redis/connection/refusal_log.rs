@@ -18,14 +18,14 @@ const AT_LEAST: Duration = Duration::from_secs(1);
 const MOST: usize = 16;
 
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
+pub(super) struct RefusalLog {
     /// Whether any refusal is going on: while none is, successful commands check nothing else.
     some: AtomicBool,
-    told: Mutex<Vec<Told>>,
+    told: Mutex<Vec<LoggedRefusal>>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct LoggedRefusal {
     code: String,
     /// The refused command. The refusal lasts until this command succeeds: a server without memory answers reads all
     /// the time.
@@ -34,7 +34,7 @@ struct Told {
     at: Instant,
 }
 
-impl Refusals {
+impl RefusalLog {
     /// Records a refusal; returns whether it must be logged.
     pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
         let mut told = lock(&self.told);
@@ -49,7 +49,7 @@ impl Refusals {
             told.remove(0);
         }
         let command = cmd.and_then(name);
-        told.push(Told { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
+        told.push(LoggedRefusal { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
         self.some.store(true, Ordering::Relaxed);
         true
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refusal_is_logged_again_after_it_had_ended_or_a_minute_later() {
-        let (refusals, set, get) = (Refusals::default(), redis::cmd("SET"), redis::cmd("GET"));
+        let (refusals, set, get) = (RefusalLog::default(), redis::cmd("SET"), redis::cmd("GET"));
         assert!(refusals.is_news("OOM", Some(&set)));
         assert!(refusals.is_news("BUSY", Some(&get)), "another");
         for _ in 0..10 {
@@ -109,7 +109,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_remembered_codes_is_bounded() {
-        let refusals = Refusals::default();
+        let refusals = RefusalLog::default();
         for number in 0..1_000 {
             assert!(refusals.is_news(&number.to_string(), None));
         }

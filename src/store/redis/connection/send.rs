@@ -7,8 +7,8 @@ use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
-use super::reconnect::{Keeper, keep};
-use super::{State, Supervisor, Up};
+use super::reconnect::{Reconnector, keep};
+use super::{ConnectionState, LiveConnection, Supervisor};
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Supervisor {
@@ -22,7 +22,7 @@ impl Supervisor {
             // Boxed, so that every command's future is smaller.
             None => Box::pin(self.first(within)).await?,
         };
-        let Up { generation, mut connection, .. } = up;
+        let LiveConnection { generation, mut connection, .. } = up;
         let sent = self.silence.sends(left);
         let waiting = self.turns.wait();
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
@@ -32,7 +32,10 @@ impl Supervisor {
     }
 
     /// Waits for the first connection; returns it and the rest of `within`.
-    pub(super) async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
+    pub(super) async fn first(
+        self: &Arc<Self>,
+        within: Duration,
+    ) -> Result<(LiveConnection, Duration), StoreError> {
         let started = Instant::now();
         let opened = timeout(within, self.opened()).await;
         // Not `TimedOut`: the command was never sent.
@@ -55,7 +58,7 @@ impl Supervisor {
     }
 
     /// The first connection; starts a keeper if there is none.
-    pub(super) async fn opened(self: &Arc<Self>) -> Result<Up, StoreError> {
+    pub(super) async fn opened(self: &Arc<Self>) -> Result<LiveConnection, StoreError> {
         let mut changes = self.changes.subscribe();
         let mut started = false;
         loop {
@@ -79,19 +82,19 @@ impl Supervisor {
         let Ok(runtime) = Handle::try_current() else { return false };
         let number = {
             let mut slot = self.slot();
-            if !matches!(slot.state, State::Idle) {
+            if !matches!(slot.state, ConnectionState::Idle) {
                 return false;
             }
-            slot.state = State::Connecting(Instant::now());
+            slot.state = ConnectionState::Connecting(Instant::now());
             slot.keepers += 1;
             slot.keepers
         };
-        let keeper = Keeper { supervisor: Arc::downgrade(self), number };
+        let keeper = Reconnector { supervisor: Arc::downgrade(self), number };
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the keeper
         // takes the lock.
         let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
         let mut slot = self.slot();
-        if slot.keepers == number && !matches!(slot.state, State::Closed) {
+        if slot.keepers == number && !matches!(slot.state, ConnectionState::Closed) {
             slot.keeper = Some(task.abort_handle());
         } else {
             task.abort();

@@ -61,7 +61,7 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
 
 async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     let client = Client::open(url).expect("an address");
-    let mut dial = Dial::new(&client, Duration::from_millis(50));
+    let mut dial = Connector::new(&client, Duration::from_millis(50));
     dial.idle = idle;
     let supervisor = Supervisor::new(dial);
     supervisor.until_up().await.expect("connects");
@@ -127,7 +127,7 @@ async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_conne
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://user:pw@{}/", listener.local_addr().expect("bound"));
     let answer = Duration::from_millis(50);
-    let supervisor = Supervisor::new(Dial::new(&Client::open(url).expect("an address"), answer));
+    let supervisor = Supervisor::new(Connector::new(&Client::open(url).expect("an address"), answer));
     let get = redis::cmd("GET").arg("k").to_owned();
     for _ in 0..2 {
         let why = supervisor.send(&get, answer).await.expect_err("it says nothing");
@@ -140,7 +140,7 @@ async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_conne
     #[cfg(feature = "cluster")]
     {
         supervisor.settled().await.expect_err("it says nothing");
-        assert!(matches!(supervisor.slot().state, State::Down(_)));
+        assert!(matches!(supervisor.slot().state, ConnectionState::Down(_)));
     }
 }
 
@@ -150,7 +150,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "+role"]);
     let client = Client::open(server.minimal_user()).expect("an address");
-    let mut dial = Dial::new(&client, Duration::from_secs(1));
+    let mut dial = Connector::new(&client, Duration::from_secs(1));
     (dial.idle, dial.clock) = (SOON, 2 * SOON);
     let supervisor = Supervisor::new(dial);
     supervisor.until_up().await.expect("connects");
@@ -180,7 +180,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
 async fn a_server_that_refuses_role_is_asked_once() {
     let server = RedisServer::start();
     let client = Client::open(server.minimal_user()).expect("an address");
-    let mut dial = Dial::new(&client, Duration::from_secs(1));
+    let mut dial = Connector::new(&client, Duration::from_secs(1));
     dial.idle = SOON;
     let supervisor = Supervisor::new(dial);
     supervisor.until_up().await.expect("connects");

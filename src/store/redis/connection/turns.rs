@@ -5,9 +5,9 @@
 //! this process is. So half of the callers yield once. The next commands of the other half are then under way, and are
 //! answered while the second half runs.
 
+use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use crate::sync::behind_all_others;
+use std::task::Poll;
 
 /// With fewer waiting callers than this none yields: half of their next commands is not worth a separate write.
 const FEW: usize = 16;
@@ -47,6 +47,19 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Lets the tasks run that are ready now. Tokio's `yield_now` lets more tasks run, and meanwhile no other thread can steal this
+/// task, though one of those tasks may keep this thread busy. So use `yield_now` only if no caller waits for this task.
+fn behind_all_others() -> impl Future<Output = ()> + Send {
+    let mut is_behind = false;
+    poll_fn(move |cx| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 #[cfg(test)]

@@ -8,16 +8,16 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::asking::{ALONE, ANSWER, one};
-use super::checkup::Home;
+use super::examination::GuideLink;
 use super::info::settings;
 use super::rights;
 use crate::health::{Finding, Severity};
-use crate::store::redis::cluster::{Cluster, Coverage, Master};
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
+use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::messages::message;
-use crate::store::redis::topology::server::Reading;
+use crate::store::redis::topology::server::TimedReading;
 
 /// Clocks that differ by more than this are reported.
 const APART: u64 = 1_000;
@@ -29,7 +29,7 @@ pub(super) async fn examine(
     name: &str,
     user: &str,
     findings: &mut Vec<Finding>,
-) -> Option<Home> {
+) -> Option<GuideLink> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
         let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
@@ -86,15 +86,15 @@ pub(super) async fn examine(
     }
     let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
     // At any node: what is published at one must come to all.
-    let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, ANSWER);
-    Some(Home { dial, inbox, name, reached })
+    let inbox = Connector::to(Arc::clone(cluster.atlas()) as _, ANSWER);
+    Some(GuideLink { dial, inbox, name, reached })
 }
 
 /// Looks further than [`examine`] has, at what nodes keep for themselves: first at the node that `home` and `commands` lead to,
 /// of which the findings from the given one on are.
 pub(super) async fn examine_nodes(
     cluster: &Arc<Cluster>,
-    home: &Dial,
+    home: &Connector,
     (name, reached): (&str, &[String]),
     user: &str,
     commands: &mut MultiplexedConnection,
@@ -108,9 +108,9 @@ pub(super) async fn examine_nodes(
 }
 
 /// A finding about the clock that differs most from that of the first master, by which entries are judged.
-fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
+fn apart(clocks: &[(String, TimedReading)]) -> Option<Finding> {
     let now = Instant::now();
-    let at = |reading: &Reading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
+    let at = |reading: &TimedReading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
     let (first, by) = clocks.first()?;
     let (name, off) =
         clocks.iter().map(|(name, other)| (name, at(other).abs_diff(at(by)))).max_by_key(|(_, off)| *off)?;
@@ -141,7 +141,7 @@ async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -
     findings
 }
 
-async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
+async fn look(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
     let (mut commands, _) = open(master).await?;
     let nobodys = message::channel(Uuid::new_v4());
     let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
@@ -151,7 +151,7 @@ async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Findin
 }
 
 /// A connection for the doctor, with a bound, so that one hanging master leaves time for the others.
-async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+async fn open(master: &MasterNode) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
     let mut dial = master.server.dial.clone();
     dial.answer = ANSWER;
     bounded(ANSWER * 2, dial.commands()).await

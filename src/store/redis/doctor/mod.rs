@@ -4,12 +4,12 @@
 //! and the guard's deadline of one command must not hide how slow the server is.
 
 mod asking;
-mod checkup;
 #[cfg(feature = "cluster")]
 mod cluster;
 #[cfg(not(feature = "cluster"))]
 #[path = "no_cluster.rs"]
 mod cluster;
+mod examination;
 mod info;
 mod notifications;
 pub(crate) mod probe;
@@ -27,14 +27,14 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use asking::{ALONE, ANSWER, one, words};
-use checkup::{Checkup, Home};
+use examination::{Examination, GuideLink};
 
 use super::RedisStore;
 use super::commands::Commands;
 use super::errors::classify::unquoted;
 use super::errors::reply::bounded;
 use super::messages::message;
-use super::topology::server::{Reading, host_ms, read_clock};
+use super::topology::server::{TimedReading, host_ms, read_clock};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
@@ -47,7 +47,7 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// All findings of one examination, in at most [`TOTAL`].
 pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
-    let mut checkup = Checkup { store, ask, findings: Vec::new() };
+    let mut checkup = Examination { store, ask, findings: Vec::new() };
     match timeout(TOTAL, checkup.run()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => checkup.broke_off(error),
@@ -56,7 +56,7 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
     checkup.findings
 }
 
-impl Checkup<'_> {
+impl Examination<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
         let user = self.user();
@@ -64,7 +64,7 @@ impl Checkup<'_> {
             Commands::One(server) => {
                 let dial = server.dial.clone();
                 let name = self.ask.key.name().to_owned();
-                Home { inbox: dial.clone(), dial, name, reached: Vec::new() }
+                GuideLink { inbox: dial.clone(), dial, name, reached: Vec::new() }
             }
             Commands::Cluster(cluster) => {
                 let name = self.ask.key.name();
@@ -76,7 +76,7 @@ impl Checkup<'_> {
         };
         // Its users give it little time; here it may show how much it needs.
         (home.dial.answer, home.inbox.answer) = (ANSWER, ANSWER);
-        let Home { dial, inbox, name, reached } = &home;
+        let GuideLink { dial, inbox, name, reached } = &home;
         let started = Instant::now();
         let (mut commands, reading) = match dial.commands().await {
             Ok(opened) => opened,
@@ -155,7 +155,7 @@ impl Checkup<'_> {
         trips.sort();
         let (median, worst) = (trips[TRIES / 2], trips[TRIES - 1]);
         let Examine { coordination_budget: budget, lease, .. } = self.ask;
-        let bounds = Bounds { command: self.store.command_timeout, budget, lease };
+        let bounds = TimeBounds { command: self.store.command_timeout, budget, lease };
         self.findings.extend(bounds.latency(median, worst));
         if has_clock {
             // A cluster's common clock is that of one master, and this may be another master.
@@ -187,13 +187,13 @@ impl Checkup<'_> {
 
 /// The times within which a server must answer this guard.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct TimeBounds {
     command: Duration,
     budget: Duration,
     lease: Duration,
 }
 
-impl Bounds {
+impl TimeBounds {
     /// Whether the round trips fit into this guard's settings.
     fn latency(self, median: Duration, worst: Duration) -> Vec<Finding> {
         let Self { command, budget, lease } = self;
@@ -251,14 +251,14 @@ impl Bounds {
 }
 
 /// Compares the server's clock with this host's, and with the guard's latest reading.
-fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Vec<Finding> {
+fn clock(readings: &[(TimedReading, Duration)], believed: Option<ClockReading>) -> Vec<Finding> {
     // The fastest answer is the most exact.
     let Some((best, trip)) = readings.iter().min_by_key(|(_, trip)| *trip) else {
         return vec![Finding::note("clock", "could not be read")];
     };
     // One moment for all of them: a pause of this process between two would look like a jump of the server's clock.
     let looked = Instant::now();
-    let server = |reading: &Reading| {
+    let server = |reading: &TimedReading| {
         let since = looked.saturating_duration_since(reading.at);
         reading.server_ms.saturating_add(since.as_millis() as u64)
     };

@@ -3,23 +3,23 @@
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 
-use super::checkup::Home;
+use super::examination::GuideLink;
 use crate::health::Finding;
 use crate::store::redis::cluster::Cluster;
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::connection::connector::Connector;
 
 pub(super) async fn examine(
     cluster: &Cluster,
     _name: &str,
     _user: &str,
     _findings: &mut Vec<Finding>,
-) -> Option<Home> {
+) -> Option<GuideLink> {
     match *cluster {}
 }
 
 pub(super) async fn examine_nodes(
     cluster: &Cluster,
-    _home: &Dial,
+    _home: &Connector,
     _named: (&str, &[String]),
     _user: &str,
     _commands: &mut MultiplexedConnection,

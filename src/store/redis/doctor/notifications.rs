@@ -6,22 +6,22 @@ use redis::aio::{PubSubSink, PubSubStream};
 use tokio::time::{Instant, timeout};
 
 use super::asking::{ANSWER, UNTOLD};
-use super::checkup::Checkup;
+use super::examination::Examination;
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::errors::classify::{judge, unquoted};
 use crate::store::redis::errors::reply::bounded;
 
 /// At how many nodes it is tried: each that hangs takes time.
 const MOST_PLACES: usize = 3;
 
-impl Checkup<'_> {
+impl Examination<'_> {
     /// Subscribes as the guard does, to a channel that no other client uses.
     pub(super) async fn subscribe(
         &mut self,
-        dial: &Dial,
+        dial: &Connector,
         channel: &str,
     ) -> Option<(PubSubSink, PubSubStream)> {
         let mut subscribed = subscribe_at(dial, channel).await;
@@ -86,7 +86,7 @@ impl Checkup<'_> {
     }
 }
 
-async fn subscribe_at(dial: &Dial, channel: &str) -> RedisResult<(PubSubSink, PubSubStream)> {
+async fn subscribe_at(dial: &Connector, channel: &str) -> RedisResult<(PubSubSink, PubSubStream)> {
     let (mut sink, messages) = bounded(ANSWER * 2, dial.inbox()).await?.messages.split();
     bounded(ANSWER, sink.subscribe(channel)).await?;
     Ok((sink, messages))

@@ -82,22 +82,22 @@ async fn probe_at(
 /// Rights belong to one node each: names the node.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
-    StoreError { kind, source: Some(Arc::new(At { address, source })) }
+    StoreError { kind, source: Some(Arc::new(Probe { address, source })) }
 }
 
 #[derive(Debug)]
-struct At {
+struct Probe {
     address: String,
     source: Option<Cause>,
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the master at {}", self.address)
     }
 }
 
-impl Error for At {
+impl Error for Probe {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }

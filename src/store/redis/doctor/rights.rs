@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::asking::{ALONE, UNTOLD, all, one};
 use crate::health::Finding;
-use crate::store::redis::scripts::{self, By};
+use crate::store::redis::scripts::{self, CallForm};
 
 /// The kinds of keys, as they appear in key names.
 const GUARDS_KEYS: [&str; 6] = ["e", "l", "q", "o", "t", "v"];
@@ -43,7 +43,7 @@ const DRY: [(&str, &[&str]); 18] = [
     ("ZREMRANGEBYSCORE", &["0", "1"]),
 ];
 
-pub(super) struct Tried {
+pub(super) struct RightsTrial {
     pub(super) findings: Vec<Finding>,
     /// When the message was published, if it was, and its number of receivers.
     pub(super) published_at: Option<Instant>,
@@ -52,7 +52,7 @@ pub(super) struct Tried {
 
 /// The refusals, by their cost.
 #[derive(Default)]
-struct Refused {
+struct RefusedRights {
     guard: Vec<String>,
     locks: Vec<String>,
     publish: bool,
@@ -62,7 +62,7 @@ struct Refused {
     unseen: bool,
 }
 
-impl Refused {
+impl RefusedRights {
     fn add(&mut self, what: &str, answer: &str) {
         // The code of a refusal; its words inside a script; and of a renamed command: `unknown`, `Unknown`.
         let denied = ["NOPERM", "The user executing", "permission", "nknown"];
@@ -174,19 +174,22 @@ pub(super) async fn examine(
     name: &str,
     channel: &str,
     user: &str,
-) -> RedisResult<Tried> {
-    let mut refused = Refused::default();
+) -> RedisResult<RightsTrial> {
+    let mut refused = RefusedRights::default();
     plain(commands, name, &mut refused).await?;
     let sent = Instant::now();
     let mut answer =
-        one(commands, scripts::DOCTOR.call(By { sha1: true, spread: false }, name, 64).arg(channel)).await?;
+        one(commands, scripts::DOCTOR.call(CallForm { sha1: true, spread: false }, name, 64).arg(channel))
+            .await?;
     if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
         refused.add("EVALSHA", &said(&answer));
     }
     if matches!(&answer, Value::ServerError(_)) {
-        answer =
-            one(commands, scripts::DOCTOR.call(By { sha1: false, spread: false }, name, 64).arg(channel))
-                .await?;
+        answer = one(
+            commands,
+            scripts::DOCTOR.call(CallForm { sha1: false, spread: false }, name, 64).arg(channel),
+        )
+        .await?;
     }
     let (mut published_at, mut heard) = (None, 0);
     match refused.add_all(&answer) {
@@ -199,19 +202,23 @@ pub(super) async fn examine(
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
-    Ok(Tried { findings: refused.findings(user, name), published_at, heard })
+    Ok(RightsTrial { findings: refused.findings(user, name), published_at, heard })
 }
 
 /// The commands of loads that the script could not call, from its answer. Leaves out the commands that only locks need,
 /// PUBLISH, and a server that refuses writes at present.
 pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
-    let mut refused = Refused::default();
+    let mut refused = RefusedRights::default();
     refused.add_all(answer)?;
     Some(refused.guard)
 }
 
 /// Tries the commands that are sent outside of scripts, and reading each kind of key.
-async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut Refused) -> RedisResult<()> {
+async fn plain(
+    commands: &mut MultiplexedConnection,
+    name: &str,
+    refused: &mut RefusedRights,
+) -> RedisResult<()> {
     let key = |kind: &str| format!("sg1:{kind}:{{{name}}}");
     let (mut pipeline, mut kinds) = (redis::pipe(), Vec::new());
     for kind in GUARDS_KEYS.iter().chain(&LOCKS_KEYS) {
@@ -246,7 +253,7 @@ async fn dry_run(
     commands: &mut MultiplexedConnection,
     name: &str,
     user: &str,
-    refused: &mut Refused,
+    refused: &mut RefusedRights,
 ) -> RedisResult<()> {
     let mut pipeline = redis::pipe();
     for (what, args) in DRY {

@@ -51,7 +51,7 @@ fn the_commands_of_locks_are_told_from_those_of_the_guard() {
 fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
     let ms = Duration::from_millis;
     let severities = |median: u64, worst: u64, command: u64, budget: u64| {
-        let bounds = Bounds { command: ms(command), budget: ms(budget), lease: ms(2_000) };
+        let bounds = TimeBounds { command: ms(command), budget: ms(budget), lease: ms(2_000) };
         bounds.latency(ms(median), ms(worst)).into_iter().map(|finding| finding.severity).collect::<Vec<_>>()
     };
     use Severity::{Ok, Problem, Warning};
@@ -109,7 +109,8 @@ fn failing_persistence_and_replicas_are_reported() {
 #[test]
 fn a_clock_that_jumps_or_differs_from_the_guards_reading_is_a_warning() {
     let host = host_ms();
-    let at = |ahead: u64| (Reading { server_ms: host + ahead, at: Instant::now() }, Duration::from_millis(1));
+    let at =
+        |ahead: u64| (TimedReading { server_ms: host + ahead, at: Instant::now() }, Duration::from_millis(1));
     let warned = |readings: &[_], believed| {
         clock(readings, believed).into_iter().filter(|finding| finding.severity == Severity::Warning).count()
     };

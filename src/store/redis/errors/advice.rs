@@ -13,26 +13,26 @@ use super::reply::is_replica;
 
 /// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]
-pub(crate) struct Advised {
+pub(crate) struct AdvisedError {
     advice: &'static str,
     cause: Cause,
 }
 
 pub(crate) type Cause = Arc<dyn Error + Send + Sync>;
 
-impl Advised {
+impl AdvisedError {
     pub(crate) fn advice(&self) -> &'static str {
         self.advice
     }
 }
 
-impl fmt::Display for Advised {
+impl fmt::Display for AdvisedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.advice)
     }
 }
 
-impl Error for Advised {
+impl Error for AdvisedError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&*self.cause)
     }
@@ -242,7 +242,7 @@ fn io_error(error: &RedisError) -> Option<&io::Error> {
 /// `cause` with the advice about it.
 pub(crate) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause {
     match advice {
-        Some(advice) => Arc::new(Advised { advice, cause: Arc::new(cause) }),
+        Some(advice) => Arc::new(AdvisedError { advice, cause: Arc::new(cause) }),
         None => Arc::new(cause),
     }
 }

@@ -4,29 +4,33 @@ use std::error::Error;
 
 use redis::{ErrorKind, RedisError};
 
-use super::advice::{Advised, advised, on_refusal};
+use super::advice::{AdvisedError, advised, on_refusal};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// What happens to the connection that returned an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ConnectionFate {
     Keep,
     /// It is broken, its user has lost the rights, or it leads to a server that is not the primary.
     Drop,
 }
 
 /// Classifies an error: transport, not the primary, rights lost, transient, permanent.
-pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
+pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
     match code(error) {
         // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
         // now, helps. The same for a changed password.
-        Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => (StoreErrorKind::Unavailable, Fate::Drop),
+        Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => {
+            (StoreErrorKind::Unavailable, ConnectionFate::Drop)
+        }
         Some(
             "BUSY" | "LOADING" | "OOM" | "TRYAGAIN" | "CLUSTERDOWN" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE",
-        ) => (StoreErrorKind::Transient, Fate::Keep),
-        Some(_) => (StoreErrorKind::Refused, Fate::Keep),
-        None if error.kind() == ErrorKind::UnexpectedReturnType => (StoreErrorKind::Refused, Fate::Keep),
-        None => (StoreErrorKind::Unavailable, Fate::Drop),
+        ) => (StoreErrorKind::Transient, ConnectionFate::Keep),
+        Some(_) => (StoreErrorKind::Refused, ConnectionFate::Keep),
+        None if error.kind() == ErrorKind::UnexpectedReturnType => {
+            (StoreErrorKind::Refused, ConnectionFate::Keep)
+        }
+        None => (StoreErrorKind::Unavailable, ConnectionFate::Drop),
     }
 }
 
@@ -51,7 +55,7 @@ pub(crate) fn unquoted(error: RedisError) -> RedisError {
 /// The text of an event about an error: what to do, if that is known, and what happened.
 pub(crate) fn reason(error: &StoreError) -> String {
     let Some(first) = &error.source else { return error.to_string() };
-    match first.downcast_ref::<Advised>().and_then(Error::source) {
+    match first.downcast_ref::<AdvisedError>().and_then(Error::source) {
         Some(cause) => format!("{first}: {cause}"),
         None => first.to_string(),
     }
@@ -60,7 +64,7 @@ pub(crate) fn reason(error: &StoreError) -> String {
 /// The code of the server's error behind this one.
 pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
     let source = error.source.as_ref()?;
-    let cause: &(dyn Error + 'static) = match source.downcast_ref::<Advised>() {
+    let cause: &(dyn Error + 'static) = match source.downcast_ref::<AdvisedError>() {
         Some(advised) => advised.source()?,
         None => &**source,
     };
@@ -94,26 +98,26 @@ mod tests {
     fn each_class_of_error_has_its_consequence() {
         use StoreErrorKind::{Refused, Transient, Unavailable};
         for (line, verdict) in [
-            ("READONLY You can't write against a read only replica.", (Unavailable, Fate::Drop)),
-            ("MASTERDOWN Link with MASTER is down", (Unavailable, Fate::Drop)),
-            ("NOAUTH Authentication required.", (Unavailable, Fate::Drop)),
-            ("OOM command not allowed when used memory > 'maxmemory'.", (Transient, Fate::Keep)),
-            ("LOADING Redis is loading the dataset in memory", (Transient, Fate::Keep)),
-            ("BUSY Redis is busy running a script.", (Transient, Fate::Keep)),
-            ("NOPERM this user has no permissions", (Refused, Fate::Keep)),
-            ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, Fate::Keep)),
-            ("ERR unknown command 'EVALSHA'", (Refused, Fate::Keep)),
+            ("READONLY You can't write against a read only replica.", (Unavailable, ConnectionFate::Drop)),
+            ("MASTERDOWN Link with MASTER is down", (Unavailable, ConnectionFate::Drop)),
+            ("NOAUTH Authentication required.", (Unavailable, ConnectionFate::Drop)),
+            ("OOM command not allowed when used memory > 'maxmemory'.", (Transient, ConnectionFate::Keep)),
+            ("LOADING Redis is loading the dataset in memory", (Transient, ConnectionFate::Keep)),
+            ("BUSY Redis is busy running a script.", (Transient, ConnectionFate::Keep)),
+            ("NOPERM this user has no permissions", (Refused, ConnectionFate::Keep)),
+            ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, ConnectionFate::Keep)),
+            ("ERR unknown command 'EVALSHA'", (Refused, ConnectionFate::Keep)),
             (
                 "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
-                (Transient, Fate::Keep),
+                (Transient, ConnectionFate::Keep),
             ),
         ] {
             assert_eq!(judge(&server(line)), verdict, "{line}");
         }
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
-        assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
+        assert_eq!(judge(&broken), (Unavailable, ConnectionFate::Drop));
         // A server that answers is up.
-        assert_eq!(judge(&crate::store::redis::errors::reply::unexpected()), (Refused, Fate::Keep));
+        assert_eq!(judge(&crate::store::redis::errors::reply::unexpected()), (Refused, ConnectionFate::Keep));
     }
 
     #[test]

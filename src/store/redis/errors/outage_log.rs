@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use redis::RedisError;
 
-use super::advice::Advised;
+use super::advice::AdvisedError;
 use super::classify::code;
 use crate::store::StoreError;
 
@@ -13,9 +13,9 @@ use crate::store::StoreError;
 const MOST: usize = 8;
 
 #[derive(Debug, Default)]
-pub(crate) struct Told(Vec<Cow<'static, str>>);
+pub(crate) struct OutageLog(Vec<Cow<'static, str>>);
 
-impl Told {
+impl OutageLog {
     /// Whether no reason of this kind was logged in this outage. Records it.
     pub(crate) fn is_news(&mut self, why: &StoreError) -> bool {
         let kind = kind(why);
@@ -35,7 +35,7 @@ impl Told {
 /// The key by which reasons are compared, independent of their words: the advice, else the error's kind.
 fn kind(why: &StoreError) -> Cow<'static, str> {
     let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
-    if let Some(advised) = source.downcast_ref::<Advised>() {
+    if let Some(advised) = source.downcast_ref::<AdvisedError>() {
         return Cow::Borrowed(advised.advice());
     }
     let Some(error) = source.downcast_ref::<RedisError>() else { return Cow::Borrowed("unknown") };
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn each_reason_is_logged_once_per_outage_in_any_order() {
-        let mut told = Told::default();
+        let mut told = OutageLog::default();
         assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
         assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
         assert!(told.is_news(&transport(io::ErrorKind::TimedOut)));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_number_of_logged_codes_is_bounded() {
-        let mut told = Told::default();
+        let mut told = OutageLog::default();
         let news = (0..100).filter(|n| told.is_news(&refused(&format!("CODE{n}"), ""))).count();
         assert_eq!(news, MOST);
     }

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::store::Token;
 use crate::store::names::LockName;
 use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::Tell;
+use crate::store::wake::lock_waiters::LockHint;
 
 /// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: a prefix of 64, and a
 /// name that is cut to 200, with its digest at the end.
@@ -36,7 +36,7 @@ pub(crate) enum Message<'a> {
     /// For the waiter with this token: it holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },
     /// For the waiter or holder with this token.
-    Told(Token, Tell),
+    Told(Token, LockHint),
     /// For the waiters of the lock with this key.
     Sooner(&'a str),
 }
@@ -66,8 +66,8 @@ pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
             Message::Granted { token, fence, lock: LockName::of_mutex_key(name(rest)?) }
         }
         b'p' => Message::Granted { token, fence: 0, lock: LockName::semaphore(name(rest)?) },
-        b'b' if rest.is_empty() => Message::Told(token, Tell::Broken),
-        b'c' if rest.is_empty() => Message::Told(token, Tell::Closed),
+        b'b' if rest.is_empty() => Message::Told(token, LockHint::Broken),
+        b'c' if rest.is_empty() => Message::Told(token, LockHint::Closed),
         _ => return None,
     })
 }
@@ -146,7 +146,7 @@ mod tests {
         assert!(
             matches!(&parsed, Some(Message::Granted { fence: 0, lock, .. }) if *lock == LockName::semaphore("ns:k"))
         );
-        for (kind, told) in [("b", Tell::Broken), ("c", Tell::Closed)] {
+        for (kind, told) in [("b", LockHint::Broken), ("c", LockHint::Closed)] {
             let message = format!("{kind}{text}");
             assert!(
                 matches!(parse(message.as_bytes()), Some(Message::Told(t, tell)) if t == token && tell == told)

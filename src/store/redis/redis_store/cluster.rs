@@ -9,7 +9,7 @@ use redis::cluster::ClusterClient;
 use super::RedisStore;
 use crate::health::Topology;
 use crate::store::redis::cluster::Cluster;
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::connection::connector::Connector;
 
 impl RedisStore {
     /// As [`new`](Self::new), on the nodes of a cluster.
@@ -17,7 +17,7 @@ impl RedisStore {
         let cluster = Cluster::new(client, command_timeout);
         let mut place = DefaultHasher::new();
         cluster.atlas().described().hash(&mut place);
-        let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, command_timeout);
+        let inbox = Connector::to(Arc::clone(cluster.atlas()) as _, command_timeout);
         Self::of(inbox, Some(cluster.into()), Topology::Cluster, place.finish())
     }
 }

@@ -14,14 +14,14 @@ use redis::Client;
 use tokio::sync::Semaphore;
 
 use super::commands::Commands;
-use super::commands::lock_leaving::Leaving;
+use super::commands::lock_leaving::LeaveBatches;
 use super::connection::Supervisor;
-use super::connection::connector::Dial;
+use super::connection::connector::Connector;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
 use crate::health::Topology;
-use crate::store::wake::lease_waiters::Watches;
-use crate::store::wake::lock_waiters::Grants;
+use crate::store::wake::lease_waiters::LeaseWaiters;
+use crate::store::wake::lock_waiters::LockWaiters;
 
 /// How many invalidations wait for replicas at once. While a replica is down, each holds a connection for as long as its
 /// caller allows; without a bound they could use up the server's connections.
@@ -36,9 +36,9 @@ pub(crate) struct RedisStore {
     pub(super) command_timeout: Duration,
     pub(super) commands: Commands,
     pub(super) inbox: Arc<Inbox>,
-    pub(super) watches: Arc<Watches>,
-    pub(super) grants: Arc<Grants>,
-    pub(super) leaving: Leaving,
+    pub(super) watches: Arc<LeaseWaiters>,
+    pub(super) grants: Arc<LockWaiters>,
+    pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
     /// Permits for callers that wait for replicas, each with a connection.
     pub(super) replicating: Semaphore,
@@ -52,15 +52,15 @@ impl RedisStore {
         let mut place = DefaultHasher::new();
         info.addr().to_string().hash(&mut place);
         info.redis_settings().db().hash(&mut place);
-        Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
+        Self::of(Connector::new(&client, command_timeout), None, Topology::Single, place.finish())
     }
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.
-    fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
+    fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
         let command_timeout = dial.answer;
-        let watches = Arc::new(Watches::default());
+        let watches = Arc::new(LeaseWaiters::default());
         let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
-        let grants = Arc::new(Grants::default());
+        let grants = Arc::new(LockWaiters::default());
         let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
         let inbox = Inbox::new(dial, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
         let replicating = Semaphore::new(MOST_REPLICATING);
@@ -72,7 +72,7 @@ impl RedisStore {
             inbox,
             watches,
             grants,
-            leaving: Leaving::default(),
+            leaving: LeaveBatches::default(),
             keyspace,
             replicating,
         }

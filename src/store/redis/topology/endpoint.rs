@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisError, RedisResult};
 
-use super::server::{Reading, Server, is_by_tls, read_clock};
+use super::server::{ServerAddress, TimedReading, is_by_tls, read_clock};
 use crate::store::redis::errors::advice::on_connecting;
 
 /// Where the connections of one node lead to. Asked while connecting and between commands, never on a command's way.
@@ -28,19 +28,19 @@ pub(crate) trait Endpoint: Send + Sync {
     }
 
     /// The guard's commands go to `server` now.
-    fn found(&self, _server: &Arc<Server>) {}
+    fn found(&self, _server: &Arc<ServerAddress>) {}
 
     /// The same of a connection that is not the guard's: nothing follows there.
-    fn glimpsed(&self, _server: &Arc<Server>) {}
+    fn glimpsed(&self, _server: &Arc<ServerAddress>) {}
 
     /// The server, as far as it is known without asking.
-    fn known(&self) -> Option<Arc<Server>>;
+    fn known(&self) -> Option<Arc<ServerAddress>>;
 
     /// Reads the server's clock, and sees to it that it is still a primary where that may change.
     fn look<'a>(
         &'a self,
         connection: &'a mut MultiplexedConnection,
-    ) -> BoxFuture<'a, RedisResult<Option<Reading>>> {
+    ) -> BoxFuture<'a, RedisResult<Option<TimedReading>>> {
         read_clock(connection, self.may_be_demoted()).boxed()
     }
 
@@ -86,13 +86,13 @@ pub(crate) trait Endpoint: Send + Sync {
 
 /// A server to connect to.
 pub(crate) struct Located {
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<ServerAddress>,
     /// Its address, where it was chosen among the nodes of a cluster.
     pub(crate) node: Option<String>,
 }
 
-impl From<Arc<Server>> for Located {
-    fn from(server: Arc<Server>) -> Self {
+impl From<Arc<ServerAddress>> for Located {
+    fn from(server: Arc<ServerAddress>) -> Self {
         Self { server, node: None }
     }
 }

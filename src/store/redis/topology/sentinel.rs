@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::endpoint::{Endpoint, Located};
-use super::server::Server;
+use super::server::ServerAddress;
 use crate::store::redis::errors::advice::is_login;
 use crate::store::redis::errors::classify::unquoted;
 use crate::store::redis::errors::reply::bounded;
@@ -35,15 +35,15 @@ const ASKED_EVERY: Duration = Duration::from_secs(60);
 /// The same while the primary has too few replicas to accept writes.
 const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 
-pub(crate) struct Sentinels {
+pub(crate) struct SentinelEndpoint {
     /// Under a lock, because the client keeps its connections to the sentinels. Every caller bounds its wait for it.
     client: tokio::sync::Mutex<SentinelClient>,
     /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
     wanted: Notify,
     /// The primary that the latest connection for commands leads to.
-    latest: Mutex<Option<Arc<Server>>>,
+    latest: Mutex<Option<Arc<ServerAddress>>>,
     /// The primary that another caller found before the guard had connected.
-    glimpsed: Mutex<Option<Arc<Server>>>,
+    glimpsed: Mutex<Option<Arc<ServerAddress>>>,
     /// When the sentinels last named the primary.
     named: Mutex<Instant>,
     asked_every: Duration,
@@ -51,7 +51,7 @@ pub(crate) struct Sentinels {
     doubted: AtomicBool,
 }
 
-impl Sentinels {
+impl SentinelEndpoint {
     pub(crate) fn new(client: SentinelClient) -> Self {
         Self {
             client: tokio::sync::Mutex::new(client),
@@ -102,14 +102,14 @@ impl Sentinels {
         named.get_connection_info().addr() != latest.info().addr()
     }
 
-    fn latest(&self) -> Option<Arc<Server>> {
+    fn latest(&self) -> Option<Arc<ServerAddress>> {
         lock(&self.latest).clone()
     }
 }
 
-impl Endpoint for Sentinels {
+impl Endpoint for SentinelEndpoint {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
-        async { Ok(Arc::new(Server::new(&self.resolve().await?)).into()) }.boxed()
+        async { Ok(Arc::new(ServerAddress::new(&self.resolve().await?)).into()) }.boxed()
     }
 
     fn current(&self) -> BoxFuture<'_, RedisResult<Located>> {
@@ -126,17 +126,17 @@ impl Endpoint for Sentinels {
         RESOLVING
     }
 
-    fn found(&self, server: &Arc<Server>) {
+    fn found(&self, server: &Arc<ServerAddress>) {
         *lock(&self.latest) = Some(Arc::clone(server));
         *lock(&self.named) = Instant::now();
     }
 
-    fn glimpsed(&self, server: &Arc<Server>) {
+    fn glimpsed(&self, server: &Arc<ServerAddress>) {
         *lock(&self.glimpsed) = Some(Arc::clone(server));
     }
 
     /// Where the guard is, or would have been at the latest look.
-    fn known(&self) -> Option<Arc<Server>> {
+    fn known(&self) -> Option<Arc<ServerAddress>> {
         self.latest().or_else(|| lock(&self.glimpsed).clone())
     }
 
@@ -185,7 +185,7 @@ fn busy() -> RedisError {
     RedisError::from((ErrorKind::Client, "the guard is asking them who the primary is; look again"))
 }
 
-impl fmt::Debug for Sentinels {
+impl fmt::Debug for SentinelEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sentinels").finish_non_exhaustive()
     }
@@ -206,7 +206,7 @@ mod tests {
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
         let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
-        let sentinels = Arc::new(Sentinels::new(client.expect("valid")));
+        let sentinels = Arc::new(SentinelEndpoint::new(client.expect("valid")));
         let looks = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.any().await.map(drop) }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::store::redis::errors::reply::{is_replica, replica, unexpected};
 
 /// A server, with a client for each kind of connection.
-pub(crate) struct Server {
+pub(crate) struct ServerAddress {
     pub(crate) commands: Client,
     /// Always RESP2, where messages and replies cannot be confused.
     pub(crate) inbox: Client,
@@ -20,12 +20,12 @@ pub(crate) struct Server {
 }
 
 /// The server's clock, read at `at`.
-pub(crate) struct Reading {
+pub(crate) struct TimedReading {
     pub(crate) server_ms: u64,
     pub(crate) at: Instant,
 }
 
-impl Server {
+impl ServerAddress {
     pub(crate) fn new(client: &Client) -> Self {
         Self {
             commands: rebuilt(client, None),
@@ -36,7 +36,10 @@ impl Server {
 
     /// Reads its clock. Returns an error if ROLE says that it is a replica, because a replica answers reads for ever.
     /// Without the right to ROLE, the first write fails instead.
-    pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
+    pub(crate) async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> RedisResult<Option<TimedReading>> {
         let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
         match role.map_or(Ok(()), is_primary) {
             Err(error) if is_replica(&error) => return Err(error),
@@ -91,7 +94,7 @@ fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
 pub(crate) async fn read_clock(
     connection: &mut MultiplexedConnection,
     role: bool,
-) -> RedisResult<Option<Reading>> {
+) -> RedisResult<Option<TimedReading>> {
     let (answers, role, at) = ask(connection, role).await?;
     role.map_or(Ok(()), is_primary)?;
     reading(answers, at)
@@ -115,7 +118,7 @@ async fn ask(
     Ok((answers, role, at))
 }
 
-pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
+pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<TimedReading>> {
     let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
     match ping.extract_error() {
         Err(error) if error.code() != Some("NOPERM") => return Err(error),
@@ -129,7 +132,7 @@ pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Re
         Err(error) if error.code() == Some("NOPERM") => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(Some(Reading { server_ms, at }))
+    Ok(Some(TimedReading { server_ms, at }))
 }
 
 /// Reads the answer to ROLE: an error unless it is a primary.

@@ -9,29 +9,29 @@ use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisResult};
 
 use super::endpoint::{Endpoint, Located};
-use super::server::{Reading, Server};
+use super::server::{ServerAddress, TimedReading};
 
-pub(crate) struct Single(Arc<Server>);
+pub(crate) struct SingleEndpoint(Arc<ServerAddress>);
 
-impl Single {
+impl SingleEndpoint {
     pub(crate) fn new(client: &Client) -> Self {
-        Self(Arc::new(Server::new(client)))
+        Self(Arc::new(ServerAddress::new(client)))
     }
 }
 
-impl Endpoint for Single {
+impl Endpoint for SingleEndpoint {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
         ready(Ok(Arc::clone(&self.0).into())).boxed()
     }
 
-    fn known(&self) -> Option<Arc<Server>> {
+    fn known(&self) -> Option<Arc<ServerAddress>> {
         Some(Arc::clone(&self.0))
     }
 
     fn look<'a>(
         &'a self,
         connection: &'a mut MultiplexedConnection,
-    ) -> BoxFuture<'a, RedisResult<Option<Reading>>> {
+    ) -> BoxFuture<'a, RedisResult<Option<TimedReading>>> {
         self.0.look(connection).boxed()
     }
 }

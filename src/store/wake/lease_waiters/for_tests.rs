@@ -2,11 +2,11 @@
 
 use std::any::Any;
 
-use super::{Watch, Watches};
+use super::{LeaseWaiters, LeaseWatch};
 #[cfg(test)]
 use crate::store::names::Token;
 
-impl Watches {
+impl LeaseWaiters {
     /// Whether there is a waiter for `name`.
     pub(crate) fn any(&self, name: &str) -> bool {
         self.lock().contains_key(name)
@@ -25,7 +25,7 @@ impl Watches {
     }
 }
 
-impl Watch {
+impl LeaseWatch {
     /// Keeps `companion` for as long as the registration lasts.
     pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
         self.companion = Some(Box::new(companion));

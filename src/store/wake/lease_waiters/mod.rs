@@ -36,12 +36,12 @@ pub(crate) enum Hint {
 
 /// All registered waiters, by the key's name.
 #[derive(Debug, Default)]
-pub(crate) struct Watches {
-    by_name: Mutex<HashMap<Box<str>, Vec<Arc<Waiter>>>>,
+pub(crate) struct LeaseWaiters {
+    by_name: Mutex<HashMap<Box<str>, Vec<Arc<LeaseWaiter>>>>,
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct LeaseWaiter {
     token: Token,
     hints: Mutex<Hints>,
     woken: Notify,
@@ -49,20 +49,21 @@ struct Waiter {
 
 /// A registered waiter; dropping it ends the registration.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct LeaseWatch {
     name: Box<str>,
-    waiter: Arc<Waiter>,
-    watches: Arc<Watches>,
+    waiter: Arc<LeaseWaiter>,
+    watches: Arc<LeaseWaiters>,
     /// A value that is dropped with the registration.
     #[cfg(feature = "testing")]
     companion: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
-impl Watches {
-    pub(crate) fn register(self: &Arc<Self>, name: &str, token: &Token) -> Watch {
-        let waiter = Arc::new(Waiter { token: token.clone(), hints: Mutex::default(), woken: Notify::new() });
+impl LeaseWaiters {
+    pub(crate) fn register(self: &Arc<Self>, name: &str, token: &Token) -> LeaseWatch {
+        let waiter =
+            Arc::new(LeaseWaiter { token: token.clone(), hints: Mutex::default(), woken: Notify::new() });
         self.lock().entry(name.into()).or_default().push(Arc::clone(&waiter));
-        Watch {
+        LeaseWatch {
             name: name.into(),
             waiter,
             watches: Arc::clone(self),
@@ -111,13 +112,13 @@ impl Watches {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<LeaseWaiter>>>> {
         // No user code runs under this lock, and no update can be left half done.
         lock(&self.by_name)
     }
 }
 
-impl Waiter {
+impl LeaseWaiter {
     fn hints(&self) -> MutexGuard<'_, Hints> {
         lock(&self.hints)
     }
@@ -132,7 +133,7 @@ impl Waiter {
     }
 }
 
-impl Watch {
+impl LeaseWatch {
     /// Waits for the next hints and takes them.
     ///
     /// # Cancel safety
@@ -159,7 +160,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for LeaseWatch {
     fn drop(&mut self) {
         self.unregister();
     }

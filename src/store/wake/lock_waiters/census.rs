@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Grants;
-use super::line::Line;
-use super::waiter::{Told, Waiter};
+use super::LockWaiters;
+use super::line::WaitLine;
+use super::waiter::{LockHints, RegisteredLockWaiter};
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
@@ -22,12 +22,12 @@ pub(crate) struct Census {
 
 /// A waiter that was not found in the queue.
 pub(crate) struct Absent {
-    waiter: Arc<Waiter>,
+    waiter: Arc<RegisteredLockWaiter>,
     /// Its value of `asked` before the queue was read.
     asked: u32,
 }
 
-impl Grants {
+impl LockWaiters {
     /// The waiters of all locks whose places must be looked for.
     pub(crate) fn censuses(&self) -> Vec<Census> {
         lock(&self.registry).waiting.iter().map(|(key, line)| Census::of(key, line)).collect()
@@ -41,8 +41,8 @@ impl Grants {
 }
 
 impl Census {
-    fn of(key: &str, line: &Line) -> Self {
-        let absent = |waiter: &Arc<Waiter>| {
+    fn of(key: &str, line: &WaitLine) -> Self {
+        let absent = |waiter: &Arc<RegisteredLockWaiter>| {
             let asked = waiter.asked.load(Ordering::Relaxed);
             // A waiter that has not asked yet has no place to lose.
             (asked > 0).then(|| (waiter.token.clone(), Absent { waiter: Arc::clone(waiter), asked }))
@@ -86,6 +86,6 @@ impl Absent {
         {
             return;
         }
-        waiter.tell(Told::hear_nothing);
+        waiter.tell(LockHints::hear_nothing);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::waiter::{Waiter, Wake};
+use super::waiter::{RegisteredLockWaiter, Wake};
 use crate::store::names::Token;
 use crate::sync::lock;
 
@@ -23,13 +23,13 @@ const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
 
 /// The waiters of one process for one lock.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct WaitLine {
     /// In the order of their registration; the first watches the clock.
-    waiters: VecDeque<Arc<Waiter>>,
+    waiters: VecDeque<Arc<RegisteredLockWaiter>>,
     /// Waiters that were replaced as the first because they were silent. Each goes to the end of the line as soon as it
     /// does anything, so its patience is spent once.
-    silent: Vec<Arc<Waiter>>,
-    known: Option<Known>,
+    silent: Vec<Arc<RegisteredLockWaiter>>,
+    known: Option<KnownHolder>,
     /// When the first asks at the latest.
     due: Option<Instant>,
     /// Until when the first may wait for an answer.
@@ -42,7 +42,7 @@ pub(crate) struct Line {
 
 /// Until when another token holds the lock, as far as this process knows.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownHolder {
     /// When the question was sent, or the message arrived.
     at: Instant,
     /// `None`: for ever.
@@ -53,14 +53,14 @@ struct Known {
 
 /// What a waiter must do by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watch {
+pub(crate) enum ClockDuty {
     /// It is the first: ask at this moment.
     Look(Instant),
     /// Check at this moment whether the first was silent; `None` if the first has no moment to be measured by.
     Stand(Option<Instant>),
 }
 
-impl Default for Line {
+impl Default for WaitLine {
     fn default() -> Self {
         Self {
             waiters: VecDeque::new(),
@@ -74,8 +74,8 @@ impl Default for Line {
     }
 }
 
-impl Line {
-    pub(crate) fn push(&mut self, waiter: Arc<Waiter>) {
+impl WaitLine {
+    pub(crate) fn push(&mut self, waiter: Arc<RegisteredLockWaiter>) {
         self.waiters.push_back(waiter);
     }
 
@@ -85,33 +85,37 @@ impl Line {
 
     /// All waiters; the first of them watches the clock, unless all are silent.
     #[cfg(feature = "redis")]
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<RegisteredLockWaiter>> {
         self.waiters.iter().chain(&self.silent)
     }
 
-    pub(crate) fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
+    pub(crate) fn is_first(&self, waiter: &Arc<RegisteredLockWaiter>) -> bool {
         self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 
     /// The waiter has done something: it is not silent any more.
-    pub(crate) fn hear(&mut self, waiter: &Arc<Waiter>) {
+    pub(crate) fn hear(&mut self, waiter: &Arc<RegisteredLockWaiter>) {
         if let Some(at) = self.silent.iter().position(|other| Arc::ptr_eq(other, waiter)) {
             self.waiters.push_back(self.silent.remove(at));
         }
     }
 
     /// What `waiter` must do by the clock; it would ask by itself at `own`.
-    pub(crate) fn watch(&mut self, waiter: &Arc<Waiter>, own: Instant) -> (Watch, Option<Wake>) {
+    pub(crate) fn watch(
+        &mut self,
+        waiter: &Arc<RegisteredLockWaiter>,
+        own: Instant,
+    ) -> (ClockDuty, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
             let look = self.known.and_then(|known| known.ends).map_or(own, |ends| ends.min(own));
             self.answer = None;
-            return (Watch::Look(look), self.expect(look.max(now)));
+            return (ClockDuty::Look(look), self.expect(look.max(now)));
         }
         let until = self.due.map(|due| due + self.patience).filter(|&until| now < until);
         let until = until.or_else(|| self.silent_from());
         self.asleep = self.asleep.max(until);
-        (Watch::Stand(until), None)
+        (ClockDuty::Stand(until), None)
     }
 
     /// Shortens the patience for a waiter that wants the lock for `ttl`.
@@ -121,7 +125,7 @@ impl Line {
     }
 
     /// `waiter` asks now. If it is the first, the others wait for its answer.
-    pub(crate) fn ask(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
+    pub(crate) fn ask(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         if !self.is_first(waiter) {
             return None;
         }
@@ -136,7 +140,7 @@ impl Line {
     }
 
     /// Makes `waiter` the first if the first was silent; true if it did, and then `waiter` must ask at once.
-    pub(crate) fn stand_in(&mut self, waiter: &Arc<Waiter>) -> bool {
+    pub(crate) fn stand_in(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> bool {
         let now = Instant::now();
         if self.is_first(waiter) || self.silent_from().is_none_or(|from| now < from) {
             return false;
@@ -171,7 +175,7 @@ impl Line {
     /// to wake: the first, which sleeps on what was known before.
     pub(crate) fn learn(
         &mut self,
-        waiter: &Arc<Waiter>,
+        waiter: &Arc<RegisteredLockWaiter>,
         asked: Instant,
         ends: Option<Instant>,
     ) -> Option<Wake> {
@@ -179,7 +183,7 @@ impl Line {
         if before.is_some_and(|known| asked < known.at) {
             return None;
         }
-        self.known = Some(Known { at: asked, ends, is_open: false });
+        self.known = Some(KnownHolder { at: asked, ends, is_open: false });
         let (ends, then) = (ends?, before?.ends);
         if self.is_first(waiter) || then.is_some_and(|then| then <= ends + ABOUT_THE_SAME) {
             return None;
@@ -198,7 +202,7 @@ impl Line {
         let now = Instant::now();
         // The others go by this until a waiter has an answer, because the waiter that is told may leave without having
         // asked.
-        self.known = Some(Known { at: now, ends: Some(now), is_open: true });
+        self.known = Some(KnownHolder { at: now, ends: Some(now), is_open: true });
         Some(Wake::and(first, self.expect(now)))
     }
 
@@ -214,7 +218,7 @@ impl Line {
 
     /// Removes a waiter. Returns the waiters to wake: the new first, if the first has changed or no waiter has asked
     /// since the last message.
-    pub(crate) fn remove(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
+    pub(crate) fn remove(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         self.hear(waiter);
         let at = self.waiters.iter().position(|other| Arc::ptr_eq(other, waiter))?;
         self.waiters.remove(at);

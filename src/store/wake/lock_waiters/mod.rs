@@ -2,7 +2,7 @@
 //!
 //! A waiter registers before its first take (invariant 4 of [`locks`](crate::store::lock_store)), so a grant that arrives
 //! before the take's answer is kept. Of all waiters for one lock in this process only the first watches the clock
-//! ([`Await::watch`]): one command per process and period, however many wait. They share what is known of the lock's time:
+//! ([`LockWaiter::watch`]): one command per process and period, however many wait. They share what is known of the lock's time:
 //! what one waiter learns is used by the next first. The others watch the first and send nothing. The first's future may
 //! not be polled, so a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and
 //! cannot become the first: they are registered by token only, as holders are.
@@ -28,17 +28,17 @@ use uuid::Uuid;
 
 #[cfg(feature = "redis")]
 pub(crate) use census::Census;
-use line::Line;
-pub(crate) use line::Watch;
-use waiter::Waiter;
-pub(crate) use waiter::{Tell, Told, Wake};
+pub(crate) use line::ClockDuty;
+use line::WaitLine;
+use waiter::RegisteredLockWaiter;
+pub(crate) use waiter::{LockHint, LockHints, Wake};
 
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
 /// All registered waiters.
 #[derive(Debug, Default)]
-pub(crate) struct Grants {
+pub(crate) struct LockWaiters {
     registry: Mutex<Registry>,
 }
 
@@ -46,25 +46,25 @@ pub(crate) struct Grants {
 struct Registry {
     /// How many have registered.
     registered: u64,
-    by_token: HashMap<Token, Arc<Waiter>>,
+    by_token: HashMap<Token, Arc<RegisteredLockWaiter>>,
     /// The waiters in line, by the lock's key.
-    waiting: HashMap<Arc<str>, Line>,
+    waiting: HashMap<Arc<str>, WaitLine>,
 }
 
 /// A registered waiter; dropping it ends the registration. Later messages do not reach it, and a grant that was not taken
 /// is dropped with it: a waiter that leaves without knowing whether it has the lock must free it.
 #[derive(Debug)]
-pub(crate) struct Await {
-    waiter: Arc<Waiter>,
-    grants: Arc<Grants>,
+pub(crate) struct LockWaiter {
+    waiter: Arc<RegisteredLockWaiter>,
+    grants: Arc<LockWaiters>,
 }
 
-impl Grants {
+impl LockWaiters {
     /// Registers a waiter behind those of its lock that are there already.
-    pub(crate) fn register(self: &Arc<Self>, name: &LockName, token: &Token) -> Await {
+    pub(crate) fn register(self: &Arc<Self>, name: &LockName, token: &Token) -> LockWaiter {
         let mut registry = lock(&self.registry);
         registry.registered += 1;
-        let waiter = Arc::new(Waiter {
+        let waiter = Arc::new(RegisteredLockWaiter {
             number: registry.registered,
             key: Arc::clone(&name.key),
             token: token.clone(),
@@ -76,21 +76,21 @@ impl Grants {
         registry.by_token.insert(token.clone(), Arc::clone(&waiter));
         registry.waiting.entry(Arc::clone(&name.key)).or_default().push(Arc::clone(&waiter));
         drop(registry);
-        Await { waiter, grants: Arc::clone(self) }
+        LockWaiter { waiter, grants: Arc::clone(self) }
     }
 
     /// Delivers a message to the waiter with this token; `None` if there is none.
-    pub(crate) fn tell(&self, token: &Token, tell: Tell) -> Option<Wake> {
+    pub(crate) fn tell(&self, token: &Token, tell: LockHint) -> Option<Wake> {
         let waiter = Arc::clone(lock(&self.registry).by_token.get(token)?);
         {
             let mut told = lock(&waiter.told);
             match tell {
-                Tell::Granted { fence } => {
+                LockHint::Granted { fence } => {
                     told.granted = Some(fence);
                     waiter.granted.store(true, Ordering::Relaxed);
                 }
-                Tell::Closed => told.closed = true,
-                Tell::Broken => told.broken = true,
+                LockHint::Closed => told.closed = true,
+                LockHint::Broken => told.broken = true,
             }
         }
         Some(Wake::and(waiter, None))
@@ -109,14 +109,14 @@ impl Grants {
     pub(crate) fn tell_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
             let mut registry = lock(&self.registry);
-            let firsts = registry.waiting.values_mut().filter_map(Line::hear_nothing).collect();
+            let firsts = registry.waiting.values_mut().filter_map(WaitLine::hear_nothing).collect();
             let waiting: HashSet<_> =
-                registry.waiting.values().flat_map(Line::all).map(|waiter| waiter.number).collect();
+                registry.waiting.values().flat_map(WaitLine::all).map(|waiter| waiter.number).collect();
             let holders = registry.by_token.values().filter(|waiter| !waiting.contains(&waiter.number));
             (firsts, holders.cloned().collect())
         };
         for holder in holders {
-            holder.tell(Told::hear_nothing);
+            holder.tell(LockHints::hear_nothing);
         }
         drop(firsts);
     }
@@ -124,15 +124,15 @@ impl Grants {
     /// Tells the same to the waiters and holders of one node, where several share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn tell_node_missed(&self, node: Uuid) {
-        self.tell_each(Waiter::of(node), Told::hear_nothing);
+        self.tell_each(RegisteredLockWaiter::of(node), LockHints::hear_nothing);
     }
 
     /// Tells the waiters and holders of this node that the store is closed.
     pub(crate) fn close(&self, node: Uuid) {
-        self.tell_each(Waiter::of(node), |told| told.closed = true);
+        self.tell_each(RegisteredLockWaiter::of(node), |told| told.closed = true);
     }
 
-    fn tell_each(&self, whom: impl Fn(&Waiter) -> bool, enter: impl Fn(&mut Told)) {
+    fn tell_each(&self, whom: impl Fn(&RegisteredLockWaiter) -> bool, enter: impl Fn(&mut LockHints)) {
         let mut all: Vec<_> =
             lock(&self.registry).by_token.values().filter(|waiter| whom(waiter)).cloned().collect();
         // A map's order is random; without a fixed order a simulation could not be repeated.
@@ -174,7 +174,7 @@ impl Grants {
 
 impl Registry {
     /// Removes a waiter from its line; returns the waiters to wake.
-    fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
+    fn stop_waiting(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         let Entry::Occupied(mut line) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
         let wake = line.get_mut().remove(waiter);
         if line.get().is_empty() {
@@ -184,18 +184,18 @@ impl Registry {
     }
 }
 
-impl Await {
+impl LockWaiter {
     /// Waits for messages and takes them, merged. One task at a time.
     ///
     /// # Cancel safety
     ///
     /// Safe: messages are taken at the moment this returns.
-    pub(crate) async fn told(&self) -> Told {
+    pub(crate) async fn told(&self) -> LockHints {
         loop {
             self.waiter.woken.notified().await;
             let told = std::mem::take(&mut *lock(&self.waiter.told));
             // Two messages may be taken by one look and leave a second wake-up.
-            if told != Told::default() {
+            if told != LockHints::default() {
                 return told;
             }
         }
@@ -207,12 +207,12 @@ impl Await {
     }
 
     /// What this waiter, which wants the lock for `ttl`, must do by the clock; it would ask by itself at `own`.
-    pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> Watch {
+    pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockDuty {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
             line.watch(&self.waiter, own)
         });
-        watched.map_or(Watch::Look(own), |(watch, _)| watch)
+        watched.map_or(ClockDuty::Look(own), |(watch, _)| watch)
     }
 
     /// The waiter asks now. Until its answer is due it does not count as silent.
@@ -238,7 +238,7 @@ impl Await {
 
     /// Runs `act` on this waiter's line; the waiter is not silent any more. A `Wake` in the result must be dropped after
     /// this returns.
-    fn in_line<T>(&self, act: impl FnOnce(&mut Line) -> T) -> Option<T> {
+    fn in_line<T>(&self, act: impl FnOnce(&mut WaitLine) -> T) -> Option<T> {
         let mut registry = lock(&self.grants.registry);
         let line = registry.waiting.get_mut(&self.waiter.key)?;
         line.hear(&self.waiter);
@@ -253,7 +253,7 @@ impl Await {
     }
 }
 
-impl Drop for Await {
+impl Drop for LockWaiter {
     fn drop(&mut self) {
         {
             let mut registry = lock(&self.grants.registry);

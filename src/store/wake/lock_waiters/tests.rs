@@ -3,8 +3,8 @@ use uuid::Uuid;
 
 use super::*;
 
-fn three(name: &LockName) -> (Arc<Grants>, [Await; 3]) {
-    let grants = Arc::new(Grants::default());
+fn three(name: &LockName) -> (Arc<LockWaiters>, [LockWaiter; 3]) {
+    let grants = Arc::new(LockWaiters::default());
     let waiters = [(); 3].map(|()| grants.register(name, &Token::mint(Uuid::nil())));
     (grants, waiters)
 }
@@ -14,20 +14,20 @@ fn far() -> Instant {
 }
 
 /// What the waiter must do by the clock, if its own time is far away.
-fn watch(waiter: &Await) -> Watch {
+fn watch(waiter: &LockWaiter) -> ClockDuty {
     waiter.watch(far(), None)
 }
 
-async fn told(waiter: &Await) -> Option<Told> {
+async fn told(waiter: &LockWaiter) -> Option<LockHints> {
     timeout(Duration::from_millis(1), waiter.told()).await.ok()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_kept_until_its_waiter_looks() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    assert!(grants.tell(&two.waiter.token, Tell::Granted { fence: 7 }).is_some());
+    assert!(grants.tell(&two.waiter.token, LockHint::Granted { fence: 7 }).is_some());
     assert_eq!(told(&one).await, None);
-    assert_eq!(told(&two).await, Some(Told { granted: Some(7), ..Told::default() }));
+    assert_eq!(told(&two).await, Some(LockHints { granted: Some(7), ..LockHints::default() }));
     assert_eq!(told(&two).await, None, "it is taken once");
 }
 
@@ -36,10 +36,10 @@ async fn a_message_without_a_receiver_is_reported() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
     drop(one);
-    assert!(grants.tell(&token, Tell::Granted { fence: 1 }).is_none());
-    assert!(grants.tell(&late, Tell::Granted { fence: 1 }).is_some());
+    assert!(grants.tell(&token, LockHint::Granted { fence: 1 }).is_none());
+    assert!(grants.tell(&late, LockHint::Granted { fence: 1 }).is_some());
     drop((two, three));
-    assert!(grants.tell(&late, Tell::Broken).is_none());
+    assert!(grants.tell(&late, LockHint::Broken).is_none());
     assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
 }
 
@@ -51,7 +51,7 @@ async fn the_next_waiter_becomes_the_first_when_the_first_leaves_or_holds() {
     assert_eq!(told(&three).await, None, "it is still the second");
     one.hold();
     assert!(three.is_first() && !one.is_first());
-    assert_eq!(told(&three).await, Some(Told { first: true, ..Told::default() }));
+    assert_eq!(told(&three).await, Some(LockHints { first: true, ..LockHints::default() }));
     drop(one);
     assert_eq!(told(&three).await, None);
 }
@@ -61,7 +61,7 @@ async fn a_holder_is_told_that_its_mutex_was_broken() {
     let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = told(&waiter).await;
-    let _ = grants.tell(&holder.waiter.token, Tell::Broken);
+    let _ = grants.tell(&holder.waiter.token, LockHint::Broken);
     assert!(told(&holder).await.is_some_and(|told| told.broken));
 }
 
@@ -76,7 +76,7 @@ async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() 
     drop(grants.tell_missed("sg1:m:{a}", None));
     assert_eq!((told(&holder).await, told(&two).await), (None, None));
     drop(one);
-    let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
+    let passed_on = Some(LockHints { first: true, missed: true, ..LockHints::default() });
     assert_eq!(told(&two).await, passed_on, "the first has left without looking");
     grants.tell_firsts_missed();
     assert!(told(&holder).await.is_some_and(|told| told.missed));
@@ -93,7 +93,7 @@ async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() 
 async fn waiters_without_a_place_are_told_to_ask() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let four = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
-    let take = |waiter: &Await| {
+    let take = |waiter: &LockWaiter| {
         let again = grants.asks_again(&waiter.waiter.token);
         grants.is_answered(&waiter.waiter.token);
         again
@@ -129,18 +129,18 @@ async fn waiters_without_a_place_are_told_to_ask() {
 #[tokio::test(start_paused = true)]
 async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
+    drop(grants.tell(&one.waiter.token, LockHint::Granted { fence: 1 }));
     drop(grants.tell_missed("sg1:m:{a}", None));
     assert!(told(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
-    assert_eq!(watch(&one), Watch::Look(Instant::now()));
+    assert_eq!(watch(&one), ClockDuty::Look(Instant::now()));
     drop(two);
-    assert_eq!(told(&one).await, Some(Told { missed: true, ..Told::default() }));
+    assert_eq!(told(&one).await, Some(LockHints { missed: true, ..LockHints::default() }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_void_grant_does_not_keep_its_waiter_from_being_told() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
+    drop(grants.tell(&one.waiter.token, LockHint::Granted { fence: 1 }));
     let _ = told(&one).await;
     one.is_busy(Instant::now(), None);
     drop(grants.tell_missed("sg1:m:{a}", None));
@@ -155,22 +155,26 @@ async fn the_first_watches_the_latest_answer_of_any_waiter() {
     let [brief, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
     one.is_busy(now, Some(long));
     two.is_busy(now, Some(long));
-    assert_eq!((watch(&one), told(&one).await), (Watch::Look(long), None));
-    assert_eq!(watch(&two), Watch::Stand(Some(long + Duration::from_millis(400))));
+    assert_eq!((watch(&one), told(&one).await), (ClockDuty::Look(long), None));
+    assert_eq!(watch(&two), ClockDuty::Stand(Some(long + Duration::from_millis(400))));
     tokio::time::advance(Duration::from_millis(1)).await;
     three.is_busy(Instant::now(), Some(brief));
-    assert_eq!(told(&one).await, Some(Told { first: true, ..Told::default() }));
+    assert_eq!(told(&one).await, Some(LockHints { first: true, ..LockHints::default() }));
     two.is_busy(now, Some(long));
-    assert_eq!((watch(&one), told(&one).await), (Watch::Look(brief), None), "an earlier answer, come late");
+    assert_eq!(
+        (watch(&one), told(&one).await),
+        (ClockDuty::Look(brief), None),
+        "an earlier answer, come late"
+    );
     drop(one);
-    assert_eq!(watch(&two), Watch::Look(brief));
+    assert_eq!(watch(&two), ClockDuty::Look(brief));
     two.is_busy(Instant::now(), None);
-    assert_eq!(watch(&two), Watch::Look(far()));
+    assert_eq!(watch(&two), ClockDuty::Look(far()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
-    let grants = Arc::new(Grants::default());
+    let grants = Arc::new(LockWaiters::default());
     let mutex = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
     let semaphore = grants.register(&LockName::semaphore("a"), &Token::mint(Uuid::nil()));
     assert!(mutex.is_first() && semaphore.is_first());
@@ -181,7 +185,7 @@ async fn one_waiter_replaces_a_silent_first_which_rejoins_at_the_end() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let ends = Instant::now() + Duration::from_secs(1);
     one.is_busy(Instant::now(), Some(ends));
-    assert_eq!(watch(&one), Watch::Look(ends));
+    assert_eq!(watch(&one), ClockDuty::Look(ends));
     tokio::time::advance(Duration::from_millis(1_300)).await;
     assert!(!two.stands_in() && one.is_first(), "it may be late");
     tokio::time::advance(Duration::from_millis(100)).await;
@@ -202,7 +206,7 @@ async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let ends = Instant::now() + Duration::from_secs(60);
     one.is_busy(Instant::now(), Some(ends));
     let _ = (watch(&one), watch(&two), watch(&three));
-    let changed = Some(Told { first: true, ..Told::default() });
+    let changed = Some(LockHints { first: true, ..LockHints::default() });
     for expected in [changed, None] {
         drop(grants.tell_missed("sg1:m:{a}", None));
         assert!(told(&one).await.is_some_and(|told| told.missed));
@@ -210,6 +214,6 @@ async fn waiters_that_sleep_for_too_long_are_woken_once() {
         let _ = (watch(&two), watch(&three));
     }
     assert!(
-        matches!(watch(&two), Watch::Stand(Some(until)) if until <= Instant::now() + Duration::from_millis(500))
+        matches!(watch(&two), ClockDuty::Stand(Some(until)) if until <= Instant::now() + Duration::from_millis(500))
     );
 }

@@ -11,7 +11,7 @@ use crate::sync::lock;
 
 /// What a waiter was told since its last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct LockHints {
     /// This waiter holds the lock, with this fence (0 for a permit).
     pub(crate) granted: Option<u64>,
     /// The semaphore was deleted, or the store closed.
@@ -27,7 +27,7 @@ pub(crate) struct Told {
     pub(crate) first: bool,
 }
 
-impl Told {
+impl LockHints {
     #[cfg(any(feature = "redis", feature = "testing"))]
     pub(super) fn hear_nothing(&mut self) {
         (self.missed, self.unheard) = (true, true);
@@ -36,19 +36,19 @@ impl Told {
 
 /// One message from a store to one waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tell {
+pub(crate) enum LockHint {
     Granted { fence: u64 },
     Closed,
     Broken,
 }
 
 #[derive(Debug)]
-pub(super) struct Waiter {
+pub(super) struct RegisteredLockWaiter {
     /// Its rank among all waiters that have registered.
     pub(super) number: u64,
     pub(super) key: Arc<str>,
     pub(super) token: Token,
-    pub(super) told: Mutex<Told>,
+    pub(super) told: Mutex<LockHints>,
     /// Whether it was granted the lock, so that it need not be told to ask.
     pub(super) granted: AtomicBool,
     /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
@@ -58,14 +58,14 @@ pub(super) struct Waiter {
     pub(super) woken: Notify,
 }
 
-impl Waiter {
+impl RegisteredLockWaiter {
     /// Selects the waiters of this node.
     pub(super) fn of(node: Uuid) -> impl Fn(&Self) -> bool {
         let node = node.simple().to_string();
         move |waiter| waiter.token.node() == node
     }
 
-    pub(super) fn tell(&self, enter: impl FnOnce(&mut Told)) {
+    pub(super) fn tell(&self, enter: impl FnOnce(&mut LockHints)) {
         enter(&mut lock(&self.told));
         self.woken.notify_one();
     }
@@ -75,10 +75,10 @@ impl Waiter {
 /// runs foreign code, comes after the lock.
 #[derive(Debug)]
 #[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
-pub(crate) struct Wake(pub(super) Vec<Arc<Waiter>>);
+pub(crate) struct Wake(pub(super) Vec<Arc<RegisteredLockWaiter>>);
 
 impl Wake {
-    pub(super) fn and(waiter: Arc<Waiter>, others: Option<Self>) -> Self {
+    pub(super) fn and(waiter: Arc<RegisteredLockWaiter>, others: Option<Self>) -> Self {
         let mut wake = others.unwrap_or_else(|| Self(Vec::new()));
         wake.0.push(waiter);
         wake

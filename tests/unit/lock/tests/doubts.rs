@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::faults::held;
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::engine::target::Target as _;
+use crate::lock::engine::target::LockTarget as _;
 use crate::store::StoreErrorKind;
-use crate::store::wake::lock_waiters::Told;
+use crate::store::wake::lock_waiters::LockHints;
 
 /// A holder in doubt asks the store. A store that hangs does not delay the end of the lease.
 #[tokio::test(start_paused = true)]
 async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
-    let missed = Told { missed: true, ..Told::default() };
+    let missed = LockHints { missed: true, ..LockHints::default() };
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
     let hold = held(&target).await;
     hold.grip.note(&missed);
@@ -45,7 +45,7 @@ async fn a_doubt_outlives_the_listener_that_took_it() {
     // Frees the lock without a message to its holder.
     let freed = locks.free_mutex(target.name(), &hold.grip.token, target.ttl(), ms(1000)).await;
     assert!(freed.expect("asks"));
-    hold.grip.note(&Told { missed: true, ..Told::default() });
+    hold.grip.note(&LockHints { missed: true, ..LockHints::default() });
     let one = listens().await;
     assert!(target.commands().contains(&"look"));
     one.abort();

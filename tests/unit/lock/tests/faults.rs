@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
 use crate::lock::engine::hold::Hold;
-use crate::lock::engine::target::Target as _;
-use crate::lock::engine::terms::Terms;
+use crate::lock::engine::target::LockTarget as _;
 use crate::lock::engine::wait::{acquire, acquire_instead};
+use crate::lock::engine::wait_terms::WaitTerms;
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 
-pub(super) const TERMS: Terms = Terms {
+pub(super) const TERMS: WaitTerms = WaitTerms {
     waiting: Waiting::Notify,
     fallback: (Duration::from_millis(10), 0.0),
     retries: None,
@@ -24,7 +24,7 @@ pub(super) async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
 }
 
 /// The error of an acquisition that must fail; its hold has no `Debug`.
-async fn refused(target: &Arc<Faulty>, terms: &Terms) -> LockError {
+async fn refused(target: &Arc<Faulty>, terms: &WaitTerms) -> LockError {
     match acquire(target, terms).await {
         Ok(_) => panic!("it was acquired"),
         Err(error) => error,
@@ -112,7 +112,7 @@ async fn only_a_waiting_caller_waits_for_a_connection() {
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
     drop(held(&target).await);
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
-    let once = Terms { retries: Some(0), ..TERMS };
+    let once = WaitTerms { retries: Some(0), ..TERMS };
     assert!(refused(&target, &once).await.is_store());
     assert_eq!(target.commands(), ["take"]);
 }
@@ -134,7 +134,7 @@ async fn a_grant_that_comes_too_late_is_given_back() {
     drop(hold);
 
     let target = Faulty::new(&Locks::in_memory(), ms(1000), &[late]);
-    let error = refused(&target, &Terms { min_remaining: ms(700), ..TERMS }).await;
+    let error = refused(&target, &WaitTerms { min_remaining: ms(700), ..TERMS }).await;
     assert!(matches!(error, LockError::GrantedTooLate { .. }), "{error:?}");
     settle().await;
     assert!(!target.is_locked().await);
@@ -325,7 +325,7 @@ async fn a_timeout_in_a_late_command_is_a_timeout() {
     let target = Faulty::new(&locks, ms(60_000), script);
     let _guard = locked(&mutex(&locks)).await;
     let poll = Waiting::Poll { interval: ms(100), jitter: 0.0 };
-    let terms = Terms { waiting: poll, timeout: Some(ms(300)), ..TERMS };
+    let terms = WaitTerms { waiting: poll, timeout: Some(ms(300)), ..TERMS };
     let (took, error) = timed(refused(&target, &terms)).await;
     assert!(matches!(error, LockError::AcquireTimeout { attempts: 2, .. }), "{error:?}");
     assert_eq!(took, ms(300));

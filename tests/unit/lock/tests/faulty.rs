@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex as Plain};
 
 use super::*;
-use crate::lock::engine::home::Home;
-use crate::lock::engine::target::{MutexTarget, Target};
+use crate::lock::engine::registry::LockRegistry;
+use crate::lock::engine::target::{LockTarget, MutexTarget};
 use crate::store::lock_store::MutexTaken;
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};
@@ -104,12 +104,12 @@ impl Faulty {
     }
 }
 
-impl Target for Faulty {
+impl LockTarget for Faulty {
     type Freed = bool;
 
     const IS_EXCLUSIVE: bool = true;
 
-    fn home(&self) -> &Arc<Home> {
+    fn home(&self) -> &Arc<LockRegistry> {
         self.mutex.home()
     }
 

@@ -9,8 +9,8 @@ use futures_util::poll;
 use super::faults::TERMS;
 use super::faulty::{Fate, Faulty};
 use super::*;
-use crate::lock::engine::terms::Terms;
 use crate::lock::engine::wait::acquire;
+use crate::lock::engine::wait_terms::WaitTerms;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);
@@ -194,7 +194,7 @@ async fn asking_in_place_of_a_silent_waiter_is_no_retry() {
 /// How many TAKEs this many waiters send during `during`.
 async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Future) -> usize {
     let target = Faulty::new(locks, TTL, &[("take", fates)]);
-    let terms = Terms { timeout: None, ..TERMS };
+    let terms = WaitTerms { timeout: None, ..TERMS };
     let all: Vec<_> = (0..waiters)
         .map(|_| {
             let target = Arc::clone(&target);

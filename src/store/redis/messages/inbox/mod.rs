@@ -26,26 +26,26 @@ use crate::store::Token;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::lease_end::hand_over;
 use crate::store::redis::commands::lock_scripts::give_back;
-use crate::store::redis::connection::connector::Dial;
-use crate::store::wake::lease_waiters::{Hint, Watches};
-use crate::store::wake::lock_waiters::{Grants, Tell};
+use crate::store::redis::connection::connector::Connector;
+use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
+use crate::store::wake::lock_waiters::{LockHint, LockWaiters};
 
 pub(crate) struct Inbox {
-    dial: Dial,
+    dial: Connector,
     /// Minted at the first use: a process that was forked before that becomes a separate node.
     node: OnceLock<Uuid>,
     commands: Commands,
-    watches: Arc<Watches>,
-    grants: Arc<Grants>,
-    task: Mutex<Task>,
+    watches: Arc<LeaseWaiters>,
+    grants: Arc<LockWaiters>,
+    task: Mutex<InboxTask>,
     /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
     running: AtomicBool,
-    status: watch::Sender<Status>,
+    status: watch::Sender<InboxStatus>,
     vitals: Vitals,
 }
 
 #[derive(Default)]
-struct Task {
+struct InboxTask {
     /// Counts tasks: one that was replaced must not change the state any more.
     number: u64,
     handle: Option<AbortHandle>,
@@ -53,7 +53,7 @@ struct Task {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
+enum InboxStatus {
     /// No subscription, or not yet.
     Shut,
     /// The subscription was confirmed, and every ping since then was answered in time.
@@ -64,10 +64,10 @@ enum Status {
 
 impl Inbox {
     pub(crate) fn new(
-        dial: Dial,
+        dial: Connector,
         commands: Commands,
-        watches: Arc<Watches>,
-        grants: Arc<Grants>,
+        watches: Arc<LeaseWaiters>,
+        grants: Arc<LockWaiters>,
     ) -> Arc<Self> {
         Arc::new(Self {
             dial,
@@ -77,7 +77,7 @@ impl Inbox {
             grants,
             task: Mutex::default(),
             running: AtomicBool::new(false),
-            status: watch::Sender::new(Status::Shut),
+            status: watch::Sender::new(InboxStatus::Shut),
             vitals: Vitals::new(),
         })
     }
@@ -89,20 +89,20 @@ impl Inbox {
 
     /// Whether messages of other nodes arrive at present.
     pub(crate) fn hears(&self) -> bool {
-        *self.status.borrow() == Status::Confirmed
+        *self.status.borrow() == InboxStatus::Confirmed
     }
 
     /// Waits until the subscription is confirmed, or refused for good.
     pub(crate) async fn settled(&self) {
         let mut status = self.status.subscribe();
-        let _ = status.wait_for(|status| *status != Status::Shut).await;
+        let _ = status.wait_for(|status| *status != InboxStatus::Shut).await;
     }
 
     pub(crate) fn close(&self) {
         let handle = {
             let mut task = self.task();
             task.closed = true;
-            self.status.send_replace(Status::Shut);
+            self.status.send_replace(InboxStatus::Shut);
             task.handle.take()
         };
         if let Some(handle) = handle {
@@ -120,7 +120,7 @@ impl Inbox {
     /// Changes the status on behalf of task `number`, and wakes each waiter for a lease and the
     /// first waiter of each lock, because hints were lost or will be. False if that task was
     /// replaced or the inbox is closed.
-    fn enter(&self, number: u64, status: Status) -> bool {
+    fn enter(&self, number: u64, status: InboxStatus) -> bool {
         let changed = {
             let task = self.task();
             if task.number != number || task.closed {
@@ -154,7 +154,7 @@ impl Inbox {
                 }
             }
             Some(Message::Granted { token, fence, lock }) => {
-                let heard = self.grants.tell(&token, Tell::Granted { fence }).is_some();
+                let heard = self.grants.tell(&token, LockHint::Granted { fence }).is_some();
                 // Invariant 5 of `locks`.
                 if !heard && self.is_own(&token) {
                     tokio::spawn(give_back(self.commands.clone(), lock, token, self.dial.answer));
@@ -172,12 +172,12 @@ impl Inbox {
             return LinkState::Closed;
         }
         match *self.status.borrow() {
-            Status::Confirmed => LinkState::Up,
-            Status::Refused => LinkState::Refused,
-            Status::Shut if self.last_heard().is_some() => LinkState::Down,
-            Status::Shut if !self.running.load(Ordering::Acquire) => LinkState::Idle,
-            Status::Shut if self.commands.down().is_some() => LinkState::Down,
-            Status::Shut => LinkState::Connecting,
+            InboxStatus::Confirmed => LinkState::Up,
+            InboxStatus::Refused => LinkState::Refused,
+            InboxStatus::Shut if self.last_heard().is_some() => LinkState::Down,
+            InboxStatus::Shut if !self.running.load(Ordering::Acquire) => LinkState::Idle,
+            InboxStatus::Shut if self.commands.down().is_some() => LinkState::Down,
+            InboxStatus::Shut => LinkState::Connecting,
         }
     }
 
@@ -197,7 +197,7 @@ impl Inbox {
         token.node() == self.node().simple().to_string()
     }
 
-    fn task(&self) -> MutexGuard<'_, Task> {
+    fn task(&self) -> MutexGuard<'_, InboxTask> {
         // No code under this lock can fail half-way.
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }

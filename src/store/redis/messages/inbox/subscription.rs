@@ -12,14 +12,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::vitals::Vitals;
-use super::{Inbox, Status};
+use super::{Inbox, InboxStatus};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::lock_losses::look_for_losses;
 use crate::store::redis::connection::backoff::{Backoff, STABLE};
-use crate::store::redis::connection::connector::{Dial, Inbound};
+use crate::store::redis::connection::connector::{Connector, Inbound};
 use crate::store::redis::errors::classify::{judge, reason, store_error};
-use crate::store::redis::errors::outage_log::Told;
+use crate::store::redis::errors::outage_log::OutageLog;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::messages::message;
 
@@ -45,7 +45,7 @@ impl Inbox {
             task.number += 1;
             task.number
         };
-        let reader = Reader { inbox: Arc::downgrade(self), number };
+        let reader = InboxReader { inbox: Arc::downgrade(self), number };
         let generations = self.commands.generations();
         let channel = message::channel(self.node());
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the reader
@@ -61,16 +61,16 @@ impl Inbox {
 }
 
 /// The task's reference to the inbox. Weak: dropping the store ends its task.
-struct Reader {
+struct InboxReader {
     inbox: Weak<Inbox>,
     number: u64,
 }
 
-impl Drop for Reader {
+impl Drop for InboxReader {
     /// The task ended, with its runtime or by a panic: the next ACQUIRE starts another.
     fn drop(&mut self) {
         let Some(inbox) = self.inbox.upgrade() else { return };
-        if inbox.enter(self.number, Status::Shut) {
+        if inbox.enter(self.number, InboxStatus::Shut) {
             inbox.task().handle = None;
             // Last, because from here on there may be another task.
             inbox.running.store(false, Ordering::Release);
@@ -78,13 +78,13 @@ impl Drop for Reader {
     }
 }
 
-impl Reader {
+impl InboxReader {
     /// As [`Inbox::enter`]. A background task then asks the server which other waiters of locks have missed a message.
-    fn enter(&self, status: Status) -> bool {
+    fn enter(&self, status: InboxStatus) -> bool {
         let entered = self.inbox.upgrade().filter(|inbox| inbox.enter(self.number, status));
         let Some(inbox) = entered else { return false };
         let asked = (inbox.commands.clone(), inbox.node(), inbox.dial.answer);
-        tokio::spawn(look_for_losses(asked, Arc::clone(&inbox.grants), status != Status::Shut));
+        tokio::spawn(look_for_losses(asked, Arc::clone(&inbox.grants), status != InboxStatus::Shut));
         true
     }
 
@@ -108,7 +108,7 @@ impl Reader {
 }
 
 /// Why a subscription failed or ended.
-enum End {
+enum SubscriptionEnd {
     NotOpened(RedisError),
     Failed(RedisError),
     /// This user has no right to SUBSCRIBE.
@@ -120,10 +120,10 @@ enum End {
 
 /// Keeps the subscription while the inbox exists. No strong reference lives across an await, or the connection of a
 /// dropped store would outlive it.
-async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>, channel: String) {
+async fn serve(reader: InboxReader, dial: Connector, mut generations: watch::Receiver<u64>, channel: String) {
     let mut backoff = Backoff::new();
     // The reasons logged of the present outage.
-    let mut told = Told::default();
+    let mut told = OutageLog::default();
     loop {
         let mut confirmed_at = None;
         let end = subscribed(&reader, &dial, &mut generations, &channel, &mut confirmed_at).await;
@@ -133,11 +133,15 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
             told.forget();
         }
         let (status, why) = match end {
-            End::Dropped => return,
-            End::Moved => (Status::Shut, None),
-            End::NotOpened(error) => (Status::Shut, Some(dial.failure(error))),
-            End::Failed(error) => (Status::Shut, Some(store_error(StoreErrorKind::Unavailable, error))),
-            End::Refused(error) => (Status::Refused, Some(store_error(StoreErrorKind::Refused, error))),
+            SubscriptionEnd::Dropped => return,
+            SubscriptionEnd::Moved => (InboxStatus::Shut, None),
+            SubscriptionEnd::NotOpened(error) => (InboxStatus::Shut, Some(dial.failure(error))),
+            SubscriptionEnd::Failed(error) => {
+                (InboxStatus::Shut, Some(store_error(StoreErrorKind::Unavailable, error)))
+            }
+            SubscriptionEnd::Refused(error) => {
+                (InboxStatus::Refused, Some(store_error(StoreErrorKind::Refused, error)))
+            }
         };
         if let Some(why) = why {
             let is_news = told.is_news(&why);
@@ -147,7 +151,7 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
         if !reader.enter(status) {
             return;
         }
-        if status == Status::Refused {
+        if status == InboxStatus::Refused {
             sleep(REFUSED).await;
             continue;
         }
@@ -163,24 +167,24 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
 
 /// One subscription, from opening the connection to its end.
 async fn subscribed(
-    reader: &Reader,
-    dial: &Dial,
+    reader: &InboxReader,
+    dial: &Connector,
     generations: &mut watch::Receiver<u64>,
     channel: &str,
     confirmed_at: &mut Option<Instant>,
-) -> End {
+) -> SubscriptionEnd {
     let mut generation = *generations.borrow_and_update();
     let Inbound { messages, at } = match dial.inbox().await {
         Ok(inbound) => inbound,
-        Err(error) => return End::NotOpened(error),
+        Err(error) => return SubscriptionEnd::NotOpened(error),
     };
     let (mut sink, mut messages) = messages.split();
     if let Err(error) = bounded(PING, sink.subscribe(channel)).await {
         let refused = judge(&error).0 == StoreErrorKind::Refused;
-        return if refused { End::Refused(error) } else { End::Failed(error) };
+        return if refused { SubscriptionEnd::Refused(error) } else { SubscriptionEnd::Failed(error) };
     }
-    if !reader.enter(Status::Confirmed) {
-        return End::Dropped;
+    if !reader.enter(InboxStatus::Confirmed) {
+        return SubscriptionEnd::Dropped;
     }
     *confirmed_at = Some(Instant::now());
     reader.note(Vitals::heard);
@@ -194,18 +198,18 @@ async fn subscribed(
                         inbox.vitals.heard();
                         inbox.deliver(message.get_payload_bytes());
                     }
-                    None => return End::Dropped,
+                    None => return SubscriptionEnd::Dropped,
                 },
-                None => return End::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+                None => return SubscriptionEnd::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
-            error = &mut pings => return End::Failed(error),
+            error = &mut pings => return SubscriptionEnd::Failed(error),
             changed = generations.changed() => {
                 let latest = *generations.borrow_and_update();
                 if changed.is_err() {
-                    return End::Dropped;
+                    return SubscriptionEnd::Dropped;
                 }
                 if dial.has_left(at.as_deref(), generation, latest) {
-                    return End::Moved;
+                    return SubscriptionEnd::Moved;
                 }
                 generation = latest;
             }
@@ -218,7 +222,7 @@ async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
 }
 
 /// Pings the server until a ping is not answered.
-async fn ping(mut sink: PubSubSink, reader: &Reader) -> RedisError {
+async fn ping(mut sink: PubSubSink, reader: &InboxReader) -> RedisError {
     loop {
         sleep(PING).await;
         reader.note(Vitals::asked);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::session::{Reader, serve};
-use super::{Keyspace, REFUSED, Standing};
+use super::session::{KeyspaceReader, serve};
+use super::{Announcements, Keyspace, REFUSED};
 use crate::store::lock_store::Announced;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -58,7 +58,7 @@ impl Keyspace {
                 }
                 Some(_) => {}
                 None => {
-                    state.keys.insert(Arc::clone(key), Standing::default());
+                    state.keys.insert(Arc::clone(key), Announcements::default());
                     state.fresh.push(Arc::clone(key));
                     self.asked.notify_one();
                 }
@@ -80,7 +80,7 @@ impl Keyspace {
             state.number += 1;
             state.number
         };
-        let reader = Reader::new(self, number);
+        let reader = KeyspaceReader::new(self, number);
         let generations = self.commands.generations();
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping
         // the reader takes the lock.

@@ -23,9 +23,9 @@ use tokio::time::Instant;
 use crate::store::StoreError;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::refused;
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::errors::reply::unexpected;
-use crate::store::wake::lock_waiters::Grants;
+use crate::store::wake::lock_waiters::LockWaiters;
 use crate::sync::lock;
 
 /// How long a refusal is remembered: rights change seldom.
@@ -35,10 +35,10 @@ const REFUSED: Duration = Duration::from_secs(30);
 const SETTING: &str = "notify-keyspace-events";
 
 pub(crate) struct Keyspace {
-    dial: Dial,
+    dial: Connector,
     commands: Commands,
-    grants: Arc<Grants>,
-    state: Mutex<State>,
+    grants: Arc<LockWaiters>,
+    state: Mutex<KeyspaceState>,
     /// Tells the session that there are keys to subscribe to.
     asked: Arc<Notify>,
     /// Sent at every change that may concern a waiting caller.
@@ -48,8 +48,8 @@ pub(crate) struct Keyspace {
 }
 
 #[derive(Default)]
-struct State {
-    keys: HashMap<Arc<str>, Standing>,
+struct KeyspaceState {
+    keys: HashMap<Arc<str>, Announcements>,
     /// The keys that the session has not subscribed to yet.
     fresh: Vec<Arc<str>>,
     /// Why announcements are not available, if that is known.
@@ -63,7 +63,7 @@ struct State {
 
 /// The state of the announcements of one key.
 #[derive(Clone, Copy, Default)]
-struct Standing {
+struct Announcements {
     /// The server has confirmed the subscription on the present connection.
     confirmed: bool,
     /// A waiter was told that announcements arrive.
@@ -71,7 +71,7 @@ struct Standing {
 }
 
 impl Keyspace {
-    pub(crate) fn new(dial: Dial, commands: Commands, grants: Arc<Grants>) -> Arc<Self> {
+    pub(crate) fn new(dial: Connector, commands: Commands, grants: Arc<LockWaiters>) -> Arc<Self> {
         Arc::new(Self {
             dial,
             commands,
@@ -101,17 +101,17 @@ impl Keyspace {
     }
 
     /// Forgets keys without waiters.
-    fn prune(&self, state: &mut State) {
+    fn prune(&self, state: &mut KeyspaceState) {
         state.keys.retain(|key, _| self.grants.anyone_waits(key));
         self.judge_hearing(state);
     }
 
-    fn judge_hearing(&self, state: &State) {
+    fn judge_hearing(&self, state: &KeyspaceState) {
         let deaf = state.keys.values().any(|standing| standing.promised && !standing.confirmed);
         self.deaf.store(deaf, Ordering::Release);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, KeyspaceState> {
         lock(&self.state)
     }
 }

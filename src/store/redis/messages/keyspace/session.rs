@@ -9,10 +9,10 @@ use redis::{RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use super::{Keyspace, REFUSED, Standing, State, configure, frees};
+use super::{Announcements, Keyspace, KeyspaceState, REFUSED, configure, frees};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
-use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::errors::classify::{judge, reason, store_error};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::{StoreError, StoreErrorKind};
@@ -27,12 +27,12 @@ const IDLE_TICKS: u32 = 3;
 const AT_ONCE: usize = 128;
 
 /// The task's reference to its owner. Weak: dropping the store ends its task.
-pub(crate) struct Reader {
+pub(crate) struct KeyspaceReader {
     keyspace: Weak<Keyspace>,
     number: u64,
 }
 
-impl Drop for Reader {
+impl Drop for KeyspaceReader {
     /// The task ended, with its work, its runtime or by a panic: the next request starts another.
     fn drop(&mut self) {
         self.with(|keyspace, state| {
@@ -43,13 +43,13 @@ impl Drop for Reader {
     }
 }
 
-impl Reader {
+impl KeyspaceReader {
     pub(crate) fn new(keyspace: &Arc<Keyspace>, number: u64) -> Self {
         Self { keyspace: Arc::downgrade(keyspace), number }
     }
 
     /// Accesses the state, if this task still serves it.
-    fn with<T>(&self, act: impl FnOnce(&Keyspace, &mut State) -> T) -> Option<T> {
+    fn with<T>(&self, act: impl FnOnce(&Keyspace, &mut KeyspaceState) -> T) -> Option<T> {
         let keyspace = self.keyspace.upgrade()?;
         let mut state = keyspace.state();
         (state.number == self.number && state.running && !state.closed).then(|| act(&keyspace, &mut state))
@@ -120,8 +120,8 @@ impl Reader {
 }
 
 /// The connection was lost: all keys must be subscribed to again.
-fn lose(keyspace: &Keyspace, state: &mut State) {
-    for Standing { confirmed, .. } in state.keys.values_mut() {
+fn lose(keyspace: &Keyspace, state: &mut KeyspaceState) {
+    for Announcements { confirmed, .. } in state.keys.values_mut() {
         *confirmed = false;
     }
     state.fresh = state.keys.keys().cloned().collect();
@@ -129,7 +129,7 @@ fn lose(keyspace: &Keyspace, state: &mut State) {
 }
 
 /// Why a session failed or ended.
-enum End {
+enum SessionEnd {
     Failed(StoreError),
     Refused(&'static str, StoreError),
     /// The commands use a new connection, perhaps to another server.
@@ -141,8 +141,8 @@ enum End {
 /// Keeps sessions while there are waiters. No strong reference lives across an await, except in
 /// [`configure`], which has a bound.
 pub(crate) async fn serve(
-    reader: Reader,
-    dial: Dial,
+    reader: KeyspaceReader,
+    dial: Connector,
     mut generations: watch::Receiver<u64>,
     asked: Arc<Notify>,
 ) {
@@ -155,12 +155,12 @@ pub(crate) async fn serve(
             return;
         }
         match end {
-            End::Done => return,
-            End::Moved => {}
-            End::Failed(why) => {
+            SessionEnd::Done => return,
+            SessionEnd::Moved => {}
+            SessionEnd::Failed(why) => {
                 tracing::debug!(target: log::REDIS, reason = %reason(&why), "no announcements of keys")
             }
-            End::Refused(what, why) => {
+            SessionEnd::Refused(what, why) => {
                 tracing::debug!(target: log::REDIS, what, reason = %reason(&why), "no announcements of keys");
                 if reader.refuse(what).is_none() {
                     return;
@@ -197,19 +197,21 @@ pub(crate) async fn serve(
 
 /// One session, from opening its connection to its end.
 async fn session(
-    reader: &Reader,
-    dial: &Dial,
+    reader: &KeyspaceReader,
+    dial: &Connector,
     generations: &mut watch::Receiver<u64>,
     asked: &Notify,
-) -> End {
+) -> SessionEnd {
     let mut generation = *generations.borrow_and_update();
     let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
-        return End::Done;
+        return SessionEnd::Done;
     };
     match configure(&commands, dial.answer).await {
         Ok(()) => drop(commands),
-        Err(why) if why.kind == StoreErrorKind::Refused => return End::Refused("CONFIG is refused", why),
-        Err(why) => return End::Failed(why),
+        Err(why) if why.kind == StoreErrorKind::Refused => {
+            return SessionEnd::Refused("CONFIG is refused", why);
+        }
+        Err(why) => return SessionEnd::Failed(why),
     }
     let (mut sink, mut messages) = match dial.inbox().await {
         Ok(inbound) => inbound.messages.split(),
@@ -223,19 +225,21 @@ async fn session(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut idle = 0;
     loop {
-        let Some(fresh) = reader.with(|_, state| std::mem::take(&mut state.fresh)) else { return End::Done };
+        let Some(fresh) = reader.with(|_, state| std::mem::take(&mut state.fresh)) else {
+            return SessionEnd::Done;
+        };
         for keys in fresh.chunks(AT_ONCE) {
             if let Err(error) = bounded(TICK, sink.subscribe(channels(keys))).await {
                 return failed(error);
             }
             subscribed.extend(keys.iter().cloned());
             if reader.confirm(keys).is_none() {
-                return End::Done;
+                return SessionEnd::Done;
             }
         }
         tokio::select! {
             message = messages.next() => match message {
-                Some(message) => if reader.deliver(&message, &prefix).is_none() { return End::Done },
+                Some(message) => if reader.deliver(&message, &prefix).is_none() { return SessionEnd::Done },
                 None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
             () = asked.notified() => {}
@@ -247,7 +251,7 @@ async fn session(
                     keyspace.prune(state);
                     subscribed.iter().filter(|key| !state.keys.contains_key(*key)).cloned().collect::<Vec<_>>()
                 });
-                let Some(gone) = gone else { return End::Done };
+                let Some(gone) = gone else { return SessionEnd::Done };
                 for keys in gone.chunks(AT_ONCE) {
                     if let Err(error) = bounded(TICK, sink.unsubscribe(channels(keys))).await {
                         return failed(error);
@@ -258,17 +262,17 @@ async fn session(
                 }
                 idle = if subscribed.is_empty() { idle + 1 } else { 0 };
                 if idle > IDLE_TICKS && reader.is_done() {
-                    return End::Done;
+                    return SessionEnd::Done;
                 }
             }
             changed = generations.changed() => {
                 let latest = *generations.borrow_and_update();
                 if changed.is_err() {
-                    return End::Done;
+                    return SessionEnd::Done;
                 }
                 // As in the inbox: a later connection for commands may lead to another server.
                 if generation != 0 && latest != generation {
-                    return End::Moved;
+                    return SessionEnd::Moved;
                 }
                 generation = latest;
             }
@@ -276,11 +280,11 @@ async fn session(
     }
 }
 
-fn failed(error: RedisError) -> End {
+fn failed(error: RedisError) -> SessionEnd {
     let kind = judge(&error).0;
     let why = store_error(kind, error);
     if kind == StoreErrorKind::Refused {
-        return End::Refused("SUBSCRIBE to keyspace channels is refused", why);
+        return SessionEnd::Refused("SUBSCRIBE to keyspace channels is refused", why);
     }
-    End::Failed(why)
+    SessionEnd::Failed(why)
 }

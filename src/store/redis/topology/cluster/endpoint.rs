@@ -7,26 +7,26 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::{Client, RedisError, RedisResult};
 
-use super::nodes::Atlas;
+use super::nodes::ClusterNodes;
 use crate::store::redis::errors::advice::{on_connecting, on_refusal};
 use crate::store::redis::topology::endpoint::{Endpoint, Located};
-use crate::store::redis::topology::server::{Server, is_by_tls};
+use crate::store::redis::topology::server::{ServerAddress, is_by_tls};
 
 /// A certain node. It is not asked whether it is a primary: a replica sends a command for a key to its master.
-pub(crate) struct Node(Arc<Server>);
+pub(crate) struct ClusterEndpoint(Arc<ServerAddress>);
 
-impl Node {
+impl ClusterEndpoint {
     pub(crate) fn new(client: &Client) -> Self {
-        Self(Arc::new(Server::new(client)))
+        Self(Arc::new(ServerAddress::new(client)))
     }
 }
 
-impl Endpoint for Node {
+impl Endpoint for ClusterEndpoint {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
         ready(Ok(Arc::clone(&self.0).into())).boxed()
     }
 
-    fn known(&self) -> Option<Arc<Server>> {
+    fn known(&self) -> Option<Arc<ServerAddress>> {
         Some(Arc::clone(&self.0))
     }
 
@@ -36,15 +36,15 @@ impl Endpoint for Node {
 }
 
 /// Any node, another at each connection.
-impl Endpoint for Atlas {
+impl Endpoint for ClusterNodes {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
         let next = self.next();
-        let located =
-            next.map(|(client, at)| Located { server: Arc::new(Server::new(&client)), node: Some(at) });
+        let located = next
+            .map(|(client, at)| Located { server: Arc::new(ServerAddress::new(&client)), node: Some(at) });
         ready(located).boxed()
     }
 
-    fn known(&self) -> Option<Arc<Server>> {
+    fn known(&self) -> Option<Arc<ServerAddress>> {
         None
     }
 

@@ -13,14 +13,14 @@ use super::slots::{Address, SLOTS};
 
 /// What the witness records, per thread.
 #[derive(Default)]
-struct Notes {
+struct RecordedConnection {
     /// The only node of the pretended cluster; without one, connecting fails.
     node: Option<Address>,
     seen: Vec<ConnectionInfo>,
 }
 
 thread_local! {
-    static NOTES: RefCell<Notes> = RefCell::default();
+    static NOTES: RefCell<RecordedConnection> = RefCell::default();
 }
 
 /// The nodes that the client was made with.
@@ -35,9 +35,9 @@ pub(crate) fn node(client: &ClusterClient, address: &Address) -> RedisResult<Con
 }
 
 fn ask(client: &ClusterClient, node: Option<Address>) -> Vec<ConnectionInfo> {
-    NOTES.set(Notes { node, seen: Vec::new() });
+    NOTES.set(RecordedConnection { node, seen: Vec::new() });
     // The result does not matter.
-    let _ = client.get_generic_connection::<Witness>();
+    let _ = client.get_generic_connection::<ConnectionRecorder>();
     NOTES.take().seen
 }
 
@@ -46,9 +46,9 @@ pub(crate) fn nowhere() -> RedisError {
 }
 
 /// Records how the client would connect.
-struct Witness;
+struct ConnectionRecorder;
 
-impl Connect for Witness {
+impl Connect for ConnectionRecorder {
     fn connect<T: IntoConnectionInfo>(info: T, _: Option<Duration>) -> RedisResult<Self> {
         let info = info.into_connection_info()?;
         NOTES.with_borrow_mut(|notes| {
@@ -74,7 +74,7 @@ impl Connect for Witness {
     }
 }
 
-impl ConnectionLike for Witness {
+impl ConnectionLike for ConnectionRecorder {
     fn req_packed_command(&mut self, _: &[u8]) -> RedisResult<Value> {
         Ok(Value::Okay)
     }

@@ -10,23 +10,23 @@ use super::info;
 use super::slots::{Address, Range};
 use crate::sync::lock;
 
-pub(crate) struct Atlas {
+pub(crate) struct ClusterNodes {
     client: ClusterClient,
     /// The addresses the client was made with.
     seeds: Vec<Address>,
     /// Masters and replicas of the latest map.
-    known: Mutex<Known>,
+    known: Mutex<KnownNode>,
     /// The index of the next node to try.
     turn: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownNode {
     masters: Vec<Address>,
     all: Vec<Address>,
 }
 
-impl Atlas {
+impl ClusterNodes {
     pub(crate) fn new(client: ClusterClient) -> Self {
         let seeds = info::seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
@@ -65,7 +65,7 @@ impl Atlas {
             list.sort();
             list.dedup();
         }
-        *lock(&self.known) = Known { masters, all };
+        *lock(&self.known) = KnownNode { masters, all };
     }
 
     /// A node to subscribe at, another one at each call: a message published at any node reaches all of them.
@@ -95,13 +95,13 @@ mod tests {
         Address { host: "h".into(), port }
     }
 
-    fn atlas(ports: &[u16]) -> Atlas {
+    fn atlas(ports: &[u16]) -> ClusterNodes {
         let urls = ports.iter().map(|port| format!("redis://u:pw@h:{port}/"));
-        Atlas::new(ClusterClient::new(urls).expect("nodes"))
+        ClusterNodes::new(ClusterClient::new(urls).expect("nodes"))
     }
 
     /// The nodes that inboxes would go to, one after the other.
-    fn turns(atlas: &Atlas, count: usize) -> Vec<String> {
+    fn turns(atlas: &ClusterNodes, count: usize) -> Vec<String> {
         let mut turns: Vec<_> = (0..count).map(|_| atlas.next().expect("there are some").1).collect();
         turns.sort();
         turns

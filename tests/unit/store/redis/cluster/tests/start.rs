@@ -126,7 +126,7 @@ async fn another_runtime_starts_over() {
         let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().surveyor.is_none();
         eventually("there is no surveyor", is_over).await;
     }
-    assert!(matches!(unknown.state().chart, Chart::Blank), "no surveyor looks any more");
+    assert!(matches!(unknown.state().chart, SlotMap::Blank), "no surveyor looks any more");
     let asked = node.asked();
     assert!(get(&drawn, "k", SOON).await.is_ok());
     eventually("it is surveyed", || node.asked() > asked).await;

@@ -8,7 +8,7 @@ use crate::lock::options::Waiting;
 
 /// How a caller waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct WaitTerms {
     pub(crate) waiting: Waiting,
     /// Interval and jitter of the polling to which `Keyspace` falls back.
     pub(crate) fallback: (Duration, f64),

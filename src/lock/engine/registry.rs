@@ -1,4 +1,4 @@
-//! [`Home`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
+//! [`LockRegistry`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
 
 use std::fmt;
 use std::future::Future;
@@ -8,34 +8,34 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::guard_state::Node;
+use crate::guard_state::GuardState;
 use crate::store::lock_store::LockStore;
 use crate::store::names::LockName;
-use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
-use crate::tracker::{Gauge, Present, Waiters};
+use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::tracker::{StoppableWaiters, Tracked, Tracker};
 
 /// The state that all locks made from one [`Locks`](crate::lock::Locks) share.
-pub(crate) struct Home {
-    pub(crate) store: NodeStore,
+pub(crate) struct LockRegistry {
+    pub(crate) store: StoreHandle,
     /// Escaped, as it appears in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) command_timeout: Duration,
     /// Releases that run in the background. Locks of a guard use the guard's own gauge: each `guard.locks()` and
-    /// each permit to load makes a `Home`, and the guard's shutdown has to wait for the releases of all of them.
-    pub(crate) background: Arc<Gauge>,
-    pub(crate) waiters: Waiters,
+    /// each permit to load makes a `LockRegistry`, and the guard's shutdown has to wait for the releases of all of them.
+    pub(crate) background: Arc<Tracker>,
+    pub(crate) waiters: StoppableWaiters,
     /// Whether the warning was logged that the server announces no key events.
     pub(crate) warned: AtomicBool,
     /// The guard that owns the connections, if any: it closes them. Without a guard, this closes them.
-    guard: Option<Arc<Node>>,
+    guard: Option<Arc<GuardState>>,
 }
 
-impl Home {
+impl LockRegistry {
     pub(crate) fn new(
-        store: NodeStore,
+        store: StoreHandle,
         namespace: Box<str>,
         command_timeout: Duration,
-        guard: Option<Arc<Node>>,
+        guard: Option<Arc<GuardState>>,
     ) -> Self {
         let background = guard.as_ref().map(|guard| Arc::clone(&guard.background)).unwrap_or_default();
         Self {
@@ -43,7 +43,7 @@ impl Home {
             namespace,
             command_timeout,
             background,
-            waiters: Waiters::default(),
+            waiters: StoppableWaiters::default(),
             warned: AtomicBool::new(false),
             guard,
         }
@@ -79,7 +79,7 @@ impl Home {
     }
 
     /// Counts a call that waits for a lock, until the answer is dropped.
-    pub(crate) fn wait(&self) -> (Present, Option<Present>) {
+    pub(crate) fn wait(&self) -> (Tracked, Option<Tracked>) {
         (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
     }
 
@@ -117,13 +117,13 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for LockRegistry {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for LockRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store: _, namespace, command_timeout, background: _, waiters: _, warned: _, guard } = self;
         f.debug_struct("Home")

@@ -1,0 +1,33 @@
+//! A load of one caller outside the protocol.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use tokio::time::timeout;
+
+use super::call::Call;
+use crate::error::{Error, Failure};
+use crate::loader::nesting::LoadScope;
+use crate::loader::{LoadInput, Loader};
+use crate::observe::{self, Count};
+
+/// Runs a caller's own load, which answers only this caller, for at most `load_timeout`. Returns a panic of the loader as an
+/// error: the caller decides whether it unwinds.
+pub(crate) async fn run_alone(
+    Call { state, policy, key }: Call<'_>,
+    loader: Loader,
+) -> Result<Result<(), Failure>, Box<dyn Any + Send>> {
+    state.count(Count::loads);
+    let Loader { run, within, .. } = loader;
+    let given = LoadInput::alone(policy.load_timeout);
+    let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await });
+    let (ran, _) = observe::timed(timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
+    match ran {
+        Ok(loaded) => {
+            loaded?.settle();
+            Ok(Ok(()))
+        }
+        Err(_) => Ok(Err(Failure::Guard(Error::load_timeout(key, policy.load_timeout)))),
+    }
+}

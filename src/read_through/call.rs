@@ -1,0 +1,145 @@
+//! One caller: its inputs, and its state on the way through the steps. Knows no Redis and no HTTP.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::flight::order::Arrival;
+use crate::guard_state::{GuardState, ReadResult, SoloRead};
+use crate::key::Key;
+use crate::key::flight::{FlightKey, LoadMode};
+use crate::policy::Policy;
+use crate::policy::budget::Budget;
+use crate::value::entry::Entry;
+use crate::value::freshness::Freshness;
+use crate::value::reader::EntryReader;
+use crate::value::stored::StoredEntry;
+
+/// One caller's inputs: guard state, policy, key.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) state: &'a Arc<GuardState>,
+    pub(crate) policy: &'a Arc<Policy>,
+    pub(crate) key: &'a Key,
+}
+
+/// A [`Call`] on its way: its start time, remaining budget, look-up, and the entry that it has rejected.
+pub(crate) struct CallState<'a> {
+    pub(crate) call: Call<'a>,
+    pub(crate) started: Instant,
+    pub(crate) came: Arrival,
+    pub(crate) budget: Budget,
+    pub(crate) look_up: LookUpState,
+    /// The entry that this caller has read and will not serve as it is.
+    pub(crate) rejected: Option<Arc<StoredEntry>>,
+    /// Held until this caller has a slot on a flight, so that the callers queued behind its read find the flight.
+    pub(super) solo_read: Option<SoloRead<'a>>,
+    /// The kind of flight to join.
+    pub(crate) mode: LoadMode,
+}
+
+/// Whether the store has answered a caller's look-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookUpState {
+    /// The caller joins a flight without a look-up, or has already judged an older entry in place of a failed one.
+    NotMade,
+    Answered,
+    Failed,
+}
+
+impl<'a> CallState<'a> {
+    pub(crate) fn new(call: Call<'a>) -> Self {
+        Self {
+            call,
+            started: Instant::now(),
+            came: Arrival::now(),
+            budget: call.policy.budget(),
+            look_up: LookUpState::NotMade,
+            rejected: None,
+            solo_read: None,
+            mode: LoadMode::Leased,
+        }
+    }
+
+    /// The store's clock when this caller came: one look at a clock per hit is enough.
+    pub(crate) fn now(&self) -> u64 {
+        self.call.state.store.clock_at(self.started)
+    }
+
+    pub(crate) fn flight(&self, mode: LoadMode) -> FlightKey {
+        FlightKey { key: self.call.key.clone(), mode }
+    }
+
+    /// Makes this caller neither wait for other callers nor be waited for.
+    #[cfg(feature = "http")]
+    pub(crate) fn unattended(mut self) -> Self {
+        self.mode = LoadMode::Probe;
+        self
+    }
+
+    /// The older value that may be served because no current one can be had.
+    pub(crate) fn stand_in<R: EntryReader>(&self, reader: &R) -> Option<R::Value> {
+        let now = self.call.state.store.now();
+        let value = self.rejected.as_ref()?.value().filter(|value| reader.stands_in(value, now))?;
+        reader.open(value, now, None)
+    }
+
+    /// As [`stand_in`](Self::stand_in). A caller that joined a flight without a look-up makes it now; such callers share one read.
+    pub(crate) async fn find_stand_in<R: EntryReader>(&self, reader: &R) -> Option<R::Value> {
+        if self.rejected.is_some() {
+            return self.stand_in(reader);
+        }
+        let mut caller = Self { rejected: None, solo_read: None, ..*self };
+        caller.see().await;
+        caller.stand_in(reader)
+    }
+
+    /// Reads the stored entry if this caller has not done so: it may stand in, and a load may revalidate it.
+    pub(crate) async fn see(&mut self) {
+        if self.rejected.is_none()
+            && self.look_up != LookUpState::Answered
+            && let ReadResult::Found(found) = self.read_anyway().await
+        {
+            self.rejected = Some(found);
+        }
+    }
+
+    /// Returns the older value once `soft_timeout` has passed; pending for ever if there is no such value or timeout.
+    pub(crate) async fn soft_timeout<R: EntryReader>(&self, reader: &R) -> R::Value {
+        if let Some(soft_timeout) = self.call.policy.soft_timeout {
+            sleep_until(self.started + soft_timeout).await;
+            if let Some(value) = self.find_stand_in(reader).await {
+                return value;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// The kind of flight to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
+    /// [`LoadMode::ForcedReload`], so that those others do not wait for this load.
+    pub(crate) fn mode_to_join(&self, leads_others: impl FnOnce(&Entry) -> bool) -> LoadMode {
+        let Some(value) = self.rejected.as_ref().and_then(|rejected| rejected.value()) else {
+            return LoadMode::Leased;
+        };
+        let is_served = value.serves(self.now()).is_at_once();
+        if is_served || leads_others(value) { LoadMode::ForcedReload } else { LoadMode::Leased }
+    }
+
+    /// Whether this caller's failed look-up would have found and rejected this entry.
+    pub(crate) fn would_have_passed<R: EntryReader>(&self, reader: &R, entry: &Entry) -> bool {
+        let now = self.now();
+        self.look_up == LookUpState::Failed
+            && entry.stored_at < now
+            && reader.serves(entry, now, None) == Freshness::Expired
+    }
+
+    /// Whether this caller accepts this entry in place of a value that could not be had.
+    pub(crate) fn takes<R: EntryReader>(&self, reader: &R, entry: &Entry) -> bool {
+        reader.stands_in(entry, self.now()) || reader.serves(entry, self.now(), None) != Freshness::Expired
+    }
+
+    /// Remembers an entry of a flight's outcome as rejected.
+    pub(crate) fn reject(&mut self, entry: &Entry) {
+        self.rejected = Some(Arc::new(StoredEntry::new(Ok(entry.clone()))));
+    }
+}

@@ -1,0 +1,196 @@
+//! The read of step 2, shared by the callers that ask at the same moment: a caller's place in its key's queue, the task that reads
+//! for the queue, and the take-over from a task whose runtime stands still. `flight/shared_read.rs` has the queues.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::task::yield_now;
+use tokio::time::timeout;
+
+use super::call::{Call, CallState};
+use super::tag_check::read_checked;
+use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
+use crate::guard_state::{GuardState, ReadResult, SoloRead};
+use crate::key::flight::{FlightKey, LoadMode};
+use crate::key::{Hashed, Key};
+use crate::observe::Count;
+use crate::store::{StoreError, StoreErrorKind};
+use crate::value::stored::StoredEntry;
+
+/// The runtime that the caller is polled in.
+fn runtime() -> Option<Id> {
+    Handle::try_current().ok().map(|handle| handle.id())
+}
+
+impl<'a> CallState<'a> {
+    /// The read of a caller that joins a flight if there is one, and then need not read.
+    pub(super) async fn read(&mut self) -> ReadResult {
+        let (read, solo_read) = self.read_past(false).await;
+        self.solo_read = solo_read;
+        read
+    }
+
+    /// The read of a caller that wants to know what is stored, also during a load.
+    pub(super) async fn read_anyway(&self) -> ReadResult {
+        let (read, _solo_read) = self.read_past(true).await;
+        let Call { state, policy, key } = self.call;
+        match (read, self.budget.next()) {
+            // The reader of the queue skipped the read, because its callers join a flight.
+            (ReadResult::Skipped, Some(within)) => {
+                let tags = policy.tag_keys(&state.namespace);
+                Box::pin(read_store(state, key, &tags, within, false)).await
+            }
+            (read, _) => read,
+        }
+    }
+
+    /// Callers that ask at the same moment share a read.
+    async fn read_past(&self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
+        let Call { state, policy, key } = self.call;
+        let Some(within) = self.budget.next() else {
+            return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
+        };
+        let tags = policy.tag_keys(&state.namespace);
+        let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights };
+        let (queued, is_elsewhere) = match queue.enter(within) {
+            // Boxed: most callers of a hot key queue behind another caller's read, and would otherwise move the space for one.
+            Ok(solo_read) => {
+                return (Box::pin(read_store(state, key, &tags, within, false)).await, Some(solo_read));
+            }
+            Err(queued) => queued,
+        };
+        // A timer is needed if callers with another policy wait longer than this one, if the budget does not cover the lone read
+        // and the queue's own read, or if the reader's runtime may stand still. (Only then: a timer costs time.)
+        let twice = policy.command_timeout.saturating_mul(2);
+        let read = if policy.command_timeout < state.longest_command()
+            || twice > policy.coordination_budget
+            || is_elsewhere
+        {
+            Box::pin(queue.wait_for_reader(queued, is_elsewhere, self.budget.left())).await
+        } else {
+            queued.await
+        };
+        let read = read.unwrap_or_else(|| ReadResult::Failed(StoreError::new(StoreErrorKind::Unavailable)));
+        match &read {
+            // The shared read did not check all tags of this caller's policy.
+            ReadResult::Found(found) if !tags.iter().all(|tag| found.checked.contains(tag)) => {
+                (Box::pin(read_store(state, key, &tags, within, false)).await, None)
+            }
+            _ => (read, None),
+        }
+    }
+}
+
+/// How one caller shares its read.
+#[derive(Clone, Copy)]
+struct SharedLookUp<'a, 't> {
+    state: &'a Arc<GuardState>,
+    key: &'a Key,
+    /// The tags that the entry must have.
+    tags: &'t [Key],
+    /// Whether to read also if there is a flight to join.
+    past_flights: bool,
+}
+
+impl<'a> SharedLookUp<'a, '_> {
+    /// Lets the caller read by itself, or returns its place in the queue that one task reads for, and whether that task may be in
+    /// another runtime.
+    ///
+    /// Not async, because its locals would enlarge the future of every hit.
+    fn enter(self, within: Duration) -> Result<SoloRead<'a>, (QueuedRead<ReadResult>, bool)> {
+        match self.state.reads.enter(self.key, within) {
+            ReadRole::Solo(solo_read) => Ok(solo_read),
+            ReadRole::Queued(queued, reader, duty) => {
+                let is_elsewhere = duty.is_none() && reader != runtime();
+                if let Some(duty) = duty {
+                    self.read_for_others(duty, within);
+                }
+                Err((queued, is_elsewhere))
+            }
+        }
+    }
+
+    fn read_for_others(self, duty: BatchReader<Key, ReadResult, Hashed>, within: Duration) {
+        let Self { state, tags, past_flights, .. } = self;
+        duty.runs_in(runtime());
+        tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, past_flights));
+    }
+
+    /// Waits for the reader for at most `most`. If the reader is in another runtime and takes three quarters of that, its runtime
+    /// may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
+    async fn wait_for_reader(
+        self,
+        mut queued: QueuedRead<ReadResult>,
+        is_elsewhere: bool,
+        most: Duration,
+    ) -> Option<ReadResult> {
+        let Self { state, key, tags, .. } = self;
+        let late = |_| Some(ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)));
+        if !is_elsewhere {
+            return timeout(most, queued).await.unwrap_or_else(late);
+        }
+        if let Ok(read) = timeout(most * 3 / 4, &mut queued).await {
+            return read;
+        }
+        let left = most / 4;
+        if let Some(duty) = state.reads.take_over(key, &queued) {
+            self.read_for_others(duty, left);
+        }
+        drop(queued);
+        let again = async {
+            match self.enter(left) {
+                Ok(_solo_read) => Some(read_store(state, key, tags, left, false).await),
+                Err((queued, _)) => queued.await,
+            }
+        };
+        timeout(left, again).await.unwrap_or_else(late)
+    }
+}
+
+/// Reads the entry, and in the same trip the ids of the tags that it must have. `shared`: for several callers.
+async fn read_store(
+    state: &GuardState,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+    shared: bool,
+) -> ReadResult {
+    match read_checked(state, key, tags, within).await {
+        Ok(None) => ReadResult::Nothing,
+        Ok(Some(content)) if shared => ReadResult::Found(Arc::new(StoredEntry::shared(content, tags))),
+        Ok(Some(content)) => ReadResult::Found(Arc::new(StoredEntry::new(content))),
+        Err(error) => {
+            state.count(Count::store_errors);
+            ReadResult::Failed(error)
+        }
+    }
+}
+
+/// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
+/// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
+async fn read_for_queue(
+    state: Arc<GuardState>,
+    mut duty: BatchReader<Key, ReadResult, Hashed>,
+    tags: Vec<Key>,
+    within: Duration,
+    past_flights: bool,
+) {
+    let key = duty.key().clone();
+    let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
+    // The lone read in front of the queue may find nothing and begin a flight, which the queued callers then join
+    // without a read.
+    if timeout(within, duty.first_ended()).await.is_err() {
+        duty.give_up_first();
+    }
+    while let Some(batch) = duty.next() {
+        let read = if !past_flights && state.flights.has_connected(&flight) {
+            ReadResult::Skipped
+        } else {
+            read_store(&state, &key, &tags, batch.patience, true).await
+        };
+        batch.answer(read);
+        // The callers that ask again at once are in the next batch.
+        yield_now().await;
+    }
+}
