@@ -1,7 +1,7 @@
 # run    the main example, with no set-up
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
-# bench  the numbers of the README's table
+# bench  the numbers of docs/performance.md
 # conformance, conformance-current, conformance-both
 #        the public tests of HTTP caches: their last release, their current state, and both at once (tests/conformance)
 # redis-6.2
@@ -19,6 +19,7 @@
 #        breaks the connection at every byte, where the other tests take every 61st of long requests: three minutes
 # imports
 #        looks for circles, imports against the floors of DESIGN.md and crates outside their rooms; tests that it finds each
+# pages  README and docs: links, code blocks that tests/guide runs, lengths; whether the pictures are as scripts/pictures draws them
 # deny   licences, sources and versions of our dependencies (deny.toml); needs cargo-deny
 # simulate
 #        60,000 simulated fleets: 20,000 seeds with no, some and many faults each (SEEDS=n for another number);
@@ -31,7 +32,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak imports deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -69,7 +70,7 @@ bench: redis wrk
 SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
   cargo test --no-default-features --features testing --lib --
 
-# README promises a minute at most for all 20,000 seeds on two cores.
+# docs/guarantees.md promises a minute at most for all 20,000 seeds on two cores.
 SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -lt 2 || echo 60))
 
 simulate:
@@ -112,6 +113,11 @@ soak-leak: redis
 imports:
 	scripts/imports
 	scripts/imports --test
+
+pages:
+	scripts/pages
+	scripts/pages --test
+	scripts/pictures --check
 
 deny:
 	cargo deny --all-features check bans licenses sources

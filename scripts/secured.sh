@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a server with TLS by a private authority, a Unix socket, and README's smallest user as the only one. Ctrl-C ends it.
+# Starts a server with TLS by a private authority, a Unix socket, and the smallest user of SECURITY.md as the only one. Ctrl-C ends it.
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/servers.sh"
 command -v openssl >/dev/null || { echo "openssl is missing: apt-get install -y openssl" >&2; exit 1; }
@@ -11,8 +11,8 @@ cd "$folder"
   openssl x509 -req -in server.csr -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 \
     -extfile <(echo "subjectAltName=DNS:localhost,IP:127.0.0.1") -out server.pem
 } 2>openssl.log || { cat openssl.log >&2; exit 1; }
-# README's rule, joined to one line.
-acl=$(sed -n '/^ACL SETUSER guard/,/^```/p' "$here/../README.md" | grep -v '^```' | tr -s '\n ' ' ')
+# SECURITY.md's rule, joined to one line.
+acl=$(sed -n '/^ACL SETUSER guard/,/^```/p' "$here/../SECURITY.md" | grep -v '^```' | tr -s '\n ' ' ')
 printf 'user default off\nuser guard on >secret %s\n' "${acl#*>PASSWORD }" >users.acl
 start --port 0 --tls-port "$port" --tls-auth-clients no --tls-ca-cert-file authority.pem --tls-cert-file server.pem \
   --tls-key-file server.key --unixsocket "$folder/redis.sock" --aclfile "$folder/users.acl" --dir "$folder" --save ""

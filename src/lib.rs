@@ -1,9 +1,9 @@
 //! Cache-stampede protection for a whole fleet: one load per cold key across all replicas.
 //!
-//! A hot cache entry expires, thousands of requests miss at once, and all of them ask the database behind
-//! the cache. Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per
-//! resource on Redis, so that **one request in the whole fleet** loads; the others sleep until they are told,
-//! and read the cache again.
+//! When a hot cache entry expires, thousands of requests miss at once, and all of them ask the database behind the cache.
+//! Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per resource on
+//! Redis, so that **one request in the whole fleet** loads; the others sleep until they are told, and read the cache. The
+//! cache is Redis itself.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,8 +17,7 @@
 //!     .get_or_load(("report", 7), || async { Ok::<_, std::io::Error>("expensive".to_owned()) })
 //!     .await?;
 //!
-//! // Around an axum router, another tower service or an HTTP client. `Host` is part of the key;
-//! // `HttpPolicy::authority` sets one host name for all requests.
+//! // Around an axum router, another tower service or an HTTP client:
 //! # #[cfg(feature = "http")] {
 //! let app: axum::Router = axum::Router::new()
 //!     .route("/report/{id}", axum::routing::get(|| async { "expensive" }))
@@ -28,28 +27,29 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Around a service **the guard wraps every layer that removes credentials or sets cookies, `Cache-Control`, `Vary` or nonces, and
-//! sits inside the layers that stamp each response, trace or compress**: the module `http` shows the stack,
-//! in "Where the layer belongs".
+//! # What the layer does by default
 //!
-//! A guard can be made anywhere; its calls need a Tokio runtime, with time and, for Redis, I/O.
+//! - It caches a 200 to a `GET` of at most 1 MiB: as long as `Cache-Control` says, or 60 s without one.
+//! - A request with `Authorization`, a cookie or another credential goes straight to the service. A response with
+//!   `Set-Cookie`, `private`, `no-store` or `Vary: *` is not shared. **A response that depends on anything else must say
+//!   so**: with `Vary`, `private`, or the extension `DoNotStore`.
+//! - The key is scheme, host, path and query. A successful `POST`, `PUT` or `DELETE` invalidates its URI.
+//! - Authentication, sessions and cookies belong inside the guard; tracing, compression, CORS and request ids outside.
 //!
-//! # How a request is answered
+//! The module `http` has the whole of it.
 //!
-//! 1. **key**: request or caller -> [`CacheKey`], or straight to the inner service.
-//! 2. **look up**: one plain GET; fresh -> 8, stale but servable -> 8 now and 3 to 7 in the background.
-//! 3. **join**: the flight of this process; a follower awaits its leader -> 8.
-//! 4. **lease**: one script for all processes: an entry meanwhile -> 8, granted -> 6, held -> 5.
-//! 5. **wait**: until the wake-up, the lease's end, a lost connection or the deadline; then 4 again.
-//! 6. **load**: in a separate task, while the lease is renewed.
-//! 7. **commit**: one script stores the value, frees the lease and wakes every waiting process, if the lease is
-//!    still held. A failure goes to all waiters; if the loader vanished, one waiter goes on.
-//! 8. **response**: the value.
+//! # Where to read on
 //!
-//! # Locks
+//! The repository has a guide, a page per question, in `docs/`: `getting-started.md` step by step, `keys.md` (what is
+//! cached), `stack.md` (where the layer belongs), `freshness.md`, `errors.md`, `invalidation.md`, `redis-down.md`,
+//! `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS, Sentinel, Cluster),
+//! `operations.md`, `guarantees.md` (each promise with its tests and its limits) and `how-it-works.md`.
 //!
-//! For work of your own that only one process, or a limited number, may do at a time: [`lock`] has a mutex and a fair
-//! semaphore on the same connections ([`StampedeGuard::locks`]).
+//! Here: [`StampedeGuard`] is what a service calls, [`Policy`] how it behaves; [`LoadContext`] lets a loader set the
+//! lifetime, tags and validator of its value; [`lock`] has a mutex and a fair semaphore on the same connections;
+//! [`health`] and [`StampedeGuard::doctor`] examine a deployment; [`StampedeGuard::stats`] counts. Spans and events go to
+//! `tracing`: keys appear as a digest, values never. A guard can be made anywhere; its calls need a Tokio runtime, with
+//! time and, for Redis, I/O.
 //!
 //! # Features
 //!
@@ -65,12 +65,6 @@
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
-//!
-//! # Observability
-//!
-//! [`StampedeGuard::health`] returns the state of this process's store, [`StampedeGuard::doctor`] examines the deployment
-//! ([`health`]). [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
-//! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
@@ -116,8 +110,3 @@ pub use store::memory::MemoryStore;
 #[cfg(all(test, feature = "testing"))]
 #[path = "../tests/simulation/mod.rs"]
 mod simulation;
-
-/// The README's examples run as tests.
-#[cfg(all(doctest, feature = "redis", feature = "http"))]
-#[doc = include_str!("../README.md")]
-struct Readme;

@@ -173,13 +173,13 @@ fn the_documents_state_the_numbers_of_runs_and_of_fault_kinds() {
     let (profiles, kinds) = (Profile::ALL.len() as u64, crate::testing::Fault::ALL.len());
     assert_eq!(Profile::ALL, [Profile::None, Profile::Mixed, Profile::Heavy], "a third of each");
     assert!(include_str!("../../Makefile").contains(&format!("SEEDS:-{FULL}}}")));
-    let readme = include_str!("../../README.md");
+    let guarantees = include_str!("../../docs/guarantees.md");
     let thousands = FULL * profiles / 1_000;
     for told in [
         format!("{} runs in each test run and {thousands},000 by", SEEDS * profiles),
         format!("\n{kinds} kinds of fault"),
     ] {
-        assert!(readme.contains(&told), "{told}");
+        assert!(guarantees.contains(&told), "{told}");
     }
     let told = format!("on which {kinds} kinds of fault strike");
     assert!(include_str!("../../CHANGELOG.md").contains(&told), "{told}");

@@ -225,7 +225,7 @@ async fn a_refused_subscription_is_logged_once() {
         }
         let warned = warnings.about("no notifications");
         assert_eq!(warned.len(), guards.len(), "{warned:?}");
-        assert!(warned.iter().all(|warning| warning.contains("rights that the README lists")), "{warned:?}");
+        assert!(warned.iter().all(|warning| warning.contains("rights that docs/redis.md lists")), "{warned:?}");
         server.flush_all();
     }
 }
@@ -271,7 +271,7 @@ async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
         warnings
             .about("no notifications")
             .into_iter()
-            .filter(|warning| warning.contains("rights that the README"))
+            .filter(|warning| warning.contains("rights that docs/redis.md"))
     };
     eventually_eq("it is told", SOON, 1, async || told().count()).await;
 }
@@ -295,7 +295,7 @@ async fn a_missing_right_to_run_scripts_is_reported_and_loads_go_on() {
 
     let told = |error: &dyn std::error::Error| {
         let why = chain(error);
-        assert!(why.contains("rights that the README lists") && why.contains("evalsha"), "{why}");
+        assert!(why.contains("rights that docs/redis.md lists") && why.contains("evalsha"), "{why}");
     };
     told(&guard.connect().await.expect_err("refused"));
     told(&guard.invalidate("k").await.expect_err("refused"));

@@ -249,7 +249,7 @@ async fn connecting_without_the_key_rights_of_a_load_is_an_error() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
     let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
-    is_told(&guard, "rights that the README lists").await;
+    is_told(&guard, "rights that docs/redis.md lists").await;
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:l:*"]);
     connects(&guard).await;
 }

@@ -89,7 +89,7 @@ fn each_script_says_which_commands_it_calls() {
 #[test]
 fn the_documents_name_what_sentinel_and_cluster_need() {
     let cluster = crate::support::cluster::CLUSTER_RIGHTS.join(" ");
-    for text in [include_str!("../../../README.md"), include_str!("../../../SECURITY.md")] {
+    for text in [include_str!("../../../docs/redis.md"), include_str!("../../../SECURITY.md")] {
         assert!(
             text.contains(&format!("`{cluster}`"))
                 && text.contains(&format!("`{}`", crate::support::sentinels::ROLE))
@@ -103,7 +103,7 @@ fn the_documents_name_the_minimal_user() {
     let rights = |text: &str| -> BTreeSet<String> {
         text.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
     };
-    for text in [include_str!("../../../README.md"), include_str!("../../../SECURITY.md")] {
+    for text in [include_str!("../../../docs/redis.md"), include_str!("../../../SECURITY.md")] {
         let from = text.find("ACL SETUSER").expect("it is there");
         let until = from + text[from..].find("```").expect("in a block");
         assert_eq!(rights(&text[from..until]), rights(MINIMAL_ACL));

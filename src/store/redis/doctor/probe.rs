@@ -20,7 +20,7 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// The advice about missing commands.
 const LACKING: &str = "the server lacks commands that the guard's scripts call, or the right of this user to them: use Redis \
-                       6.2 or later, or Valkey, rename no commands, and give the user the rights that the README lists; \
+                       6.2 or later, or Valkey, rename no commands, and give the user the rights that docs/redis.md lists; \
                        doctor() says which";
 
 /// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the

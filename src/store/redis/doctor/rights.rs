@@ -108,7 +108,7 @@ impl RefusedRights {
                 }
             }
             let rules = rules.join(" ");
-            format!("ACL SETUSER {user} {rules} (and no rename-command); the README has the whole list")
+            format!("ACL SETUSER {user} {rules} (and no rename-command); docs/redis.md has the whole list")
         };
         let mut findings = Vec::new();
         if !guard.is_empty() {

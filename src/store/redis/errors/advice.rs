@@ -76,7 +76,7 @@ pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
             Some("the server wants a password: put it into the URL, as in redis://user:password@host")
         }
         "NOPERM" => Some(
-            "this user may not do what the guard does: give it the rights that the README lists for Redis; doctor() names \
+            "this user may not do what the guard does: give it the rights that docs/redis.md lists; doctor() names \
              those that are missing",
         ),
         _ => on_words(&error.to_string().to_lowercase()),
