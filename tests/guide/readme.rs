@@ -119,7 +119,7 @@ async fn rename(State(shop): State<Shop>, Path(id): Path<u64>, name: String) -> 
 async fn rebuild(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
     let down = |_| StatusCode::SERVICE_UNAVAILABLE;
     let index = shop.guard.locks().mutex("search-index").auto_renew(true).build().map_err(down)?;
-    let Some(held) = index.try_lock().await.map_err(down)? else {
+    let Some(mut held) = index.try_lock().await.map_err(down)? else {
         return Ok(StatusCode::CONFLICT); // another process rebuilds it
     };
     shop.rebuild_index().await;

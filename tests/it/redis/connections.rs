@@ -225,7 +225,10 @@ async fn a_refused_subscription_is_logged_once() {
         }
         let warned = warnings.about("no notifications");
         assert_eq!(warned.len(), guards.len(), "{warned:?}");
-        assert!(warned.iter().all(|warning| warning.contains("rights that docs/redis.md lists")), "{warned:?}");
+        assert!(
+            warned.iter().all(|warning| warning.contains("rights that docs/redis.md lists")),
+            "{warned:?}"
+        );
         server.flush_all();
     }
 }

@@ -24,7 +24,6 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "no_tls.rs"]
 mod tls;
-mod turns;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -42,7 +41,6 @@ use backoff::STABLE;
 use connector::Connector;
 use refusal_log::RefusalLog;
 use silence::{Silence, silent};
-use turns::Turns;
 
 use super::errors::classify::{ConnectionFate, code, judge, store_error};
 use super::errors::outage_log::OutageLog;
@@ -71,7 +69,6 @@ pub(super) struct Supervisor {
     refusals: RefusalLog,
     /// Rate limit of the warning about commands that were not answered in time.
     late: LogEveryMinute,
-    turns: Turns,
 }
 
 struct ConnectionSlot {
@@ -121,7 +118,6 @@ impl Supervisor {
             largest_jump: AtomicU64::new(0),
             refusals: RefusalLog::default(),
             late: LogEveryMinute::default(),
-            turns: Turns::default(),
         })
     }
 

@@ -24,11 +24,8 @@ impl Supervisor {
         };
         let LiveConnection { generation, mut connection, .. } = up;
         let sent = self.silence.sends(left);
-        let waiting = self.turns.wait();
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        let received = self.replied(cmd, generation, left, sent, reply);
-        waiting.go_on().await;
-        received
+        self.replied(cmd, generation, left, sent, reply)
     }
 
     /// Waits for the first connection; returns it and the rest of `within`.
