@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use stampede_guard::StampedeGuard;
 
 use crate::table::Table;
-use crate::turns::{SIZES, awaited, calls, compare, runtime};
+use crate::turns::{SIZES, awaited, calls, compare, crowded, runtime, threads};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct User {
@@ -45,6 +45,23 @@ pub(crate) fn rows(table: &mut Table) {
         let control = calls(|| map.get(&format!("bytes:{size}")).expect("it is there"));
         table.add(compare(format!("hit of `get_or_load`, {size} bytes / a map"), guarded, control));
     }
+    let (threads, hot, value) = (threads(), guard.clone(), Bytes::from(vec![b'v'; 1024]));
+    let map = Arc::new(Map::with("hot:1024".into(), value.clone()));
+    let guarded = crowded(&threads, move || {
+        let (hot, value) = (hot.clone(), value.clone());
+        async move {
+            hot.get_or_load(("hot", 1024), || async { Ok::<_, Infallible>(value) }).await.expect("infallible")
+        }
+    });
+    let control = crowded(&threads, move || {
+        let map = Arc::clone(&map);
+        async move { map.get(&format!("hot:{}", 1024)).expect("it is there") }
+    });
+    table.add(compare(
+        "the same, 1024 bytes, 64 tasks of two threads and one key / a map".into(),
+        guarded,
+        control,
+    ));
     let user = User { id: 42, name: "Ada Lovelace".into(), mail: "ada@shop.example".into() };
     let encoded = rmp_serde::to_vec_named(&user).expect("plain values");
     let map = Map::with("user:42".into(), encoded.into());

@@ -5,8 +5,8 @@
 //! cargo bench --bench micro -- keys layer      some groups: keys loader layer
 //! ```
 //!
-//! One call at a time on a current-thread runtime, so these are the costs of a lone caller; `fleet -- hit` measures them
-//! against a real server.
+//! One call at a time on a current-thread runtime, so these are the costs of a lone caller, but for the row of 64 tasks; `fleet -- hit`
+//! measures them against a real server.
 
 #[path = "../fleet/groups.rs"]
 mod groups;

@@ -4,10 +4,13 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 
 use crate::table::{Limit, Row, Spread, Unit};
 
 const ROUNDS: usize = 7;
+/// The tasks of a crowd.
+const CALLERS: u32 = 64;
 /// How long a side runs in one round: many scheduler switches long, so that a single switch does not decide the result.
 const STRETCH: Duration = Duration::from_millis(50);
 
@@ -39,6 +42,36 @@ pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -
             started.elapsed()
         })
     })
+}
+
+/// A side with asynchronous calls of 64 tasks at once, on a runtime with threads.
+pub(crate) fn crowded<'a, F, Fut>(runtime: &'a Runtime, call: F) -> Side<'a>
+where
+    F: Fn() -> Fut + Clone + Send + 'static,
+    Fut: Future + Send,
+    Fut::Output: Send,
+{
+    Box::new(move |times| {
+        let started = Instant::now();
+        runtime.block_on(async {
+            let mut tasks = JoinSet::new();
+            for _ in 0..CALLERS {
+                let call = call.clone();
+                tasks.spawn(async move {
+                    for _ in 0..times.div_ceil(CALLERS) {
+                        black_box(call().await);
+                    }
+                });
+            }
+            tasks.join_all().await;
+        });
+        started.elapsed()
+    })
+}
+
+/// A runtime with two worker threads, as a small service has.
+pub(crate) fn threads() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
 pub(crate) fn runtime() -> Runtime {

@@ -25,7 +25,7 @@ use crate::observe::{Count, Counters, LogEveryMinute, LogOnce, Outcome, log, war
 use crate::store::{StoreError, StoreHandle};
 use crate::tracker::{StoppableWaiters, Tracker};
 use crate::value::outcome::FlightOutcome;
-use crate::value::stored::StoredEntry;
+use crate::value::stored::{Found, StoredEntry};
 use crate::value::tags::TagId;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
@@ -35,7 +35,7 @@ pub(crate) struct GuardState {
     /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) flights: Arc<Flights<FlightKey, Loader, FlightOutcome, Hashed>>,
-    pub(crate) reads: Arc<SharedReads<Key, ReadResult, Hashed>>,
+    pub(crate) reads: Arc<SharedReads<Key, SharedReadResult, Hashed>>,
     pub(crate) counters: Counters,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
@@ -75,17 +75,31 @@ pub(crate) type Joined = flight::Joined<FlightKey, Loader, FlightOutcome, Hashed
 pub(crate) type FlightWaiter = waiter::Waiter<Loader, FlightOutcome>;
 
 /// A lone caller's read. Holds back the callers that queue behind it until it is dropped.
-pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, ReadResult, Hashed>;
+pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, SharedReadResult, Hashed>;
 
-/// What one read found, given to all callers that share it.
+/// The result of a read.
 #[derive(Clone, Debug)]
-pub(crate) enum ReadResult {
-    Found(Arc<StoredEntry>),
+pub(crate) enum ReadResult<F = Found> {
+    Found(F),
     Nothing,
     /// The read was skipped, because there is a flight to join.
     Skipped,
     /// The store did not answer.
     Failed(StoreError),
+}
+
+/// The result of a read, given to all callers that share it.
+pub(crate) type SharedReadResult = ReadResult<Arc<StoredEntry>>;
+
+impl<F> ReadResult<F> {
+    pub(crate) fn map<G>(self, found: impl FnOnce(F) -> G) -> ReadResult<G> {
+        match self {
+            Self::Found(entry) => ReadResult::Found(found(entry)),
+            Self::Nothing => ReadResult::Nothing,
+            Self::Skipped => ReadResult::Skipped,
+            Self::Failed(error) => ReadResult::Failed(error),
+        }
+    }
 }
 
 impl GuardState {

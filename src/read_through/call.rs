@@ -100,7 +100,7 @@ impl<'a> CallState<'a> {
             && self.look_up != LookUpState::Answered
             && let ReadResult::Found(found) = self.read_anyway().await
         {
-            self.rejected = Some(found);
+            self.rejected = Some(found.into());
         }
     }
 

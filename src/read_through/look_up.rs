@@ -64,7 +64,9 @@ pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> 
             return Err(Failure::Guard(Error::store("looking up the entry", key, error)));
         }
         ReadResult::Failed(_) => caller.look_up = LookUpState::Failed,
-        ReadResult::Found(found) => (caller.look_up, caller.rejected) = (LookUpState::Answered, Some(found)),
+        ReadResult::Found(found) => {
+            (caller.look_up, caller.rejected) = (LookUpState::Answered, Some(found.into()))
+        }
         ReadResult::Nothing => caller.look_up = LookUpState::Answered,
         ReadResult::Skipped => {}
     }
@@ -81,7 +83,9 @@ pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> 
 pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>>, StoreError> {
     match CallState::new(call).read_anyway().await {
         ReadResult::Failed(error) => Err(error),
-        ReadResult::Found(found) => Ok(Some(found).filter(|found| found.value().is_some())),
+        ReadResult::Found(found) => {
+            Ok(Some(found.into()).filter(|found: &Arc<StoredEntry>| found.value().is_some()))
+        }
         ReadResult::Nothing | ReadResult::Skipped => Ok(None),
     }
 }
@@ -121,7 +125,7 @@ impl<'a> CallState<'a> {
             ReadResult::Nothing => return self.missed(LookUpState::Answered),
         };
         let Ok(entry) = &found.content else {
-            self.rejected = Some(found);
+            self.rejected = Some(found.into());
             return self.missed(LookUpState::Answered);
         };
         let (now, shared) = (self.now(), found.shared.as_ref());
@@ -130,20 +134,21 @@ impl<'a> CallState<'a> {
             let stale = freshness != Freshness::Fresh;
             if let Some(value) = reader.open(entry, now, shared) {
                 let refresh = self.is_refresh_due(freshness, entry, now).then(|| {
-                    (self.look_up, self.rejected) = (LookUpState::Answered, Some(Arc::clone(&found)));
+                    (self.look_up, self.rejected) = (LookUpState::Answered, Some(found.into()));
                     Box::new(self)
                 });
                 return Lookup::Hit { value, stale, refresh };
             }
         }
         if entry.kind == EntryKind::Marker && entry.is_fresh(now) {
-            (self.look_up, self.mode, self.rejected) = (LookUpState::Answered, LoadMode::Probe, Some(found));
+            (self.look_up, self.mode, self.rejected) =
+                (LookUpState::Answered, LoadMode::Probe, Some(found.into()));
             return Lookup::Miss(self);
         }
         if freshness.is_at_once() {
             state.unreadable(key, &"sound, and not what is asked for");
         }
-        self.rejected = Some(found);
+        self.rejected = Some(found.into());
         self.mode = self.mode_to_join(|entry| reader.leads_others(entry));
         self.missed(LookUpState::Answered)
     }

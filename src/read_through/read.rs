@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
+use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::call::{Call, CallState};
 use super::tag_check::read_checked;
 use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
-use crate::guard_state::{GuardState, ReadResult, SoloRead};
+use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};
-use crate::value::stored::StoredEntry;
+use crate::value::stored::{Found, StoredEntry};
 
 /// The runtime that the caller is polled in.
 fn runtime() -> Option<Id> {
@@ -39,7 +40,7 @@ impl<'a> CallState<'a> {
             // The reader of the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
                 let tags = policy.tag_keys(&state.namespace);
-                Box::pin(read_store(state, key, &tags, within, false)).await
+                Box::pin(read_store(state, key, &tags, within)).await.map(Found::Own)
             }
             (read, _) => read,
         }
@@ -52,11 +53,15 @@ impl<'a> CallState<'a> {
             return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
         };
         let tags = policy.tag_keys(&state.namespace);
+        if state.store.answers_at_once() {
+            // A task that does nothing else must let other tasks run.
+            consume_budget().await;
+            return (read_store(state, key, &tags, within).await.map(Found::Own), None);
+        }
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights };
         let (queued, is_elsewhere) = match queue.enter(within) {
-            // Boxed: most callers of a hot key queue behind another caller's read, and would otherwise move the space for one.
             Ok(solo_read) => {
-                return (Box::pin(read_store(state, key, &tags, within, false)).await, Some(solo_read));
+                return (read_store(state, key, &tags, within).await.map(Found::Own), Some(solo_read));
             }
             Err(queued) => queued,
         };
@@ -75,9 +80,9 @@ impl<'a> CallState<'a> {
         match &read {
             // The shared read did not check all tags of this caller's policy.
             ReadResult::Found(found) if !tags.iter().all(|tag| found.checked.contains(tag)) => {
-                (Box::pin(read_store(state, key, &tags, within, false)).await, None)
+                (Box::pin(read_store(state, key, &tags, within)).await.map(Found::Own), None)
             }
-            _ => (read, None),
+            _ => (read.map(Found::Shared), None),
         }
     }
 }
@@ -98,7 +103,7 @@ impl<'a> SharedLookUp<'a, '_> {
     /// another runtime.
     ///
     /// Not async, because its locals would enlarge the future of every hit.
-    fn enter(self, within: Duration) -> Result<SoloRead<'a>, (QueuedRead<ReadResult>, bool)> {
+    fn enter(self, within: Duration) -> Result<SoloRead<'a>, (QueuedRead<SharedReadResult>, bool)> {
         match self.state.reads.enter(self.key, within) {
             ReadRole::Solo(solo_read) => Ok(solo_read),
             ReadRole::Queued(queued, reader, duty) => {
@@ -111,7 +116,7 @@ impl<'a> SharedLookUp<'a, '_> {
         }
     }
 
-    fn read_for_others(self, duty: BatchReader<Key, ReadResult, Hashed>, within: Duration) {
+    fn read_for_others(self, duty: BatchReader<Key, SharedReadResult, Hashed>, within: Duration) {
         let Self { state, tags, past_flights, .. } = self;
         duty.runs_in(runtime());
         tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, past_flights));
@@ -121,10 +126,10 @@ impl<'a> SharedLookUp<'a, '_> {
     /// may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
     async fn wait_for_reader(
         self,
-        mut queued: QueuedRead<ReadResult>,
+        mut queued: QueuedRead<SharedReadResult>,
         is_elsewhere: bool,
         most: Duration,
-    ) -> Option<ReadResult> {
+    ) -> Option<SharedReadResult> {
         let Self { state, key, tags, .. } = self;
         let late = |_| Some(ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)));
         if !is_elsewhere {
@@ -140,7 +145,7 @@ impl<'a> SharedLookUp<'a, '_> {
         drop(queued);
         let again = async {
             match self.enter(left) {
-                Ok(_solo_read) => Some(read_store(state, key, tags, left, false).await),
+                Ok(_solo_read) => Some(read_store(state, key, tags, left).await.map(Arc::new)),
                 Err((queued, _)) => queued.await,
             }
         };
@@ -148,18 +153,16 @@ impl<'a> SharedLookUp<'a, '_> {
     }
 }
 
-/// Reads the entry, and in the same trip the ids of the tags that it must have. `shared`: for several callers.
+/// Reads the entry, and in the same trip the ids of the tags that it must have.
 async fn read_store(
     state: &GuardState,
     key: &Key,
     tags: &[Key],
     within: Duration,
-    shared: bool,
-) -> ReadResult {
+) -> ReadResult<StoredEntry> {
     match read_checked(state, key, tags, within).await {
         Ok(None) => ReadResult::Nothing,
-        Ok(Some(content)) if shared => ReadResult::Found(Arc::new(StoredEntry::shared(content, tags))),
-        Ok(Some(content)) => ReadResult::Found(Arc::new(StoredEntry::new(content))),
+        Ok(Some(content)) => ReadResult::Found(StoredEntry::new(content)),
         Err(error) => {
             state.count(Count::store_errors);
             ReadResult::Failed(error)
@@ -171,7 +174,7 @@ async fn read_store(
 /// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
 async fn read_for_queue(
     state: Arc<GuardState>,
-    mut duty: BatchReader<Key, ReadResult, Hashed>,
+    mut duty: BatchReader<Key, SharedReadResult, Hashed>,
     tags: Vec<Key>,
     within: Duration,
     past_flights: bool,
@@ -187,7 +190,7 @@ async fn read_for_queue(
         let read = if !past_flights && state.flights.has_connected(&flight) {
             ReadResult::Skipped
         } else {
-            read_store(&state, &key, &tags, batch.patience, true).await
+            read_store(&state, &key, &tags, batch.patience).await.map(|entry| Arc::new(entry.shared(&tags)))
         };
         batch.answer(read);
         // The callers that ask again at once are in the next batch.

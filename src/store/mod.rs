@@ -74,6 +74,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         self.clock_at(Instant::now())
     }
 
+    /// Whether a reply is ready at once, so that callers have no reads to share.
+    fn answers_at_once(&self) -> bool {
+        false
+    }
+
     /// LOOK UP: the stored bytes, if there are any.
     fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>>;
 

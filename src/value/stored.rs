@@ -1,5 +1,8 @@
 //! The entry found under a key, or bytes that are no usable entry, shared by all callers of one read.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::entry::{Entry, EntryKind};
@@ -23,9 +26,9 @@ impl StoredEntry {
         Self { content, checked: Box::default(), shared: None }
     }
 
-    /// Found for all callers that share a read, which checked these tags.
-    pub(crate) fn shared(content: Result<Entry, Bytes>, checked: &[Key]) -> Self {
-        Self { content, checked: checked.into(), shared: Some(SharedValue::new()) }
+    /// The same for all callers that share the read, which checked these tags.
+    pub(crate) fn shared(self, checked: &[Key]) -> Self {
+        Self { checked: checked.into(), shared: Some(SharedValue::new()), ..self }
     }
 
     /// The value, if there is one: it may be served if a load fails, and the load may revalidate it.
@@ -38,6 +41,33 @@ impl StoredEntry {
         match &self.content {
             Ok(entry) => entry.encode(key),
             Err(raw) => raw.clone(),
+        }
+    }
+}
+
+/// What a caller has found: alone, without an allocation, or with the other callers of its read.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Own(StoredEntry),
+    Shared(Arc<StoredEntry>),
+}
+
+impl Deref for Found {
+    type Target = StoredEntry;
+
+    fn deref(&self) -> &StoredEntry {
+        match self {
+            Self::Own(entry) => entry,
+            Self::Shared(entry) => entry,
+        }
+    }
+}
+
+impl From<Found> for Arc<StoredEntry> {
+    fn from(found: Found) -> Self {
+        match found {
+            Found::Own(entry) => Self::new(entry),
+            Found::Shared(entry) => entry,
         }
     }
 }

@@ -95,3 +95,18 @@ async fn a_store_full_of_small_values_takes_no_more_than_its_capacity() {
         assert!(took >= CAPACITY / 2, "{role}: {took} of {CAPACITY}: there is room that is not used");
     }
 }
+
+/// In memory a hit never waits, so only the runtime's budget lets other tasks run.
+#[tokio::test]
+async fn a_task_that_only_hits_lets_other_tasks_run() {
+    let guard = StampedeGuard::in_memory();
+    guard.insert("k", &7_u8).await.expect("stored");
+    let other = tokio::spawn(async {});
+    for _ in 0..10_000 {
+        assert_eq!(guard.get::<u8>("k").await.expect("answered"), Some(7));
+        if other.is_finished() {
+            return;
+        }
+    }
+    panic!("the other task did not run");
+}

@@ -177,7 +177,7 @@ fn the_documents_state_the_numbers_of_runs_and_of_fault_kinds() {
     let thousands = FULL * profiles / 1_000;
     for told in [
         format!("{} runs in each test run and {thousands},000 by", SEEDS * profiles),
-        format!("\n{kinds} kinds of fault"),
+        format!("{kinds} kinds of fault now and then"),
     ] {
         assert!(guarantees.contains(&told), "{told}");
     }

@@ -192,6 +192,10 @@ impl Store for MemoryNode {
         self.store.shared.clock_at(moment)
     }
 
+    fn answers_at_once(&self) -> bool {
+        true
+    }
+
     fn look_up<'a>(&'a self, key: &'a Key, _within: Duration) -> Reply<'a, Option<Bytes>> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
