@@ -17,7 +17,8 @@ impl HttpPolicy {
     /// about it.
     ///
     /// **A handler that writes `Host` into its response, for example in an absolute link, or chooses a tenant by
-    /// it, must not have this**: one client's `Host` would reach all clients.
+    /// it, must not have this**: one client's `Host` would reach all clients. **Nor may a guard around an HTTP client**: the
+    /// responses of all hosts that it calls would have one key.
     /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses a text that is not an authority, or has the
     /// scheme's default port.
     ///

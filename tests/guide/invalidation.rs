@@ -68,6 +68,59 @@ async fn load(mut cx: LoadContext<u64>, db: Database, id: u64) -> Result<u64, Bo
     Ok(db.price(id).await?)
 }
 
+#[derive(Clone, Debug)]
+struct Product {
+    category: &'static str,
+    name: String,
+}
+
+/// A shop whose product 7 has a name with the version of its data.
+#[derive(Clone, Default)]
+struct Shelf {
+    version: Arc<AtomicU64>,
+}
+
+impl Shelf {
+    async fn category(&self, _id: u64) -> Result<&'static str, std::io::Error> {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Ok("books")
+    }
+
+    async fn product(&self, id: u64) -> Result<Product, std::io::Error> {
+        let name = format!("product {id} of version {}", self.version.load(Ordering::Relaxed));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Ok(Product { category: "books", name })
+    }
+}
+
+async fn product_name(mut cx: LoadContext<String>, db: Shelf, id: u64) -> Result<String, std::io::Error> {
+    let category = db.category(id).await?; // may be old a moment later ..
+    cx.tag([("category", category)]).await.map_err(std::io::Error::other)?;
+    let product = db.product(id).await?; // .. so all that is stored is asked for after the tag was set
+    if product.category != category {
+        cx.fresh_for(Duration::ZERO); // it has moved meanwhile: for the waiters only
+    }
+    Ok(product.name)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tag_that_is_part_of_the_value_is_set_before_the_value_is_loaded() -> Result<(), Box<dyn Error>> {
+    let (guard, db) = (StampedeGuard::in_memory(), Shelf::default());
+    let ask = || {
+        let (guard, db) = (guard.clone(), db.clone());
+        async move { guard.get_or_load_with("p", move |cx| product_name(cx, db, 7)).await }
+    };
+    for moment in [5, 15] {
+        let older = tokio::spawn(ask());
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        let version = db.version.fetch_add(1, Ordering::Relaxed) + 1;
+        guard.invalidate_tag(("category", "books")).await?;
+        older.await??;
+        assert_eq!(ask().await?, format!("product 7 of version {version}"), "after {moment} ms");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn tags_reach_many_values_at_once() -> Result<(), Box<dyn Error>> {
     let db = Database::default();
