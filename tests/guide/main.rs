@@ -14,6 +14,7 @@ mod redis;
 mod redis_down;
 mod requests;
 mod rest_clients;
+mod service;
 mod settings;
 mod stack;
 mod testing;
