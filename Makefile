@@ -41,7 +41,7 @@ run:
 	cargo run --example quickstart
 
 test: redis firewall
-	tests/scripts/test.sh --all-features
+	tests/scripts/test.sh --workspace --all-features
 
 # The integration tests that run on the oldest server.
 ON_OLDEST ?= redis:: lock::
@@ -54,7 +54,7 @@ redis-6.2: python firewall
 
 check:
 	cargo fmt --check
-	cargo clippy --all-targets --all-features -- -D warnings
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
 	cargo clippy --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 

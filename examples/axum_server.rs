@@ -84,7 +84,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop).into_future();
     let ending = async {
         let _ = stopped.await;
-        // In parallel to the server, which waits for its requests without a limit. Abandoned loads are still worth
+        // In parallel to the server, which waits for its requests without a limit. (A service whose handlers hold locks, or call the
+        // guard without a loader, ends its requests first: docs/service.md. Here a DELETE that comes now gets a 503.) Abandoned loads are still worth
         // storing; a load past the deadline is handed to another replica, and its clients are disconnected.
         guard.shutdown(millis("DEADLINE_MS", 5_000)).await
     };

@@ -139,7 +139,8 @@ impl StampedeGuard {
     ///
     /// Then callers that wait for one of its [`locks`](Self::locks) are sent away, and the releases that they leave in the background
     /// are awaited: within the deadline and for two seconds at most, or within that second. Locks that are still held stay held
-    /// until their TTL ends. Calls without a loader then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
+    /// until their TTL ends. So end the requests whose handlers hold locks or invalidate before this call. Calls without a loader
+    /// then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
     /// memory, which has no connections to close, answers them as before.
     ///
     /// # Cancel safety
