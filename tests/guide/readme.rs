@@ -33,7 +33,7 @@ async fn authenticate(mut request: Request<Body>, next: Next) -> Response<Body> 
 fn app(redis: redis::Client) -> Router {
     let app = Router::new()
         .route("/report/{id}", get(report))
-        .layer(from_fn(authenticate)) // inside the guard: runs for loads, not for hits
+        .layer(from_fn(authenticate)) // inside: requests with credentials always come here
         .layer(StampedeGuard::new(redis)) // the one line
         .layer(TraceLayer::new_for_http()) // outside: runs for hits, too
         .route("/health", get(|| async { "up" })); // added after the guard: not cached
