@@ -16,7 +16,7 @@ use crate::sync::lock;
 pub(crate) enum Outcome {
     /// From the store.
     Hit,
-    /// With a stale value from the store, which is loaded anew in the background, or whose load failed or takes long.
+    /// With a stale value from the store. Its new load runs in the background, has failed, or takes long.
     Stale,
     /// By the load that this request led.
     Led,

@@ -48,8 +48,10 @@ struct KeyReads<R> {
     queue: Option<Arc<Mutex<ReadQueue<R>>>>,
     /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
+    /// The number of the [`BatchReader`] that reads for the queue, if there is one.
     duty: Option<usize>,
-    /// The runtime of the duty's task, once it is known.
+    /// The runtime of the task that reads for the queue, once it is known. That task may stand still if its runtime does, so callers of
+    /// another runtime wait for it for a limited time.
     runtime: Option<Id>,
     /// Tells the duty that the lone read has ended.
     ended: Option<Arc<Oneshot<()>>>,

@@ -126,7 +126,8 @@ impl<L, O: Clone> Flight<L, O> {
         own.tell(outcome);
     }
 
-    /// Removes all slots whose loader matches, and gives them an outcome.
+    /// Removes the slots whose loader matches `is_such` from this flight, and gives their callers `outcome`. They keep their loaders, so
+    /// they can join again.
     pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
         // Removed before they are told, so that none of their loaders is the next one.
         let leave = |slot: &mut Arc<WaiterSlot<L, O>>| lock(&slot.loader).as_ref().is_some_and(&is_such);

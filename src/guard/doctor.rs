@@ -63,8 +63,8 @@ impl StampedeGuard {
     }
 
     /// An unused key of this guard's namespace.
-    pub(super) fn unused_key(&self, who: &str) -> Key {
-        let name = CacheKey::from(format!("{who}-{}", Uuid::new_v4().simple()));
+    pub(super) fn unused_key(&self, purpose: &str) -> Key {
+        let name = CacheKey::from(format!("{purpose}-{}", Uuid::new_v4().simple()));
         Key::new(&self.state.namespace, &name)
     }
 

@@ -221,7 +221,7 @@ impl StampedeGuard {
         self.answered(key, outcome, result)
     }
 
-    /// Steps 3 to 8, after a step 2 that found nothing to serve.
+    /// Steps 2 to 8 for a caller that wants a load whatever is stored: step 2 reads the entry, but never serves it.
     async fn load_anyway<T, E>(
         &self,
         key: &Key,

@@ -78,7 +78,7 @@ pub(crate) struct LoadSettings {
     /// Whether the value must not be stored, whatever the other settings say: the loader wants that, or the id of one of its tags
     /// could not be read, so that the value would outlive the tag's invalidation.
     unstored: bool,
-    /// Whether the loader has set how long its value lives.
+    /// Whether the loader has called `fresh_for` or `do_not_store`. Then the policy's rule for negative values does not apply.
     pub(crate) decided: bool,
     /// Whether the value says that there is nothing.
     pub(crate) negative: bool,

@@ -68,7 +68,7 @@ impl<K: Clone, S> Layer<S> for MemoizeLayer<K> {
     }
 }
 
-/// A service whose responses are loaded once per fleet and key.
+/// Wraps any tower service: the fleet loads the response of each key once. HTTP is not required.
 #[derive(Clone)]
 pub struct Memoize<K, S> {
     guard: StampedeGuard,

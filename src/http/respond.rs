@@ -175,7 +175,8 @@ impl ResponseReader<'_> {
 
     fn serves_kept(&self, kept: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
         let (age, terms) = kept.at(entry, now);
-        // An expired resource entry means that all of its variants are expired.
+        // The entry under the resource's key holds one variant; the request wants another, which has its own key. If the first is
+        // marked stale, all variants are.
         if entry.expiry.is_expired() && self.is_elsewhere(kept) {
             return Freshness::Expired;
         }

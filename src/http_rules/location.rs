@@ -64,7 +64,8 @@ fn has_scheme(reference: &str) -> bool {
         && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// RFC 3986, 5.2.4, on a path that may have a query. An empty path is the root.
+/// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4), and keeps its query. An empty
+/// path becomes `/`.
 fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);

@@ -117,8 +117,9 @@ impl FlightTask {
         }
         // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        let (nobody, admit) = (watch::Sender::new(false), bulkhead::admit(state, policy, limit, &flight.key));
-        let permit = self.renewing(lease, end, &nobody, admit).await.transpose()?.flatten();
+        let (unobserved, admit) =
+            (watch::Sender::new(false), bulkhead::admit(state, policy, limit, &flight.key));
+        let permit = self.renewing(lease, end, &unobserved, admit).await.transpose()?.flatten();
         Ok(permit.map(|permit| (permit, turn)))
     }
 

@@ -31,7 +31,7 @@ pub(crate) enum MissOutcome<V> {
     Led(FlightOutcome),
     /// No value.
     Failed(Failure),
-    /// This caller loads for itself, outside the protocol.
+    /// No flight gives this caller a value. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),
 }
 

@@ -234,7 +234,10 @@ pub(crate) enum TokenCheck {
     Held,
     Lost,
     /// It did, but the entry's key holds foreign data: the waiters get the value, later callers do not.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "in memory there is nobody else's data"))]
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "in memory there is no data of other programs")
+    )]
     ForeignData,
 }
 

@@ -64,7 +64,7 @@ struct ServerState {
 
 /// The client's end of a line, as the server sees it.
 pub(super) trait LineEnd: fmt::Debug + Send + Sync {
-    /// Whether it belongs to the replica with this condition.
+    /// Whether this end belongs to the replica that has this very `Condition` (compared by pointer).
     fn is_of(&self, condition: &Arc<Condition>) -> bool;
 
     /// Whether the token was minted at this end.

@@ -109,7 +109,7 @@ impl Expiry {
         Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
     }
 
-    /// Whether the value was marked stale before its time.
+    /// Whether [`expired`](Self::expired) has marked the value stale. A value whose freshness has merely ended is not marked.
     pub(crate) fn is_expired(&self) -> bool {
         self.fresh_until == 0 && self.error_until > 0
     }

@@ -10,7 +10,7 @@ async fn a_missing_server_is_reported_with_advice() {
     let url = format!("redis://127.0.0.1:{}/", free_port());
     let mut server = Example::start("axum_server", &[("REDIS_URL", &url), ("RUN_ONCE", "1")]);
     assert!(server.ended().await.success(), "{}", server.told());
-    assert!(server.told().contains("nobody listens there"), "{}", server.told());
+    assert!(server.told().contains("no server listens there"), "{}", server.told());
 }
 
 /// Examples that are about the server say so in one line, and end.
@@ -24,7 +24,7 @@ async fn an_example_that_needs_the_server_reports_the_failure_in_one_line() {
         let told = example.told();
         let last = told.lines().last().expect("a sentence");
         assert!(last.starts_with("The server of REDIS_URL can not be used ("), "{name}: {told}");
-        for part in ["nobody listens there: see that host and port are right", "or unset REDIS_URL"] {
+        for part in ["no server listens there: see that host and port are right", "or unset REDIS_URL"] {
             assert!(last.contains(part), "{name}: {last}");
         }
         assert!(!told.contains(" { "), "{name} prints a value of Rust: {told}");

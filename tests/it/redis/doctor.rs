@@ -304,7 +304,7 @@ async fn a_wrong_password_is_a_finding() {
 async fn an_unconnected_guard_reports_advice_about_the_connection() {
     let free = crate::support::redis_server::free_port();
     let report = doctor(&unconnected(&format!("redis://127.0.0.1:{free}/"), patient())).await;
-    assert!(of(&report, "connection").advice.contains("nobody listens there"), "{report}");
+    assert!(of(&report, "connection").advice.contains("no server listens there"), "{report}");
     assert!(of(&report, "connection").found.contains("refused"), "{report}");
 }
 

@@ -95,8 +95,9 @@ impl Cluster {
             Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
             None => {
                 // The surveyor knows: it keeps refreshing while a slot is unserved.
-                let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
-                Err(store_error(StoreErrorKind::Transient, nobody))
+                let unserved =
+                    redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
+                Err(store_error(StoreErrorKind::Transient, unserved))
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::store::redis::topology::cluster::slots::{Address, Range, SLOTS, slot_
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Marks a slot without a master.
-const NOBODY: u16 = u16::MAX;
+const NO_MASTER: u16 = u16::MAX;
 
 /// How many names are tried to find one in each master's slots. A master with one of 16,384 slots is missed once in
 /// e^12 times.
@@ -60,7 +60,7 @@ impl SlotLayout {
         ranges: Vec<Range>,
         mut server: impl FnMut(&Address) -> Result<Arc<Supervisor>, E>,
     ) -> Result<Self, E> {
-        let mut slots = vec![NOBODY; SLOTS].into_boxed_slice();
+        let mut slots = vec![NO_MASTER; SLOTS].into_boxed_slice();
         let mut masters: Vec<MasterNode> = Vec::new();
         for Range { first, last, master: address, replicas } in &ranges {
             let at = match masters.iter().position(|master| master.address == *address) {
@@ -71,7 +71,7 @@ impl SlotLayout {
                     masters.len() - 1
                 }
             };
-            let at = u16::try_from(at).unwrap_or(NOBODY);
+            let at = u16::try_from(at).unwrap_or(NO_MASTER);
             if let Some(range) = slots.get_mut(usize::from(*first)..=usize::from(*last)) {
                 range.fill(at);
             }
@@ -87,7 +87,7 @@ impl SlotLayout {
             masters.len() - 1
         });
         if let Some(entry) = slots.get_mut(usize::from(slot)) {
-            *entry = u16::try_from(at).unwrap_or(NOBODY);
+            *entry = u16::try_from(at).unwrap_or(NO_MASTER);
         }
         Self { ranges: Vec::new(), slots, masters }
     }
@@ -98,7 +98,7 @@ impl SlotLayout {
 
     /// For each master with slots, a name similar to this one in a slot of that master. The first is the name itself.
     pub(super) fn samples(&self, name: &str) -> Vec<(MasterNode, String)> {
-        let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NOBODY).collect();
+        let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NO_MASTER).collect();
         let mut samples = Vec::with_capacity(missing.len());
         let like = (1..MOST_TRIES).map(|n| format!("{name}-{n}"));
         for name in std::iter::once(name.to_owned()).chain(like) {
@@ -115,12 +115,12 @@ impl SlotLayout {
 
     /// Whether all slots are served and no master is down, so that a refresh can improve nothing.
     pub(super) fn is_well(&self) -> bool {
-        self.slots.iter().all(|at| *at != NOBODY)
+        self.slots.iter().all(|at| *at != NO_MASTER)
             && self.masters.iter().all(|master| master.server.down().is_none())
     }
 
     pub(super) fn coverage(&self) -> Coverage {
-        let unserved = self.slots.iter().filter(|at| **at == NOBODY).count();
+        let unserved = self.slots.iter().filter(|at| **at == NO_MASTER).count();
         Coverage { masters: self.masters.clone(), unserved }
     }
 }

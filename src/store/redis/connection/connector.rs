@@ -94,7 +94,9 @@ impl Connector {
         Ok(Inbound { messages, at: node })
     }
 
-    /// Whether messages no longer reach a connection that was opened while the commands' connection was `generation`.
+    /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster: its node `at` has
+    /// left the cluster. Elsewhere: the commands use another connection (`latest`) than when this one was opened (`generation`; 0
+    /// means none yet).
     pub(crate) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
         match at {
             Some(node) => self.endpoint.has_lost(node),

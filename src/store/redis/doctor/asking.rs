@@ -15,7 +15,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// The cost of not being told.
 pub(super) const UNTOLD: &str =
-    "nobody is told that a load has ended: waits in other processes end by their timers, later";
+    "no process is told that a load has ended: waits in other processes end by their timers, later";
 
 /// The cost of being without the server.
 pub(super) const ALONE: &str =

@@ -33,7 +33,7 @@ pub(super) async fn examine(
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
         let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
-        let found = Finding::problem("cluster", format!("no node tells who has which slot: {why}"));
+        let found = Finding::problem("cluster", format!("no node tells which node has which slot: {why}"));
         let advice = format!(
             "the addresses given to the ClusterClient; ACL SETUSER {user} +cluster|slots; are they nodes of a cluster?"
         );
@@ -44,7 +44,7 @@ pub(super) async fn examine(
         masters.iter().filter(|master| master.replicas == 0).map(|master| master.name()).collect();
     let found = format!("{} masters", masters.len());
     findings.push(if unserved > 0 {
-        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by nobody"))
+        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by no node"))
             .cost(format!("for their keys {ALONE}; by default the whole cluster takes no commands then"))
             .advice("redis-cli --cluster check, and fix")
     } else if alone.is_empty() {

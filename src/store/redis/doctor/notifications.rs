@@ -70,11 +70,12 @@ impl Examination<'_> {
         let came = timeout(ANSWER, messages.next()).await;
         // Only this check uses the channel. A cluster's scripts do not use the number of receivers.
         if receivers > 1 && !self.store.commands.is_spread() {
-            let found = format!("a message for one went to {receivers}: somebody subscribes to all channels");
+            let found =
+                format!("a message for one went to {receivers}: another program subscribes to all channels");
             self.findings.push(
                 Finding::warning("notifications", found)
                     .cost("what is handed over to a process that has died looks heard: the next in line waits for its time to be over")
-                    .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells who has a psub above 0"),
+                    .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells which client has a psub above 0"),
             );
         }
         self.findings.push(match came {

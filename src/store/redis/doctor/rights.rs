@@ -139,7 +139,7 @@ impl RefusedRights {
             findings.push(found.cost(cost).advice(
                 "OOM: memory or another maxmemory-policy; READONLY: this is a replica; \
                  MISCONF: its disk; NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that \
-                 nobody serves (redis-cli --cluster check, and fix)",
+                 no node serves (redis-cli --cluster check, and fix)",
             ));
         }
         if findings.is_empty() {

@@ -60,7 +60,7 @@ async fn ask(client: &Client, address: &str) -> RedisResult<Finding> {
     );
     if !enough {
         let found = Finding::problem("sentinels", found);
-        let cost = format!("a primary that dies is not replaced: {ALONE}, until somebody does it by hand");
+        let cost = format!("a primary that dies is not replaced: {ALONE}, until an operator does it by hand");
         return Ok(found.cost(cost).advice("more sentinels than half must run and reach one another"));
     }
     if word(master, "num-slaves") == "0" {

@@ -36,8 +36,8 @@ fn the_doctor_tries_every_command_that_a_script_calls() {
 #[test]
 fn the_commands_of_locks_are_told_from_those_of_the_guard() {
     let mut guard = called(|script| script != "doctor" && !is_of_locks(script));
-    // Optional for the guard: without TIME an insertion has no latest moment, and without LREM a leaving waiter keeps
-    // its place.
+    // Scripts of the guard call these too, but the guard works without them. Without TIME, an insertion or an acquire has no latest
+    // moment at which it may run. Without LREM, a leaving waiter keeps its place in the queue.
     for optional in ["TIME", "LREM"] {
         assert!(guard.remove(optional), "{optional}");
     }

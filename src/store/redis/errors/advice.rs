@@ -70,7 +70,7 @@ pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
             "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
         ),
         "CLUSTERDOWN" => Some(
-            "slots of this cluster are served by nobody, and by default it takes no commands then: see redis-cli --cluster check",
+            "slots of this cluster are served by no node, and by default it takes no commands then: see redis-cli --cluster check",
         ),
         "NOAUTH" => {
             Some("the server wants a password: put it into the URL, as in redis://user:password@host")
@@ -126,7 +126,7 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
         );
     }
     if error.is_connection_refusal() {
-        return Some(NOBODY);
+        return Some(NOT_LISTENING);
     }
     if is_unresolved(error) {
         return Some(UNRESOLVED);
@@ -144,7 +144,8 @@ fn is_unresolved(error: &RedisError) -> bool {
 const UNRESOLVED: &str = "this host name can not be resolved: see its spelling, and this machine's resolver";
 
 /// The advice for a closed port.
-const NOBODY: &str = "nobody listens there: see that host and port are right, and that the server runs";
+const NOT_LISTENING: &str =
+    "no server listens there: see that host and port are right, and that the server runs";
 
 fn on_unix(error: &RedisError) -> Option<&'static str> {
     match io_error(error)?.kind() {
@@ -168,7 +169,7 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
         );
     }
     if error.is_connection_refusal() {
-        return Some(NOBODY);
+        return Some(NOT_LISTENING);
     }
     if is_unresolved(error) {
         return Some(UNRESOLVED);
@@ -207,7 +208,7 @@ pub(super) fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
         }
         // A bad signature is by another authority with a trusted name, such as one that was created anew.
         InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
-            "the server's certificate is signed by nobody whom this machine trusts: install that authority, or name \
+            "the server's certificate is signed by no authority that this machine trusts: install that authority, or name \
              it as `root_cert` in the redis::TlsCertificates of the client",
         ),
         InvalidMessage(_) => {
@@ -229,7 +230,7 @@ pub(super) fn closed(error: &RedisError) -> bool {
         io::ErrorKind::ConnectionReset,
         io::ErrorKind::ConnectionAborted,
     ];
-    // redis-rs also counts a refused connection as dropped.
+    // The kind of an I/O error decides: `is_connection_dropped` is also true for a refused connection, which needs other advice.
     io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
 }
 
@@ -263,7 +264,7 @@ mod tests {
             on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
         };
         for tls in [false, true] {
-            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
+            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
             assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
         // A server that requires client certificates closes, too, mostly before its alert is read.

@@ -59,7 +59,7 @@ pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
 }
 
 /// Whether it says neither what to do nor where: a sentinel's, or the primary's.
-pub(crate) fn may_be_anybodys(error: &RedisError) -> bool {
+pub(crate) fn may_be_of_either(error: &RedisError) -> bool {
     #[cfg(feature = "tls")]
     if rustls_error(error).is_some() {
         return false;

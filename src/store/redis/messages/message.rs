@@ -134,11 +134,11 @@ mod tests {
         let text = token.as_str();
         for lock in [LockName::mutex("ns:k"), LockName::prefixed("lock:k")] {
             let granted = format!("m{text}0001763000000042{}", lock.key);
-            let Some(Message::Granted { token: whose, fence, lock: named }) = parse(granted.as_bytes())
+            let Some(Message::Granted { token: holder, fence, lock: named }) = parse(granted.as_bytes())
             else {
                 panic!("a grant");
             };
-            assert_eq!((whose, fence), (token.clone(), 1_763_000_000_042));
+            assert_eq!((holder, fence), (token.clone(), 1_763_000_000_042));
             assert!(named == lock, "{}", named.key);
         }
         let permit = format!("p{text}ns:k");

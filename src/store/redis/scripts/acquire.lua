@@ -40,7 +40,7 @@ end
 -- say.
 local outcome = redis.pcall('GET', KEYS[4])
 if type(outcome) == 'string' and #outcome >= 75 then
-  local whose = string.sub(outcome, 1, 65)
+  local ended_by = string.sub(outcome, 1, 65)
   local replayed_until = tonumber(string.sub(outcome, 66, 75))
   local whole = tonumber(string.match(outcome, '^%d%d%d%d%d%d%d%d%d%d', 76))
   local left = redis.call('PTTL', KEYS[4])
@@ -50,7 +50,7 @@ if type(outcome) == 'string' and #outcome >= 75 then
     left = math.min(whole, replayed_until - 1)
     redis.call('PEXPIRE', KEYS[4], left)
   end
-  if whose == ARGV[4] or replayed_until and left >= replayed_until then
+  if ended_by == ARGV[4] or replayed_until and left >= replayed_until then
     return {2, string.sub(outcome, whole and 86 or 76)}
   end
 end

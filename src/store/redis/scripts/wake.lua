@@ -10,16 +10,16 @@
 -- and stay done: hence pcall everywhere. A queue that cannot be read is not ours and is left alone.
 -- calls: lpop lrange rpush publish
 local PLACES = 500
-local NOBODY = string.rep('0', 32)
+local NO_NODE = string.rep('0', 32)
 
 local function fence(token)
-  return NOBODY .. string.sub(token, 33)
+  return NO_NODE .. string.sub(token, 33)
 end
 
 -- Removes the first `places` places; tells the holder and each process among them. Returns how many places there
 -- were.
 local function tell_first(queue, places, payload, own, holder)
-  local told = {[NOBODY] = true}
+  local told = {[NO_NODE] = true}
   local function tell(token)
     local node = string.sub(token, 1, 32)
     if token ~= own and not told[node] then

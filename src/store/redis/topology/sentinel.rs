@@ -20,7 +20,7 @@ use super::server::ServerAddress;
 use crate::store::redis::errors::advice::is_login;
 use crate::store::redis::errors::classify::unquoted;
 use crate::store::redis::errors::reply::bounded;
-use crate::store::redis::errors::sentinel::{AT_PRIMARY, AT_SENTINELS, may_be_anybodys, on_sentinel};
+use crate::store::redis::errors::sentinel::{AT_PRIMARY, AT_SENTINELS, may_be_of_either, on_sentinel};
 use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
@@ -69,7 +69,7 @@ impl SentinelEndpoint {
         self.wanted.notify_waiters();
         let mut client = self.client.lock().await;
         match client.async_get_client().await {
-            Err(error) if may_be_anybodys(&error) => Err(whose(&mut client, error).await),
+            Err(error) if may_be_of_either(&error) => Err(with_origin(&mut client, error).await),
             resolved => resolved,
         }
     }
@@ -166,23 +166,23 @@ impl Endpoint for SentinelEndpoint {
     }
 }
 
-/// Whether the error came from a sentinel or from the primary: redis-rs does not say.
-async fn whose(client: &mut SentinelClient, error: RedisError) -> RedisError {
-    let who = match bounded(WHOSE, client.async_get_sentinel_client()).await {
+/// The error with the server that it came from, a sentinel or the primary: redis-rs does not say.
+async fn with_origin(client: &mut SentinelClient, error: RedisError) -> RedisError {
+    let origin = match bounded(ORIGIN_WITHIN, client.async_get_sentinel_client()).await {
         Ok(_) => AT_PRIMARY,
         Err(own) if own.is_timeout() => return error,
         Err(_) => AT_SENTINELS,
     };
     // The kind of a server's own error would not survive the rebuilt error.
     let kind = if is_login(&error) { ErrorKind::AuthenticationFailed } else { error.kind() };
-    RedisError::from((kind, who, unquoted(error).to_string()))
+    RedisError::from((kind, origin, unquoted(error).to_string()))
 }
 
 /// How long it may take to find that out. It delays the next attempt to connect, which matters more.
-const WHOSE: Duration = Duration::from_millis(500);
+const ORIGIN_WITHIN: Duration = Duration::from_millis(500);
 
 fn busy() -> RedisError {
-    RedisError::from((ErrorKind::Client, "the guard is asking them who the primary is; look again"))
+    RedisError::from((ErrorKind::Client, "the guard is asking them which server the primary is; look again"))
 }
 
 impl fmt::Debug for SentinelEndpoint {

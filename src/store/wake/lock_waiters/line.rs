@@ -118,7 +118,8 @@ impl WaitLine {
         (ClockDuty::Stand(until), None)
     }
 
-    /// Shortens the patience for a waiter that wants the lock for `ttl`.
+    /// Limits how late the first waiter may be before another replaces it: half of `ttl`, the time for which a waiter wants the lock,
+    /// between `LEAST_PATIENCE` and `PATIENCE`. A shorter limit stays.
     pub(crate) fn hurry(&mut self, ttl: Option<Duration>) {
         let patience = ttl.map_or(PATIENCE, |ttl| (ttl / 2).clamp(LEAST_PATIENCE, PATIENCE));
         self.patience = self.patience.min(patience);

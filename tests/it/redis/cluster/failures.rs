@@ -287,7 +287,7 @@ async fn the_doctor_looks_on(hangs: bool, advice: &str) {
 
 #[tokio::test]
 async fn the_doctor_names_a_master_that_can_not_be_reached_and_looks_at_the_others() {
-    the_doctor_looks_on(false, "nobody listens there").await;
+    the_doctor_looks_on(false, "no server listens there").await;
 }
 
 #[tokio::test]

@@ -208,8 +208,8 @@ mod tests {
         let ranges = parse(answer, &at("own", 9)).expect("readable");
         assert_eq!(ranges[0], Range { first: 0, last: 99, master: at("10.0.0.1", 1), replicas: vec![] });
         assert_eq!((&ranges[1].master, &ranges[1].replicas[..]), (&at("own", 3), &[at("h", 4)][..]));
-        let nobody = Value::Array(vec![range(0, 1, vec![node(text("?"), 5)])]);
-        assert_eq!(parse(nobody, &at("own", 9)), None);
+        let unserved = Value::Array(vec![range(0, 1, vec![node(text("?"), 5)])]);
+        assert_eq!(parse(unserved, &at("own", 9)), None);
         let beyond = Value::Array(vec![range(0, 16_384, vec![node(text("h"), 1)])]);
         assert_eq!(parse(beyond, &at("own", 9)), None);
         // Two nodes that list replicas in different orders agree.
