@@ -99,8 +99,8 @@ where
         if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
-        let course = if left.is_some() { StoreLink::Replacement } else { StoreLink::Connected };
-        let flight = Arc::new(Flight::new(course));
+        let store_link = if left.is_some() { StoreLink::Replacement } else { StoreLink::Connected };
+        let flight = Arc::new(Flight::new(store_link));
         let waiter = flight.attach(loader);
         if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
             self.joinable.fetch_add(1, Ordering::Relaxed);
@@ -131,8 +131,8 @@ where
 
     /// Whether the key has a flight that a caller can join without a look-up.
     pub(crate) fn has_connected(&self, key: &K) -> bool {
-        let course = lock(self.shard(key)).get(key).map(|flight| flight.store_link());
-        matches!(course, Some(StoreLink::Connected | StoreLink::Replacement))
+        let store_link = lock(self.shard(key)).get(key).map(|flight| flight.store_link());
+        matches!(store_link, Some(StoreLink::Connected | StoreLink::Replacement))
     }
 
     /// Takes the key's flight out of the map: it goes on for its waiters, later callers start another.

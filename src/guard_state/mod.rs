@@ -225,14 +225,14 @@ impl GuardState {
 
     /// Takes the key's flights out of the map, so that later callers start new ones.
     pub(crate) fn detach(&self, key: &Key) {
-        for lane in [
+        for mode in [
             LoadMode::Leased,
             LoadMode::Unleased,
             LoadMode::Probe,
             LoadMode::BackgroundRefresh,
             LoadMode::ForcedReload,
         ] {
-            self.flights.detach(&FlightKey { key: key.clone(), mode: lane });
+            self.flights.detach(&FlightKey { key: key.clone(), mode });
         }
     }
 

@@ -168,8 +168,8 @@ where
         let (state, policy) = guard.parts();
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
         let (loader, head) = loader(self.inner, self.request, state, policy, &wanted);
-        let mut journey = MissHandler { guard, wanted: &wanted, head };
-        let (place, loader) = match journey.answer(LookUpKey::Resource(key), key, lookup, loader).await {
+        let mut handler = MissHandler { guard, wanted: &wanted, head };
+        let (place, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
             MissStep::Answered(answered) => return answered,
             MissStep::Elsewhere(place, loader) => (place, loader),
         };
@@ -177,12 +177,12 @@ where
         // Set here and nowhere else.
         let _ = wanted.variant.set(*place);
         let lookup =
-            look(Call { state, policy, key: &key }, &journey.wants(LookUpKey::Variant, CacheStatus::hit))
+            look(Call { state, policy, key: &key }, &handler.wants(LookUpKey::Variant, CacheStatus::hit))
                 .await;
-        match journey.answer(LookUpKey::Variant, &key, lookup, loader).await {
+        match handler.answer(LookUpKey::Variant, &key, lookup, loader).await {
             MissStep::Answered(answered) => answered,
             // A variant is nowhere else than where it is.
-            MissStep::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
+            MissStep::Elsewhere(_, loader) => handler.alone(&key, loader, CacheStatus::miss("vary")).await,
         }
     }
 

@@ -176,7 +176,7 @@ async fn lease_if_free(
     policy: &Policy,
     mut rejected: Option<Arc<StoredEntry>>,
 ) -> Option<Lease> {
-    let contender = AcquireRequest {
+    let request = AcquireRequest {
         state,
         key,
         policy,
@@ -189,7 +189,7 @@ async fn lease_if_free(
         deadline: Instant::now(),
         goes_on: &|| None,
     };
-    match contend(contender).await {
+    match contend(request).await {
         AcquireOutcome::Leased(lease) => Some(lease),
         _ => None,
     }

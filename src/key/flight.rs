@@ -1,8 +1,8 @@
-//! The identity of a flight: a key and a lane.
+//! The identity of a flight: a key and a mode.
 
 use super::Key;
 
-/// Identifies a flight: a key has at most one joinable flight per lane.
+/// Identifies a flight: a key has at most one joinable flight per mode.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlightKey {
     pub(crate) key: Key,

@@ -1,4 +1,4 @@
-//! Acquiring the lease of a key: the first contender leads, or finds an entry that another process has stored meanwhile. Step 4.
+//! Acquiring the lease of a key: the first flight leads, or finds an entry that another process has stored meanwhile. Step 4.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::value::freshness::Freshness;
 use crate::value::outcome::FlightOutcome;
 use crate::value::stored::StoredEntry;
 
-/// How many unusable entries a contender may find before the load goes on without the store.
+/// How many unusable entries a flight may find before the load goes on without the store.
 pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
 /// The outcome of contending for a key's lease.
@@ -59,7 +59,7 @@ pub(crate) struct AcquireRequest<'a> {
 
 /// A [`AcquireRequest`] with the state of its attempt.
 pub(super) struct Acquisition<'a> {
-    pub(super) contender: AcquireRequest<'a>,
+    pub(super) request: AcquireRequest<'a>,
     pub(super) token: Token,
     pub(super) watch: LeaseWatch,
     /// When the last acquire was sent.
@@ -80,14 +80,14 @@ pub(super) struct Acquisition<'a> {
 }
 
 impl<'a> Acquisition<'a> {
-    pub(super) fn of(contender: AcquireRequest<'a>) -> Self {
-        let state = contender.state;
-        let token = Token::mint_for(state.store.node(), contender.policy.lease);
+    pub(super) fn of(request: AcquireRequest<'a>) -> Self {
+        let state = request.state;
+        let token = Token::mint_for(state.store.node(), request.policy.lease);
         Self {
             // Registered before the first acquire: invariant 3 of the store.
-            watch: state.store.watch(contender.key, &token),
+            watch: state.store.watch(request.key, &token),
             possible_lease: state.possible_leases.enter(),
-            contender,
+            request,
             token,
             sent_at: SentAt::now(),
             behind: None,
@@ -100,15 +100,15 @@ impl<'a> Acquisition<'a> {
 
     /// How long the next acquire may take, if there is time for one.
     pub(super) fn within(&mut self) -> Option<Duration> {
-        let within = self.contender.budget.next()?;
+        let within = self.request.budget.next()?;
         let Some(released) = self.released else { return Some(within) };
         // All waiters of the fleet read the new entry at the same moment, so this may be slow. The server was reachable just now.
-        Some(within.max(self.contender.policy.lease.saturating_sub(released.elapsed())))
+        Some(within.max(self.request.policy.lease.saturating_sub(released.elapsed())))
     }
 
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
         self.sent_at = SentAt::now();
-        let AcquireRequest { state, key, policy, queue, rejected, budget, .. } = &mut self.contender;
+        let AcquireRequest { state, key, policy, queue, rejected, budget, .. } = &mut self.request;
         let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
         let ask = Acquire {
             token: &self.token,
@@ -127,7 +127,7 @@ impl<'a> Acquisition<'a> {
 
     /// The acquire found an entry that this flight has not seen.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, tags, since, .. } = self.contender;
+        let AcquireRequest { state, key, tags, since, .. } = self.request;
         let content = current(state, raw, key, tags, within).await.map_err(AcquireOutcome::StoreDown)?;
         if let Ok(entry) = &content {
             if entry.kind == EntryKind::Marker {
@@ -148,7 +148,7 @@ impl<'a> Acquisition<'a> {
             return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::Transient)));
         }
         self.unusable += 1;
-        *self.contender.rejected = Some(Arc::new(StoredEntry::new(content)));
+        *self.request.rejected = Some(Arc::new(StoredEntry::new(content)));
         Ok(())
     }
 
@@ -158,7 +158,7 @@ impl<'a> Acquisition<'a> {
 
     /// The awaited load has ended, or the outcome of an earlier load is replayed to newcomers.
     pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, tags, .. } = self.contender;
+        let AcquireRequest { state, key, tags, .. } = self.request;
         let entry = match FlightOutcome::decode(outcome, key) {
             FlightOutcome::Value(entry) => entry,
             outcome => return Err(self.ended_with(outcome)),
@@ -175,7 +175,7 @@ impl<'a> Acquisition<'a> {
     /// Turns the granted acquire into the held lease.
     pub(super) fn lead(self) -> Lease {
         let Self {
-            contender: AcquireRequest { state, key, policy, .. },
+            request: AcquireRequest { state, key, policy, .. },
             token,
             watch,
             sent_at: asked,
@@ -199,7 +199,7 @@ impl<'a> Acquisition<'a> {
     /// the key would stay leased until the lease expires. `gives_up`: the flight still has a place in the queue, and the release
     /// removes that too. Otherwise each flight that timed out behind one slow load would leave a place there.
     pub(super) fn leave(self, gives_up: bool) {
-        let AcquireRequest { state, key, policy, .. } = self.contender;
+        let AcquireRequest { state, key, policy, .. } = self.request;
         let hints = self.watch.close();
         detach_unleased(state, key, &hints);
         if self.maybe_granted || hints.granted.is_some() || gives_up {

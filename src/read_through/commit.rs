@@ -48,10 +48,9 @@ impl FlightTask {
         let asked = start.asked;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, flight, leader, rejected, budget, .. } = self;
-        let rejected = rejected.map(|rejected| rejected.raw(&flight.key));
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_ref()));
+        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut telling).await;
@@ -130,18 +129,18 @@ fn tell_waiters(
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
 /// What a load's result means for its waiters, other processes and later callers.
-pub(crate) struct Publication {
-    pub(crate) outcome: FlightOutcome,
+struct Publication {
+    outcome: FlightOutcome,
     /// What other processes are told, if that differs from `outcome`.
-    pub(crate) elsewhere: Option<FlightOutcome>,
+    elsewhere: Option<FlightOutcome>,
     /// How long the value is stored; `None` shares it with the current waiters only.
-    pub(crate) keep: Option<Duration>,
+    keep: Option<Duration>,
     /// A marker for later callers, and its lifetime.
-    pub(crate) marker: Option<(Bytes, Duration)>,
+    marker: Option<(Bytes, Duration)>,
     /// How long a failure is replayed to later callers.
-    pub(crate) replay: Duration,
+    replay: Duration,
     /// One of the value's tags may have been invalidated since the load began: it is shared with the callers that came before.
-    pub(crate) is_outdated: bool,
+    is_outdated: bool,
 }
 
 impl Publication {
@@ -155,7 +154,7 @@ impl Publication {
         &self,
         lease: Option<Lease>,
         key: &Key,
-        rejected: Option<&Bytes>,
+        rejected: Option<&StoredEntry>,
     ) -> Option<TokenCheck> {
         let lease = lease?;
         if self.is_outdated {
@@ -168,7 +167,8 @@ impl Publication {
             }
             (outcome, _) => {
                 let told = self.elsewhere.as_ref().unwrap_or(outcome);
-                lease.fail(told, self.replay, self.marker.clone(), rejected).await
+                let seen = rejected.map(|rejected| rejected.raw(key));
+                lease.fail(told, self.replay, self.marker.clone(), seen.as_ref()).await
             }
         }
     }

@@ -5,8 +5,8 @@ use crate::observe::Count;
 use crate::store::{Acquired, StoreError, StoreErrorKind};
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
-pub(crate) async fn contend(contender: AcquireRequest<'_>) -> AcquireOutcome {
-    let mut contention = Acquisition::of(contender);
+pub(crate) async fn contend(request: AcquireRequest<'_>) -> AcquireOutcome {
+    let mut contention = Acquisition::of(request);
     match contention.run().await {
         Ok(()) => AcquireOutcome::Leased(contention.lead()),
         Err(contended) => {
@@ -20,7 +20,7 @@ impl Acquisition<'_> {
     /// Runs until the lease is granted (`Ok`) or the attempt has another outcome.
     async fn run(&mut self) -> Result<(), AcquireOutcome> {
         loop {
-            let state = self.contender.state;
+            let state = self.request.state;
             if state.is_leaving() {
                 return Err(AcquireOutcome::Leaving);
             }
@@ -32,7 +32,7 @@ impl Acquisition<'_> {
                 Ok(Acquired::Granted) => return Ok(()),
                 Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
                 Ok(Acquired::Ended(outcome)) => self.ended(&outcome, within).await?,
-                Ok(Acquired::Held { remaining, .. }) if !self.contender.queue => {
+                Ok(Acquired::Held { remaining, .. }) if !self.request.queue => {
                     return Err(AcquireOutcome::Busy(remaining));
                 }
                 Ok(Acquired::Held { remaining, holder }) => self.wait(remaining, holder).await?,

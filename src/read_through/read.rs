@@ -145,7 +145,7 @@ impl<'a> SharedLookUp<'a, '_> {
         drop(queued);
         let again = async {
             match self.enter(left) {
-                Ok(_solo_read) => Some(read_store(state, key, tags, left).await.map(Arc::new)),
+                Ok(_solo_read) => Some(read_shared(state, key, tags, left).await),
                 Err((queued, _)) => queued.await,
             }
         };
@@ -170,6 +170,11 @@ async fn read_store(
     }
 }
 
+/// As [`read_store`], for callers that share the read.
+async fn read_shared(state: &GuardState, key: &Key, tags: &[Key], within: Duration) -> SharedReadResult {
+    read_store(state, key, tags, within).await.map(|entry| Arc::new(entry.shared(tags)))
+}
+
 /// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
 /// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
 async fn read_for_queue(
@@ -190,7 +195,7 @@ async fn read_for_queue(
         let read = if !past_flights && state.flights.has_connected(&flight) {
             ReadResult::Skipped
         } else {
-            read_store(&state, &key, &tags, batch.patience).await.map(|entry| Arc::new(entry.shared(&tags)))
+            read_shared(&state, &key, &tags, batch.patience).await
         };
         batch.answer(read);
         // The callers that ask again at once are in the next batch.

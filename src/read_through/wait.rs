@@ -19,7 +19,7 @@ pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 impl Acquisition<'_> {
     /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, policy, .. } = self.contender;
+        let AcquireRequest { state, policy, .. } = self.request;
         (self.behind, self.released) = (Some(holder), None);
         let wakes = Instant::now() + sleep_for(remaining, policy.lease, state.store.hints_arrive());
         loop {
@@ -28,14 +28,14 @@ impl Acquisition<'_> {
                 hints = self.watch.hints() => {
                     self.maybe_granted |= hints.granted.is_some();
                     let now = Instant::now();
-                    let in_time = hints.finished.is_some() && now < self.contender.deadline;
+                    let in_time = hints.finished.is_some() && now < self.request.deadline;
                     self.released = in_time.then_some(now);
                     self.apply_hints(hints);
                     return Ok(());
                 }
                 () = sleep_until(wakes) => return Ok(()),
-                () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
-                    Some(later) => self.contender.deadline = later,
+                () = sleep_until(self.request.deadline) => match (self.request.goes_on)() {
+                    Some(later) => self.request.deadline = later,
                     None => return Err(AcquireOutcome::WaitedOut),
                 },
                 () = state.leaving() => return Err(AcquireOutcome::Leaving),
@@ -46,7 +46,7 @@ impl Acquisition<'_> {
     /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its
     /// budget, instead of repeating the load that is running.
     pub(super) async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, budget, .. } = &mut self.contender;
+        let AcquireRequest { state, key, budget, .. } = &mut self.request;
         state.count(Count::store_errors);
         // The acquire was given the rest of the budget, which is less than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
@@ -74,7 +74,7 @@ impl Acquisition<'_> {
     /// Continues with a new token. The acquire without an answer may still run at any time. Under the same token it would bring
     /// back a lease that an invalidation has ended, and the older load would be stored.
     fn retry_with_new_token(&mut self) {
-        let AcquireRequest { state, key, policy, .. } = self.contender;
+        let AcquireRequest { state, key, policy, .. } = self.request;
         let token = Token::mint_for(state.store.node(), policy.lease);
         let before = std::mem::replace(&mut self.watch, state.store.watch(key, &token)).close();
         self.apply_hints(before);
@@ -84,13 +84,13 @@ impl Acquisition<'_> {
 
     /// Applies the hints that arrived.
     pub(super) fn apply_hints(&mut self, hints: Hints) {
-        detach_unleased(self.contender.state, self.contender.key, &hints);
+        detach_unleased(self.request.state, self.request.key, &hints);
         self.takeovers = hints.granted.unwrap_or(self.takeovers);
         // A wake may name a later holder; then the next acquire asks for that holder's outcome.
         self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
             // An invalidated entry must not stand in for a failed load.
-            *self.contender.rejected = None;
+            *self.request.rejected = None;
         }
     }
 }

@@ -90,9 +90,9 @@ async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
         let _lease = one.leads().await;
         chaos.once(Fault::WakeForged);
         let (began, mut budget) = (Instant::now(), Policy::default().budget());
-        let contender = AcquireRequest { deadline: began, ..other.contender(&mut budget) };
+        let request = AcquireRequest { deadline: began, ..other.request(&mut budget) };
         let lose_the_next = async { chaos.inject(Fault::BlackHole, 1.0) };
-        let (found, ()) = tokio::join!(biased; contend(contender), lose_the_next);
+        let (found, ()) = tokio::join!(biased; contend(request), lose_the_next);
         assert!(
             matches!(found, AcquireOutcome::StoreDown(_) | AcquireOutcome::WaitedOut),
             "SEED={seed}: {}",

@@ -46,7 +46,7 @@ impl Side {
         self.guard.parts().0.store.now()
     }
 
-    fn contender<'a>(&'a mut self, budget: &'a mut Budget) -> AcquireRequest<'a> {
+    fn request<'a>(&'a mut self, budget: &'a mut Budget) -> AcquireRequest<'a> {
         let (state, policy) = self.guard.parts();
         AcquireRequest {
             state,
@@ -64,7 +64,7 @@ impl Side {
 
     async fn contend(&mut self) -> AcquireOutcome {
         let mut budget = self.guard.parts().1.budget();
-        contend(self.contender(&mut budget)).await
+        contend(self.request(&mut budget)).await
     }
 
     async fn leads(&mut self) -> Lease {
@@ -344,10 +344,10 @@ async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use()
         let mut side = Side::on(&store);
         side.rejected = Some(Arc::new(StoredEntry::new(Err(Bytes::from_static(b"old")))));
         let mut budget = side.guard.parts().1.budget();
-        let mut contention = Acquisition::of(side.contender(&mut budget));
+        let mut contention = Acquisition::of(side.request(&mut budget));
         (contention.behind, contention.takeovers) = (Some(first.clone()), 1);
         contention.apply_hints(hints);
-        (contention.behind, contention.takeovers, contention.contender.rejected.is_some())
+        (contention.behind, contention.takeovers, contention.request.rejected.is_some())
     };
     assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
     assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
