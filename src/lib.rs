@@ -41,9 +41,9 @@
 //! # Where to read on
 //!
 //! The repository has a guide, a page per question, in `docs/`: `getting-started.md` step by step, `keys.md` (what is
-//! cached), `stack.md` (where the layer belongs), `freshness.md`, `errors.md`, `invalidation.md`, `redis-down.md`,
-//! `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS, Sentinel, Cluster),
-//! `operations.md`, `guarantees.md` (each promise with its tests and its limits) and `how-it-works.md`.
+//! cached), `stack.md` (where the layer belongs), `freshness.md`, `local-tier.md` (hits from memory), `errors.md`,
+//! `invalidation.md`, `redis-down.md`, `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS,
+//! Sentinel, Cluster), `operations.md`, `guarantees.md` (each promise with its tests and its limits) and `how-it-works.md`.
 //!
 //! Here: [`StampedeGuard`] is what a service calls, [`Policy`] how it behaves; [`LoadContext`] lets a loader set the
 //! lifetime, tags and validator of its value; [`lock`] has a mutex and a fair semaphore on the same connections;
@@ -57,6 +57,7 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the layer for HTTP services and clients |
+//! | `local` | yes | hits from this process's memory that no invalidation misses: [`PolicyBuilder::local_for`] |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
@@ -83,6 +84,7 @@ pub mod http;
 mod http_rules;
 mod key;
 mod loader;
+mod local;
 pub mod lock;
 mod observe;
 mod policy;
@@ -107,6 +109,6 @@ pub use observe::Stats;
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 
-#[cfg(all(test, feature = "testing"))]
+#[cfg(all(test, feature = "testing", feature = "local"))]
 #[path = "../tests/simulation/mod.rs"]
 mod simulation;

@@ -3,7 +3,7 @@
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,6 +16,8 @@ use crate::sync::lock;
 pub(crate) enum Outcome {
     /// From the store.
     Hit,
+    /// From this process's memory.
+    LocalHit,
     /// With a stale value from the store. Its new load runs in the background, has failed, or takes long.
     Stale,
     /// By the load that this request led.
@@ -32,7 +34,7 @@ impl Outcome {
     /// The word used in metrics and logs.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
-            Self::Hit => "hit",
+            Self::Hit | Self::LocalHit => "hit",
             Self::Stale => "stale",
             Self::Led => "led",
             Self::Coalesced => "coalesced",
@@ -49,6 +51,8 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
+            /// Requests answered from this process's memory, which are not among `hits`.
+            pub local_hits: u64,
             /// Flights that can be joined now.
             pub flights: u64,
             /// Tasks of flights that run now, detached ones included.
@@ -59,6 +63,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $($name: AtomicU64,)*
+            local_hits: SpreadCounter,
         }
 
         /// What is counted.
@@ -78,6 +83,7 @@ macro_rules! counters {
             pub(crate) fn snapshot(&self, flights: usize, tasks: usize) -> Stats {
                 Stats {
                     $($name: self.$name.load(Ordering::Relaxed),)*
+                    local_hits: self.local_hits.sum(),
                     flights: flights as u64,
                     tasks: tasks as u64,
                 }
@@ -134,11 +140,27 @@ counters! {
     /// Values of loaders that were not shared because they are longer than `max_body` or cannot be encoded, and HTTP
     /// responses with a body longer than that: each caller loads them for itself.
     unshareable => "stampede_guard_unshareable_total",
+    /// Copies that were made in this process's memory.
+    local_fills => "stampede_guard_local_fills_total",
+    /// Keys and tags whose copies were dropped because of a change, here or in another process.
+    local_drops => "stampede_guard_local_drops_total",
+    /// Times that the volume lease was not renewed in time, so that nothing was served from memory.
+    local_lapses => "stampede_guard_local_lapses_total",
+    /// Changes for which another process stayed silent until its lease had ended.
+    local_waits => "stampede_guard_local_waits_total",
 }
 
 impl Counters {
+    /// Counts a hit from memory.
+    #[inline]
+    pub(crate) fn local_hit(&self) {
+        self.local_hits.add();
+        publish("local_hit");
+    }
+
     pub(crate) fn request(&self, outcome: Outcome) {
         self.add(match outcome {
+            Outcome::LocalHit => return self.local_hit(),
             Outcome::Hit => Count::hits,
             Outcome::Stale => Count::stale,
             Outcome::Led => Count::led,
@@ -149,11 +171,42 @@ impl Counters {
     }
 }
 
+/// A counter that many threads add to at once: each to a place in a cache line of its own.
+#[derive(Debug, Default)]
+struct SpreadCounter([CounterPlace; PLACES]);
+
+const PLACES: usize = 16;
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct CounterPlace(AtomicU64);
+
+thread_local! {
+    /// The place of this thread.
+    static PLACE: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % PLACES
+    };
+}
+
+impl SpreadCounter {
+    #[inline]
+    fn add(&self) {
+        // A thread that is being ended adds to the first place.
+        let place = PLACE.try_with(|place| *place).unwrap_or_default();
+        self.0[place].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|place| place.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
 impl Stats {
     /// Requests that were answered without a load of their own, which the origin was spared. (Requests that were given a stale
     /// value because their own load failed are included.)
     pub const fn loads_saved(&self) -> u64 {
-        self.hits + self.stale + self.coalesced
+        self.hits + self.local_hits + self.stale + self.coalesced
     }
 }
 
@@ -163,8 +216,14 @@ fn publish(metric: &'static str) {
     if metric.starts_with("stampede_guard_") {
         metrics::counter!(metric).increment(1);
     } else {
-        metrics::counter!("stampede_guard_requests_total", "outcome" => metric).increment(1);
-        if matches!(metric, "hit" | "stale" | "coalesced") {
+        // A hit says which tier it came from; the label is empty for all other outcomes.
+        let (outcome, tier) = match metric {
+            "hit" => ("hit", "store"),
+            "local_hit" => ("hit", "local"),
+            outcome => (outcome, ""),
+        };
+        metrics::counter!("stampede_guard_requests_total", "outcome" => outcome, "tier" => tier).increment(1);
+        if matches!(outcome, "hit" | "stale" | "coalesced") {
             metrics::counter!("stampede_guard_loads_saved_total").increment(1);
         }
     }

@@ -4,22 +4,27 @@ use std::fmt;
 use std::time::Duration;
 
 /// A limit on a measured number.
+#[allow(dead_code, reason = "each bench has limits of some kinds")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
     Exactly(f64),
     AtMost(f64),
     AtLeast(f64),
+    Between(f64, f64),
     /// No limit: there is no `must`, or no aim beyond it.
     None,
 }
 
 /// The unit of a row's number, which decides how it is printed and whether a missed `must` fails the run.
+#[allow(dead_code, reason = "each bench has rows of some units")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Exact on any machine: a missed `must` fails the run.
     Count,
     /// Milliseconds; depend on the machine, so they fail the run only with `STRICT=1`.
     Millis,
+    /// Nanoseconds; as `Millis`.
+    Nanos,
     /// A throughput or a time divided by a control's of the same run; as `Millis`.
     Ratio,
 }
@@ -48,6 +53,7 @@ impl Limit {
             Self::Exactly(limit) => measured == limit,
             Self::AtMost(limit) => measured <= limit,
             Self::AtLeast(limit) => measured >= limit,
+            Self::Between(least, most) => (least..=most).contains(&measured),
             Self::None => true,
         }
     }
@@ -57,6 +63,7 @@ impl Limit {
             Self::Exactly(limit) => unit.show(limit),
             Self::AtMost(limit) => format!("<= {}", unit.show(limit)),
             Self::AtLeast(limit) => format!(">= {}", unit.show(limit)),
+            Self::Between(least, most) => format!("{} to {}", unit.show(least), unit.show(most)),
             Self::None => String::new(),
         }
     }
@@ -68,6 +75,7 @@ impl Unit {
             Self::Count => format!("{number}"),
             Self::Millis if number >= 100.0 => format!("{number:.0} ms"),
             Self::Millis => format!("{number:.2} ms"),
+            Self::Nanos => format!("{number:.0} ns"),
             Self::Ratio => format!("{number:.2}"),
         }
     }

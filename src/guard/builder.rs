@@ -1,14 +1,22 @@
 //! Settings that are made once for a guard and all its policies.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
+use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::policy::Policy;
 use crate::store::backend::Backend;
 use crate::store::memory::MemoryStore;
+
+/// The bounds of `local_term`: a shorter one is at the mercy of a scheduler's pause, a longer one makes invalidations wait for too long.
+const SHORTEST_TERM: Duration = Duration::from_millis(200);
+const LONGEST_TERM: Duration = Duration::from_secs(60);
+/// Below this, hardly one copy has room.
+const LEAST_CAPACITY: u64 = 64 * 1024;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
 #[derive(Debug)]
@@ -18,6 +26,8 @@ pub struct StampedeGuardBuilder {
     namespace: String,
     policy: Policy,
     max_flights: usize,
+    local_capacity: u64,
+    local_term: Duration,
 }
 
 impl StampedeGuard {
@@ -49,14 +59,22 @@ impl StampedeGuard {
 impl StampedeGuardBuilder {
     pub(crate) fn new(backend: Backend) -> Self {
         let namespace = Self::DEFAULT_NAMESPACE.to_owned();
-        Self { backend, namespace, policy: Policy::default(), max_flights: Self::DEFAULT_MAX_FLIGHTS }
+        Self {
+            backend,
+            namespace,
+            policy: Policy::default(),
+            max_flights: Self::DEFAULT_MAX_FLIGHTS,
+            local_capacity: DEFAULT_CAPACITY,
+            local_term: DEFAULT_TERM,
+        }
     }
 
     /// The guard, with valid settings: the defaults, or those that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
-        let Self { backend, namespace, policy, max_flights } = self;
+        let Self { backend, namespace, policy, max_flights, local_capacity, local_term } = self;
         let store = backend.into_store(policy.command_timeout);
-        let state = GuardState::new(store, escape_namespace(&namespace).into(), max_flights);
+        let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
+        let state = GuardState::new(store, namespace, max_flights, local);
         StampedeGuard::from_parts(Arc::new(state), Arc::new(policy))
     }
 
@@ -86,11 +104,31 @@ impl StampedeGuardBuilder {
         self
     }
 
+    /// How many bytes of copies the process keeps in its memory, if a policy has
+    /// [`local_for`](crate::PolicyBuilder::local_for). Counted are the values, their decoded forms by estimate, and the maps'
+    /// overhead. The memory is allocated as it is used; what has not been asked for goes first. Defaults to 64 MiB.
+    #[cfg(feature = "local")]
+    pub fn local_capacity(mut self, bytes: u64) -> Self {
+        self.local_capacity = bytes;
+        self
+    }
+
+    /// How long a volume lease lasts: the longest time that an invalidation waits for a process that keeps copies and is dead, hung,
+    /// paused or cut off. It is renewed at each third while copies are asked for. 200 ms to one minute; defaults to two seconds.
+    ///
+    /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
+    #[cfg(feature = "local")]
+    pub fn local_term(mut self, term: Duration) -> Self {
+        self.local_term = term;
+        self
+    }
+
     /// Makes the guard. No I/O, no runtime needed.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, or no flights at all.
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights at all, a `local_term` out of its range, or a
+    /// `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         let length = escape_namespace(&self.namespace).len();
         if !(1..=64).contains(&length) {
@@ -100,6 +138,21 @@ impl StampedeGuardBuilder {
         }
         if self.max_flights == 0 {
             return Err(Error::new(ErrorKind::InvalidPolicy, "max_flights is 0: choose at least 1"));
+        }
+        if !(SHORTEST_TERM..=LONGEST_TERM).contains(&self.local_term) {
+            let text = format!(
+                "local_term is {:?}: choose from {SHORTEST_TERM:?} to {LONGEST_TERM:?}",
+                self.local_term
+            );
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        }
+        if self.local_capacity < LEAST_CAPACITY && !self.policy.local_for.is_zero() {
+            let text = format!(
+                "local_capacity ({} bytes) and local_for ({:?}) contradict each other: choose a capacity of at \
+                 least {LEAST_CAPACITY} bytes, or no local_for",
+                self.local_capacity, self.policy.local_for
+            );
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
         Ok(self.assemble())
     }

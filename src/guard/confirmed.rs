@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::StampedeGuard;
 use super::entries::LONGEST;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
+use crate::local::Change;
 use crate::observe::Count;
+use crate::store::volume::{Announced, ChangedName};
 use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
 
 impl StampedeGuard {
@@ -20,32 +23,85 @@ impl StampedeGuard {
         until: Instant,
         insert: Option<Insert>,
     ) -> Result<(), Error> {
-        let replace = |within| self.state.store.invalidate(key, insert.clone(), within);
         self.state.detach_resource(key);
         // First, so that replicas that have the later change have this one too.
-        if let Some(reports) = key.of_reports(&self.state.namespace) {
-            let forget = |within| self.counted(self.state.store.tags().forget_tag(&reports, within));
-            let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;
-            forgotten.map_err(|error| unconfirmed(what, key, error))?;
-        }
-        self.confirmed(what, key, until, replace).await?;
+        let reports = key.of_reports(&self.state.namespace);
+        let of_reports = match &reports {
+            Some(tag) => Some(self.forgotten(what, tag, until).await?),
+            None => None,
+        };
+        let change = self.change(ChangedName::value(key));
+        let replace = |within| {
+            let (announcement, insert) = (change.attempt(), insert.clone());
+            let store = &self.state.store;
+            answered(
+                announcement.id,
+                async move { store.invalidate(key, insert, &announcement, within).await },
+            )
+        };
+        let answer = self.confirmed(what, key, until, replace).await?;
+        let of_reports = async {
+            match of_reports {
+                Some((change, answer)) => change.reaches_all(answer, until).await,
+                None => Ok(()),
+            }
+        };
+        let (reached, of_reports) = tokio::join!(change.reaches_all(answer, until), of_reports);
+        reached.and(of_reports).map_err(|error| unannounced(what, key, error))?;
         // A flight that began before the store had the change may hold an entry that was read before it.
         self.state.detach_resource(key);
         Ok(())
     }
 
+    /// Waits until no process serves a copy that is older than a refresh.
+    pub(super) async fn announce_refresh(&self, key: &Key) -> Result<(), Error> {
+        let change = self.change(ChangedName::value(key));
+        match change.announce_and_wait(Instant::now() + LONGEST).await {
+            // As far as is known there are no copies, so the refresh does not depend on the store.
+            Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => Ok(()),
+            announced => announced.map_err(|error| unannounced("the refresh", key, error)),
+        }
+    }
+
+    /// Removes the id of a tag, as a part of another change, which waits for the announcement.
+    async fn forgotten(&self, what: &str, tag: &Key, until: Instant) -> Result<(Change<'_>, Answer), Error> {
+        let change = self.change(ChangedName::tag(tag));
+        let forget = |within| Box::pin(self.counted(self.forget_id(&change, tag, within))) as Reply<'_, _>;
+        let answer = self.tried(tag, until, forget).await;
+        let answer = answer.map_err(|error| unconfirmed(what, tag, error))?;
+        Ok((change, answer))
+    }
+
+    /// Removes the id of a tag, and waits until no process serves a copy with it.
+    pub(super) async fn forget_tagged(&self, what: &str, tag: &Key, until: Instant) -> Result<(), Error> {
+        let change = self.change(ChangedName::tag(tag));
+        let answer = self.confirmed(what, tag, until, |within| self.forget_id(&change, tag, within)).await?;
+        change.reaches_all(answer, until).await.map_err(|error| unannounced(what, tag, error))
+    }
+
+    fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
+        let (announcement, tags) = (change.attempt(), self.state.store.tags());
+        answered(announcement.id, async move { tags.forget_tag(tag, &announcement, within).await })
+    }
+
+    /// Begins a change: this process drops its copies, even if the store cannot be reached.
+    fn change(&self, name: ChangedName) -> Change<'_> {
+        self.state.local.forget(&name);
+        self.state.local.change(name, self.policy.local_elsewhere)
+    }
+
     /// Makes a change, and waits until the server and, if the policy says so, its replicas have confirmed it.
-    pub(super) async fn confirmed<'a>(
+    pub(super) async fn confirmed<'a, T>(
         &'a self,
         what: &str,
         key: &Key,
         until: Instant,
-        command: impl Fn(Duration) -> Reply<'a, ()>,
-    ) -> Result<(), Error> {
+        command: impl Fn(Duration) -> Reply<'a, T>,
+    ) -> Result<T, Error> {
         match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
-            Ok(()) => {
+            Ok(answer) => {
                 self.state.count(Count::invalidations);
-                self.replicated(what, key).await
+                self.replicated(what, key).await.map(|()| answer)
             }
             Err(error) => Err(unconfirmed(what, key, error)),
         }
@@ -102,6 +158,21 @@ impl StampedeGuard {
         let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
         Err(Error::new(ErrorKind::Store, text))
     }
+}
+
+/// The answer to one attempt at a change: the id of its announcement, and what became of that.
+pub(super) type Answer = (Uuid, Announced);
+
+fn answered<'a>(
+    id: Uuid,
+    step: impl Future<Output = Result<Announced, StoreError>> + Send + 'a,
+) -> Reply<'a, Answer> {
+    Box::pin(async move { Ok((id, step.await?)) })
+}
+
+/// The error of a change that was made, and of which other processes could not be told.
+fn unannounced(what: &str, key: &Key, error: StoreError) -> Error {
+    Error::store(&format!("not announced to the other processes: {what}"), key, error)
 }
 
 /// The error of a change that the store has refused or not confirmed.

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::StampedeGuard;
 use super::builder::StampedeGuardBuilder;
-use crate::health::{Finding, Health, Report};
+use crate::health::{Finding, Health, LocalTierHealth, Report};
 use crate::key::{CacheKey, Key};
 use crate::store::Examine;
 
@@ -15,7 +15,7 @@ impl StampedeGuard {
     /// A guard whose store is down still answers, with one load per process and key: do not take a process out of service
     /// because of that.
     pub fn health(&self) -> Health {
-        self.state.store.health()
+        Health { local: self.state.local.health(), ..self.state.store.health() }
     }
 
     /// Examines the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
@@ -55,6 +55,7 @@ impl StampedeGuard {
             })
             .await;
         findings.push(self.namespace());
+        findings.extend(self.local_tier());
         if self.state.is_closed() {
             let found = Finding::problem("guard", "it was shut down");
             findings.push(found.cost("every call loads for itself").advice("make a new guard"));
@@ -66,6 +67,19 @@ impl StampedeGuard {
     pub(super) fn unused_key(&self, purpose: &str) -> Key {
         let name = CacheKey::from(format!("{purpose}-{}", Uuid::new_v4().simple()));
         Key::new(&self.state.namespace, &name)
+    }
+
+    /// The local tier, if a policy of this guard keeps copies.
+    fn local_tier(&self) -> Option<Finding> {
+        let LocalTierHealth { copies, bytes, lease_remaining, .. } = self.state.local.health()?;
+        let found = format!("{copies} copies in {bytes} bytes");
+        Some(if lease_remaining.is_zero() {
+            Finding::note("local tier", format!("{found}; no lease at present"))
+                .cost("hits are read from the store")
+                .advice("none where no caller has asked lately; else see the findings about the connection and the rights")
+        } else {
+            Finding::ok("local tier", found)
+        })
     }
 
     fn namespace(&self) -> Finding {

@@ -1,5 +1,6 @@
 //! Calls without a loader: they read and replace stored values directly.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -7,9 +8,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::typed::TypedReader;
+use super::typed::{SharedReader, TypedReader};
 use crate::error::{Error, ErrorKind};
-use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::read_through::call::Call;
 use crate::read_through::look_up::{peek, read_entry};
@@ -41,6 +41,39 @@ impl StampedeGuard {
         let key = self.key(key)?;
         let ask = Call { state: &self.state, policy: &self.policy, key: &key };
         peek(ask, &TypedReader::new(&self.policy))
+            .await
+            .map_err(|error| Error::store("looking up the entry", &key, error))
+    }
+
+    /// As [`get`](Self::get), for values that are shared: a hit of the local tier neither decodes nor copies.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert("names", &vec!["a".to_owned()]).await?;
+    /// let names = guard.get_shared::<Vec<String>>("names").await?;
+    /// assert_eq!(names.map(|names| names.len()), Some(1));
+    /// # Ok(()) }
+    /// ```
+    pub async fn get_shared<T>(&self, key: impl Into<CacheKey>) -> Result<Option<Arc<T>>, Error>
+    where
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let key = self.key(key)?;
+        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
+        peek(ask, &SharedReader(TypedReader::new(&self.policy)))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -283,12 +316,11 @@ impl StampedeGuard {
     }
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
-        let GuardState { flights, store, .. } = &*self.state;
+        let flights = &self.state.flights;
         // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
         flights.detach_all();
         let until = Instant::now() + LONGEST;
-        let forget = |within| store.tags().forget_tag(tag, within);
-        self.confirmed("the invalidation by the tag", tag, until, forget).await?;
+        self.forget_tagged("the invalidation by the tag", tag, until).await?;
         flights.detach_all();
         Ok(())
     }

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
 use super::load_context::LoadContext;
-use super::typed::{ForcedReader, OwnResult, TypedReader, loader, loader_with};
+use super::typed::{ForcedReader, OwnResult, SharedReader, TypedReader, loader, loader_with};
 use crate::error::{Failure, LoadError};
 use crate::failure_text::panic_text;
 use crate::key::{CacheKey, Key};
@@ -16,9 +17,11 @@ use crate::loader::Loader;
 use crate::observe::Outcome;
 use crate::read_through::alone::run_alone;
 use crate::read_through::call::Call;
+use crate::read_through::local::hit_at_once;
 use crate::read_through::look_up::{Lookup, look, look_past};
 use crate::read_through::miss::MissOutcome;
 use crate::sync::lock;
+use crate::value::reader::EntryReader;
 
 impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
@@ -82,8 +85,66 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
+        let (key, reader) = (key.into(), TypedReader::new(&self.policy));
+        if let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
+            return Ok(value);
+        }
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader(load, &self.state, &self.policy, &key, own)).await
+        let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
+        self.load_if_missing(&key, &reader, loader, |own| own).await
+    }
+
+    /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
+    ///
+    /// A hit of the local tier ([`local_for`](crate::PolicyBuilder::local_for)) neither decodes nor copies: all its callers have the
+    /// same `Arc`.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Consistency
+    ///
+    /// As [`get_or_load`](Self::get_or_load). A local hit is as current as a read of the store: once an invalidation has returned, no
+    /// later caller in any process is given an older value.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().local_for(Duration::from_secs(30)).build()?;
+    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    /// let load = || async { Ok::<_, std::io::Error>(vec![1_u64, 2, 3]) };
+    /// let report: Arc<Vec<u64>> = guard.get_or_load_shared("report", load).await?;
+    /// assert_eq!(*report, [1, 2, 3]);
+    /// # Ok(()) }
+    /// ```
+    pub async fn get_or_load_shared<T, E, F, Fut>(
+        &self,
+        key: impl Into<CacheKey>,
+        load: F,
+    ) -> Result<Arc<T>, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + Sync + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let (key, reader) = (key.into(), SharedReader(TypedReader::new(&self.policy)));
+        if let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
+            return Ok(value);
+        }
+        let key = self.key(key)?;
+        let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
+        self.load_if_missing(&key, &reader, loader, Arc::new).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -126,7 +187,9 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
+        let reader = TypedReader::new(&self.policy);
+        let loader = |own: &OwnResult<T, E>| loader_with(load, &self.state, &self.policy, &key, own);
+        self.load_if_missing(&key, &reader, loader, |own| own).await
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -143,6 +206,12 @@ impl StampedeGuard {
     /// # Cancel safety
     ///
     /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Consistency
+    ///
+    /// Once it has returned a value that was stored, no later caller in any process is given an older one, from the store or from
+    /// memory. A value that was loaded without the store, or whose lease was lost, is not stored: it is returned all the same, and
+    /// what was stored before may be served further.
     ///
     /// # Examples
     ///
@@ -191,19 +260,21 @@ impl StampedeGuard {
         self.load_anyway(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
     }
 
-    /// Steps 2 to 8. The loader is boxed only if it is needed.
-    async fn load_if_missing<T, E>(
+    /// Steps 2 to 8. The loader is boxed only if it is needed. `own` makes the caller's value of what its own loader has returned.
+    async fn load_if_missing<T, E, R>(
         &self,
         key: &Key,
+        reader: &R,
         loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
-    ) -> Result<T, LoadError<E>>
+        own: impl FnOnce(T) -> R::Value,
+    ) -> Result<R::Value, LoadError<E>>
     where
-        T: DeserializeOwned + 'static,
+        R: EntryReader,
         E: Send + Sync + 'static,
     {
-        let reader = TypedReader::new(&self.policy);
         let call = Call { state: &self.state, policy: &self.policy, key };
-        let (outcome, result) = match look(call, &reader).await {
+        let (outcome, result) = match look(call, reader).await {
+            Lookup::LocalHit(value) => (Outcome::LocalHit, Ok(value)),
             Lookup::Hit { value, stale, refresh } => {
                 if let Some(caller) = refresh {
                     // This caller has its value; no caller takes the result that the loader leaves in `OwnResult`.
@@ -213,9 +284,9 @@ impl StampedeGuard {
             }
             Lookup::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
             Lookup::Miss(caller) => {
-                let own = OwnResult::default();
-                let answer = caller.load(&reader, loader(&own)).await;
-                self.conclude(key, answer, &own).await
+                let result = OwnResult::default();
+                let answer = caller.load(reader, loader(&result)).await;
+                self.conclude(key, answer, &result, own).await
             }
         };
         self.answered(key, outcome, result)
@@ -237,9 +308,14 @@ impl StampedeGuard {
                 let own = OwnResult::default();
                 let reader = ForcedReader(TypedReader::new(&self.policy));
                 let answer = caller.load(&reader, loader(&own)).await;
-                self.conclude(key, answer, &own).await
+                self.conclude(key, answer, &own, |own| own).await
             }
             Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+        };
+        // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
+        let result = match result {
+            Ok(value) => self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard),
+            failed => failed,
         };
         self.answered(key, outcome, result)
     }
@@ -255,16 +331,17 @@ impl StampedeGuard {
     }
 
     /// Step 8 for a caller that brought its loader.
-    async fn conclude<T, E>(
+    async fn conclude<V, T, E>(
         &self,
         key: &Key,
-        answer: MissOutcome<T>,
-        own: &OwnResult<T, E>,
-    ) -> (Outcome, Result<T, LoadError<E>>)
+        answer: MissOutcome<V>,
+        result: &OwnResult<T, E>,
+        own: impl FnOnce(T) -> V,
+    ) -> (Outcome, Result<V, LoadError<E>>)
     where
         E: Send + Sync + 'static,
     {
-        let own = || lock(own).take();
+        let own = || lock(result).take().map(|result| result.map(own));
         match answer {
             MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
             MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),

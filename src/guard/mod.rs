@@ -69,6 +69,9 @@ pub struct Shutdown {
 impl StampedeGuard {
     pub(crate) fn from_parts(state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
         state.note_command_timeout(policy.command_timeout);
+        if !policy.local_for.is_zero() {
+            state.local.use_copies();
+        }
         Self { state, policy }
     }
 
@@ -91,7 +94,7 @@ impl StampedeGuard {
     }
 
     /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server
-    /// supports loads. The script leaves no key behind.
+    /// supports loads. The script leaves no key behind. If the policy keeps local copies, gets the volume lease.
     ///
     /// # Errors
     ///
@@ -115,10 +118,13 @@ impl StampedeGuard {
         };
         let (store, key) = (&self.state.store, self.unused_key("connect"));
         store.connect(within).await.map_err(failed("connecting to the store failed"))?;
-        store
-            .probe(&key, within.saturating_sub(began.elapsed()))
-            .await
-            .map_err(failed("the store does not do what loads need"))
+        let left = || within.saturating_sub(began.elapsed());
+        store.probe(&key, left()).await.map_err(failed("the store does not do what loads need"))?;
+        if self.state.local.is_in_use() {
+            let leased = self.state.local.connect(left()).await;
+            leased.map_err(failed("the store does not do what the local tier needs: no hits from memory"))?;
+        }
+        Ok(())
     }
 
     /// Mutexes and semaphores on this guard's connections, in its namespace.
@@ -148,6 +154,7 @@ impl StampedeGuard {
     /// Dropped, the shutdown stops where it is; it does not undo its steps.
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.state.close();
+        self.state.local.give_up();
         // Cap the deadline: timers cannot represent `Duration::MAX`.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.state.tasks.empty(deadline).await;
@@ -161,7 +168,8 @@ impl StampedeGuard {
             // permits in the background, within the rest of the same second.
             Instant::now() + Duration::from_secs(1)
         };
-        self.free_leases(end).await;
+        let left = end.saturating_duration_since(Instant::now());
+        tokio::join!(self.free_leases(end), self.state.local.leave(left));
         self.end_locks(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();

@@ -44,6 +44,27 @@ impl<T: DeserializeOwned + 'static> EntryReader for TypedReader<T> {
     }
 }
 
+/// Decodes an entry as a `T` that its callers share.
+pub(crate) struct SharedReader<T>(pub(crate) TypedReader<T>);
+
+impl<T: DeserializeOwned + Send + Sync + 'static> EntryReader for SharedReader<T> {
+    type Value = Arc<T>;
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Arc<T>> {
+        if let Some(decoded) = shared.and_then(SharedValue::get)
+            && let Some(decoded) = decoded.downcast_ref::<Arc<T>>()
+        {
+            return Some(Arc::clone(decoded));
+        }
+        let decoded = Arc::new(self.0.open(entry, now, None)?);
+        if let Some(shared) = shared {
+            // Another caller may have been first, or may share the entry as another type.
+            let _ = shared.set(Box::new(Arc::clone(&decoded)));
+        }
+        Some(decoded)
+    }
+}
+
 /// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value.
 pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
 

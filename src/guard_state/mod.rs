@@ -18,10 +18,14 @@ use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
 use crate::key::flight::{FlightKey, LoadMode};
+use crate::key::probe::{KeyProbe, Prober};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::loader::nesting::LoadPermitId;
+use crate::local::LocalTier;
 use crate::observe::{Count, Counters, LogEveryMinute, LogOnce, Outcome, log, warn_if};
+#[cfg(feature = "http")]
+use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
 use crate::tracker::{StoppableWaiters, Tracker};
 use crate::value::outcome::FlightOutcome;
@@ -34,9 +38,11 @@ pub(crate) struct GuardState {
     pub(crate) store: StoreHandle,
     /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
+    pub(crate) prober: Prober,
     pub(crate) flights: Arc<Flights<FlightKey, Loader, FlightOutcome, Hashed>>,
     pub(crate) reads: Arc<SharedReads<Key, SharedReadResult, Hashed>>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) local: Arc<LocalTier>,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
     /// Limits warnings about stored bytes that are no entry.
@@ -113,13 +119,27 @@ impl GuardState {
         LoadPermitId::Place(self.store.node())
     }
 
-    pub(crate) fn new(store: StoreHandle, namespace: Box<str>, max_flights: usize) -> Self {
+    pub(crate) fn new(
+        store: StoreHandle,
+        namespace: Box<str>,
+        max_flights: usize,
+        (local_capacity, local_term): (u64, Duration),
+    ) -> Self {
+        let counters = Arc::<Counters>::default();
         Self {
+            local: LocalTier::new(
+                &namespace,
+                store.clone(),
+                Arc::clone(&counters),
+                local_capacity,
+                local_term,
+            ),
+            prober: Prober::new(&namespace),
             store,
             namespace,
             flights: Arc::new(Flights::new(max_flights)),
             reads: Arc::new(SharedReads::new()),
-            counters: Counters::default(),
+            counters,
             unshareable_log: LogEveryMinute::default(),
             unreadable_log: LogEveryMinute::default(),
             unrenewed_log: LogEveryMinute::default(),
@@ -209,6 +229,15 @@ impl GuardState {
         tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
+    /// Counts and logs a hit from memory for which no key was made.
+    #[inline]
+    pub(crate) fn hit_at_once(&self, probe: KeyProbe<'_>) {
+        self.counters.local_hit();
+        let outcome = Outcome::LocalHit.as_str();
+        // The key is made only if a subscriber enables this event.
+        tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
+    }
+
     /// Tags with their present ids; missing ids are created.
     pub(crate) async fn tagged(
         &self,
@@ -234,6 +263,21 @@ impl GuardState {
         ] {
             self.flights.detach(&FlightKey { key: key.clone(), mode });
         }
+    }
+
+    /// Invalidates a key for a caller that does not wait for other processes' copies. This process's copy is dropped.
+    #[cfg(feature = "http")]
+    pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+        let name = ChangedName::value(key);
+        let announced = {
+            let change = self.local.change(name.clone(), false);
+            self.store.invalidate(key, None, &change.attempt(), within).await?
+        };
+        self.local.forget(&name);
+        if matches!(announced, Announced::Separately) {
+            self.local.announce_later(name);
+        }
+        Ok(())
     }
 
     /// Detaches the flights of all keys of a resource that was changed.

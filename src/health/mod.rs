@@ -103,6 +103,23 @@ pub struct Health {
     /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
     /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.
     pub inbox_lag: Option<Duration>,
+    /// The local tier; `None` if no policy of this guard keeps copies.
+    pub local: Option<LocalTierHealth>,
+}
+
+/// The copies in this process's memory, and the lease under which they are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LocalTierHealth {
+    /// How many copies there are. Copies of values that were changed count until their place is needed.
+    pub copies: u64,
+    /// How many bytes they take, by estimate.
+    pub bytes: u64,
+    /// How many bytes they may take.
+    pub capacity: u64,
+    /// How long this process may still serve from memory, unless the lease is renewed, which happens at each third of its term while
+    /// copies are asked for. Zero while it is not renewed: the store is down, or no caller has asked for a copy for some terms.
+    pub lease_remaining: Duration,
 }
 
 impl fmt::Display for Topology {
@@ -142,7 +159,7 @@ impl fmt::Display for Breaker {
 impl fmt::Display for Health {
     /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag } = self;
+        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag, local } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
         if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
@@ -153,6 +170,10 @@ impl fmt::Display for Health {
         }
         if let Some(lag) = inbox_lag {
             write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;
+        }
+        if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = local {
+            let left = lease_remaining.as_secs_f32();
+            write!(f, " copies={copies} bytes={bytes}/{capacity} lease={left:.1}s")?;
         }
         if let Some(reason) = reason {
             write!(f, " reason={reason:?}")?;
@@ -178,13 +199,20 @@ mod tests {
             clock,
             last_heard: Some(secs(3)),
             inbox_lag: Some(Duration::from_micros(400)),
+            local: Some(LocalTierHealth {
+                copies: 3,
+                bytes: 900,
+                capacity: 2_000,
+                lease_remaining: Duration::from_millis(1_500),
+            }),
         };
         assert_eq!(
             health.to_string(),
             "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s lag=0.4ms \
-             reason=\"Connection refused\""
+             copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
         );
         (health.clock, health.last_heard, health.inbox_lag, health.reason) = (None, None, None, None);
+        health.local = None;
         assert_eq!(health.to_string(), "topology=single commands=down inbox=refused breaker=open");
     }
 }

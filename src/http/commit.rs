@@ -167,7 +167,7 @@ impl<B, E> ResponseCommit<B, E> {
             draft.not_stored();
             let Self { state, policy, wanted, .. } = self;
             // If that fails, this variant is loaded again and again until the resource's entry ends.
-            let _ = state.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
+            let _ = state.invalidate_unawaited(&wanted.resource, policy.command_timeout).await;
         }
     }
 }

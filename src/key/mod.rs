@@ -11,12 +11,16 @@ mod http;
 #[cfg(not(feature = "http"))]
 #[path = "no_http.rs"]
 mod http;
+pub(crate) mod probe;
+mod text;
 
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest, Sha256};
+
+use self::text::KeyText;
 
 /// Names the resource a value belongs to.
 ///
@@ -40,7 +44,7 @@ use sha2::{Digest, Sha256};
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CacheKey {
-    text: String,
+    text: KeyText,
 }
 
 impl CacheKey {
@@ -54,10 +58,10 @@ impl CacheKey {
     /// assert_eq!(CacheKey::from_parts(["user", "42"]), CacheKey::from(("user", 42)));
     /// ```
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        let mut text = String::with_capacity(64);
+        let mut text = KeyText::new();
         for (index, part) in parts.into_iter().enumerate() {
             if index > 0 {
-                text.push(':');
+                text.push_str(":");
             }
             escape_into(&mut text, part.as_ref());
         }
@@ -66,11 +70,10 @@ impl CacheKey {
 
     /// Joins texts after a `head` that is escaped and joined already.
     pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
-        // Exact if no byte needs escaping, which is nearly always so.
-        let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));
+        let mut text = KeyText::new();
         text.push_str(head);
         for part in parts {
-            text.push(':');
+            text.push_str(":");
             escape_text_into(&mut text, part);
         }
         Self { text }
@@ -78,42 +81,44 @@ impl CacheKey {
 
     /// A name that is reserved for the crate: no key that is made of parts begins with `~`.
     pub(crate) fn reserved(name: &str) -> Self {
-        Self { text: format!("~{name}") }
+        let mut text = KeyText::new();
+        text.push_str("~");
+        text.push_str(name);
+        Self { text }
     }
 
     /// Whether the key is empty; the guard refuses such a key.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
+        self.text.as_bytes().is_empty()
     }
 }
 
 impl fmt::Display for CacheKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(self.text.as_str())
     }
 }
 
 impl fmt::Debug for CacheKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CacheKey({})", self.text)
+        write!(f, "CacheKey({})", self.text.as_str())
     }
 }
 
 /// Writes `part` without separators, braces and unprintable bytes.
-fn escape_into(text: &mut String, part: &[u8]) {
-    let hex = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit & 15)]);
+fn escape_into(text: &mut KeyText, part: &[u8]) {
+    let hex = |digit: u8| b"0123456789ABCDEF"[usize::from(digit & 15)];
     let mut rest = part;
     while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
-        // The run before `stop` is ASCII, so it is text already.
-        text.push_str(std::str::from_utf8(&rest[..stop]).unwrap_or_default());
-        text.extend(['%', hex(rest[stop] >> 4), hex(rest[stop])]);
+        text.push(&rest[..stop]);
+        text.push(&[b'%', hex(rest[stop] >> 4), hex(rest[stop])]);
         rest = &rest[stop + 1..];
     }
-    text.push_str(std::str::from_utf8(rest).unwrap_or_default());
+    text.push(rest);
 }
 
 /// As [`escape_into`], for text, which mostly needs no escaping.
-fn escape_text_into(text: &mut String, part: &str) {
+fn escape_text_into(text: &mut KeyText, part: &str) {
     if stands_for_itself(part) {
         text.push_str(part);
     } else {
@@ -150,7 +155,7 @@ static PLAIN: [bool; 256] = {
 };
 
 /// Escapes a part's `Display` output while it is being written.
-struct Escaping<'a>(&'a mut String);
+struct Escaping<'a>(&'a mut KeyText);
 
 impl fmt::Write for Escaping<'_> {
     fn write_str(&mut self, part: &str) -> fmt::Result {
@@ -168,7 +173,20 @@ macro_rules! from_bytes {
         }
     )*};
 }
-from_bytes!(&str, String, &String, &[u8], Vec<u8>, &Vec<u8>);
+from_bytes!(&[u8], Vec<u8>, &Vec<u8>);
+
+macro_rules! from_text {
+    ($($source:ty),*) => {$(
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                let mut text = KeyText::new();
+                escape_text_into(&mut text, &source);
+                Self { text }
+            }
+        }
+    )*};
+}
+from_text!(&str, String, &String);
 
 /// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
 impl From<&Self> for CacheKey {
@@ -189,7 +207,7 @@ macro_rules! from_tuple {
             fn from(parts: ($($part,)+)) -> Self {
                 #[allow(non_snake_case, reason = "the type parameters double as variable names")]
                 let ($($part,)+) = parts;
-                let mut text = String::with_capacity(64);
+                let mut text = KeyText::new();
                 let mut separator = "";
                 $(
                     text.push_str(separator);
@@ -233,8 +251,9 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Places `key` in `namespace` (already escaped by [`escape_namespace`]).
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let joined = Self::joined([namespace, &key.text].into_iter());
-        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.text)))
+        let text = key.text.as_str();
+        let joined = Self::joined([namespace, text].into_iter());
+        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
     }
 
     /// Joins escaped parts; `None` if the name is too long. Joins on the stack, because every request does this and then needs
@@ -254,6 +273,16 @@ impl Key {
     /// The key with this [`name`](Self::name), which must not end in a digest.
     pub(crate) fn of_name(name: &str) -> Self {
         Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
+    }
+
+    /// The hash of a key's [`name`](Self::name). Equals that of the key, unless the name ends in a digest.
+    pub(crate) fn hash_of(name: &str) -> u64 {
+        HASH_STATE.hash_one(name)
+    }
+
+    /// The same of this key's name.
+    pub(crate) fn hash_of_name(&self) -> u64 {
+        if self.full.is_none() { self.hash } else { Self::hash_of(&self.name) }
     }
 
     fn digested(full: &str) -> Self {
@@ -305,7 +334,7 @@ impl fmt::Debug for Key {
 
 /// A namespace as it is written in key names.
 pub(crate) fn escape_namespace(namespace: &str) -> String {
-    CacheKey::from(namespace).text
+    CacheKey::from(namespace).to_string()
 }
 
 fn push_hex(text: &mut String, bytes: &[u8]) {

@@ -36,6 +36,11 @@ impl LoadScope {
         LOADING.try_with(Arc::clone).ok()
     }
 
+    /// Whether the current task runs inside a load.
+    pub(crate) fn is_inside() -> bool {
+        LOADING.try_with(|_| ()).is_ok()
+    }
+
     /// Runs `load` as a load of `key` that holds no turn.
     pub(crate) fn scope<F: Future>(
         place: u64,

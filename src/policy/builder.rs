@@ -67,6 +67,36 @@ impl PolicyBuilder {
         self
     }
 
+    /// How long a value is served from this process's memory at most, without asking the store: a local copy, which no acknowledged
+    /// invalidation misses (docs/local-tier.md). `Duration::MAX` serves it as long as it is fresh. Defaults to zero: no copies.
+    ///
+    /// A copy that is stale, or due for an early refresh, is not served: the caller asks the store, as without copies.
+    #[cfg(feature = "local")]
+    pub fn local_for(mut self, local_for: Duration) -> Self {
+        self.policy.local_for = local_for;
+        self
+    }
+
+    /// For how long after the end of the volume lease copies are served while the store does not answer, told as stale. So a server's
+    /// outage leaves each process with what it has, at most so old, instead of one load per process and key. Copies that the
+    /// process has not asked for, and copies that are neither fresh nor within
+    /// [`stale_while_revalidate`](Self::stale_while_revalidate), do not count. Defaults to zero.
+    ///
+    /// During this time an invalidation, which may have been made on the other side of a broken network, is not seen.
+    #[cfg(feature = "local")]
+    pub fn local_while_down(mut self, while_down: Duration) -> Self {
+        self.policy.local_while_down = while_down;
+        self
+    }
+
+    /// Says that other processes of the namespace keep copies, although this guard keeps none. A guard finds that out by itself, from
+    /// the registry of those processes. But while that registry is missing (evicted, flushed) a guard without copies that has never
+    /// seen it does not wait for them; with this setting its invalidations do. Defaults to no.
+    pub fn local_elsewhere(mut self, expected: bool) -> Self {
+        self.policy.local_elsewhere = expected;
+        self
+    }
+
     /// Shortens each stored lifetime by a random part of up to this fraction, so that values stored
     /// together do not expire together. Zero turns it off. Defaults to 0.1.
     pub fn ttl_jitter(mut self, fraction: f64) -> Self {

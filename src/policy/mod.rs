@@ -83,6 +83,9 @@ pub struct Policy {
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
     pub(crate) stale_while_revalidate: Duration,
+    pub(crate) local_for: Duration,
+    pub(crate) local_while_down: Duration,
+    pub(crate) local_elsewhere: bool,
     pub(crate) stale_if_error: Duration,
     pub(crate) back_off: Duration,
     pub(crate) negative_for: Option<Duration>,
@@ -191,6 +194,11 @@ impl Policy {
         self.negative_for.is_some() && Codec::is_nothing(encoding, payload)
     }
 
+    /// Whether values may be loaded anew before they are stale.
+    pub(crate) fn refreshes_early(&self) -> bool {
+        self.refresh_ahead > 0.0 || self.early_refresh > 0.0
+    }
+
     /// Whether a caller that is served this fresh value should have it loaded anew.
     pub(crate) fn is_due_early(&self, stored_at: u64, times: &Expiry, now: u64) -> bool {
         if now < times.retry_at {
@@ -225,6 +233,10 @@ impl Default for Policy {
             ttl_jitter: 0.1,
             // Serving stale values must be an explicit choice.
             stale_while_revalidate: Duration::ZERO,
+            // Memory is the program's: keeping copies must be an explicit choice, and so must serving them during an outage.
+            local_for: Duration::ZERO,
+            local_while_down: Duration::ZERO,
+            local_elsewhere: false,
             stale_if_error: Duration::ZERO,
             // Long enough to leave a struggling origin alone, short enough to notice its recovery.
             back_off: Duration::from_secs(5),

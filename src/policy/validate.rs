@@ -22,6 +22,7 @@ impl PolicyBuilder {
         in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
         in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
         in_range("stale_if_error", policy.stale_if_error, Duration::ZERO, day * 3650)?;
+        in_range("local_while_down", policy.local_while_down, Duration::ZERO, day * 3650)?;
         in_range("back_off", policy.back_off, MILLISECOND, day)?;
         in_range("negative_for", policy.negative_for(), MILLISECOND, day * 3650)?;
         in_range("soft_timeout", policy.soft_timeout.unwrap_or(MILLISECOND), MILLISECOND, day)?;
@@ -74,6 +75,15 @@ impl PolicyBuilder {
                 "coordination_budget",
                 policy.coordination_budget,
                 "one command may not take longer than all of them",
+            );
+        }
+        if !policy.local_while_down.is_zero() && policy.local_for.is_zero() {
+            return contradiction(
+                "local_while_down",
+                policy.local_while_down,
+                "local_for",
+                policy.local_for,
+                "without copies there is nothing to serve while the store is down; set local_for",
             );
         }
         if policy.lease < policy.command_timeout * 4 {

@@ -36,6 +36,8 @@ pub(crate) struct CallState<'a> {
     pub(super) solo_read: Option<SoloRead<'a>>,
     /// The kind of flight to join.
     pub(crate) mode: LoadMode,
+    /// The time at which the value was stored of which this caller has found a copy that is due for an early refresh.
+    pub(super) due_early: Option<u64>,
 }
 
 /// Whether the store has answered a caller's look-up.
@@ -58,6 +60,7 @@ impl<'a> CallState<'a> {
             rejected: None,
             solo_read: None,
             mode: LoadMode::Leased,
+            due_early: None,
         }
     }
 

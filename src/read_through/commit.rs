@@ -11,11 +11,13 @@ use super::lease::Lease;
 use super::load::{FlightTask, LoadStart, let_go_since};
 use super::tag_check::current;
 use crate::flight::order::SentAt;
-use crate::guard_state::Leader;
+use crate::guard_state::{GuardState, Leader};
 use crate::key::Key;
 use crate::key::flight::LoadMode;
 use crate::loader::{LoadOutput, LoadResult, MarkerRule};
+use crate::local::Ticket;
 use crate::observe::Count;
+use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::{Freshness, Lifetimes};
@@ -48,12 +50,17 @@ impl FlightTask {
         let asked = start.asked;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, flight, leader, rejected, budget, .. } = self;
+        let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
         let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut telling).await;
+        let replaces = rejected.as_ref().is_some_and(|rejected| rejected.value().is_some());
+        if let Ok(told) = told {
+            publication.keep_copy(&state, &flight.key, told, replaces);
+        }
         let current = match told {
             _ if publication.is_outdated => Some(asked),
             // This load held the lease until now.
@@ -65,7 +72,8 @@ impl FlightTask {
         tell_waiters(leader, &publication.outcome, current, settled);
         if told.is_err() {
             state.count(Count::budget_exceeded);
-            telling.await;
+            let told = telling.await;
+            publication.keep_copy(&state, &flight.key, told, replaces);
         }
     }
 
@@ -79,11 +87,13 @@ impl FlightTask {
     ) -> Publication {
         let is_known = start.tags.is_ok();
         let mut tags = start.tags.unwrap_or_default();
-        let (mut is_outdated, mut unsure) = (false, None);
+        let (mut is_outdated, mut unsure, mut ticket) = (false, None, None);
         match &mut result {
             LoadResult::Value { tags: own, lifetimes, .. } => {
                 tags.append(own);
                 let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
+                // Before the tags' ids are read again, and before the commit is sent.
+                ticket = self.ticket(&tags);
                 is_outdated = !is_known || self.was_invalidated(&tags, life).await;
             }
             LoadResult::Failed(failure) if is_leased && !self.see_again().await => {
@@ -102,7 +112,7 @@ impl FlightTask {
             Some(unsure) => {
                 Publication { keep: None, elsewhere: publication.elsewhere.or(Some(unsure)), ..publication }
             }
-            None => Publication { is_outdated, ..publication },
+            None => Publication { is_outdated, ticket, ..publication },
         }
     }
 }
@@ -141,12 +151,33 @@ struct Publication {
     replay: Duration,
     /// One of the value's tags may have been invalidated since the load began: it is shared with the callers that came before.
     is_outdated: bool,
+    /// For the copy of a value that is stored, with the policy's tags.
+    ticket: Option<(Ticket, Box<[Key]>)>,
 }
 
 impl Publication {
     fn only(outcome: FlightOutcome) -> Self {
         let replay = Duration::ZERO;
-        Self { outcome, elsewhere: None, keep: None, marker: None, replay, is_outdated: false }
+        Self { outcome, elsewhere: None, keep: None, marker: None, replay, is_outdated: false, ticket: None }
+    }
+
+    /// After the store has answered the commit: keeps a copy, and announces that the value `replaces` an older one.
+    fn keep_copy(&self, state: &GuardState, key: &Key, told: Option<TokenCheck>, replaces: bool) {
+        if told != Some(TokenCheck::Held) || self.is_outdated {
+            return;
+        }
+        let name = || ChangedName::value(key);
+        match (&self.outcome, self.keep, &self.ticket) {
+            (FlightOutcome::Value(entry), Some(_), Some((ticket, checked))) => {
+                let copy = Arc::new(StoredEntry::new(Ok(entry.clone())).shared(checked));
+                state.local.fill(key, &copy, ticket.clone());
+            }
+            _ if replaces => state.local.forget(&name()),
+            _ => {}
+        }
+        if replaces && (self.keep.is_some() || self.marker.is_some()) {
+            state.local.announce_later(name());
+        }
     }
 
     /// Ends the lease with what other processes are told. `None` if there was none, or if the store's answer is not known.
@@ -175,6 +206,16 @@ impl Publication {
 }
 
 impl FlightTask {
+    /// A ticket for the copy of a value with these tags, if the policy keeps copies.
+    fn ticket(&self, tags: &[TagId]) -> Option<(Ticket, Box<[Key]>)> {
+        if self.policy.local_for.is_zero() {
+            return None;
+        }
+        let all: Vec<_> = tags.iter().map(|tagged| tagged.tag.clone()).collect();
+        let checked = self.policy.tag_keys(&self.state.namespace).into();
+        Some((self.state.local.ticket(&self.flight.key, &all), checked))
+    }
+
     /// Decides what a load's result means.
     fn publication(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Publication {
         let now = self.state.store.now();

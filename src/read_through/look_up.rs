@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::call::{Call, CallState, LookUpState};
+use super::local::{CopyLookup, copy_while_down, look_for_copy};
 use crate::error::{Error, Failure};
 use crate::guard_state::ReadResult;
 use crate::key::flight::LoadMode;
@@ -16,6 +17,8 @@ use crate::value::stored::StoredEntry;
 
 /// The result of step 2.
 pub(crate) enum Lookup<'a, V> {
+    /// Step 8 from this process's memory.
+    LocalHit(V),
     /// Step 8 from the store. If a background load is due, the caller brings a loader for `refresh`.
     Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
     /// There is nothing to serve: the caller brings a loader.
@@ -31,10 +34,15 @@ pub(crate) enum Lookup<'a, V> {
 /// Safe.
 pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
     let Call { state, key, .. } = call;
-    let mut caller = CallState::new(call);
     if is_reentrant(call) {
         return Lookup::Failed(Failure::Guard(Error::reentrant(key)));
     }
+    let due_early = match look_for_copy(call, reader) {
+        CopyLookup::Fresh(value) => return Lookup::LocalHit(value),
+        CopyLookup::DueEarly(stored_at) => Some(stored_at),
+        CopyLookup::Nothing => None,
+    };
+    let mut caller = CallState { due_early, ..CallState::new(call) };
     // A guard that is shut down sends the store no more look-ups.
     if state.is_closed()
         || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased))
@@ -42,6 +50,11 @@ pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Look
         return Lookup::Miss(caller);
     }
     let read = caller.read().await;
+    if matches!(read, ReadResult::Failed(_))
+        && let Some(value) = copy_while_down(call, reader)
+    {
+        return Lookup::Hit { value, stale: true, refresh: None };
+    }
     caller.judge(read, reader)
 }
 
@@ -96,13 +109,16 @@ pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>
 ///
 /// Safe.
 pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<Option<R::Value>, StoreError> {
+    if let CopyLookup::Fresh(value) = look_for_copy(call, reader) {
+        return Ok(Some(value));
+    }
     let caller = CallState::new(call);
     let read = caller.read_anyway().await;
     if let ReadResult::Failed(error) = read {
-        return Err(error);
+        return copy_while_down(call, reader).map(Some).ok_or(error);
     }
     match caller.judge(read, reader) {
-        Lookup::Hit { value, .. } => Ok(Some(value)),
+        Lookup::Hit { value, .. } | Lookup::LocalHit(value) => Ok(Some(value)),
         Lookup::Miss(_) | Lookup::Failed(_) => Ok(None),
     }
 }
@@ -163,7 +179,10 @@ impl<'a> CallState<'a> {
     fn is_refresh_due(&self, freshness: Freshness, entry: &Entry, now: u64) -> bool {
         let Call { state, policy, .. } = self.call;
         let is_due = match freshness {
-            Freshness::Fresh => policy.is_due_early(entry.stored_at, &entry.expiry, now),
+            Freshness::Fresh => {
+                self.due_early == Some(entry.stored_at)
+                    || policy.is_due_early(entry.stored_at, &entry.expiry, now)
+            }
             Freshness::Stale => true,
             Freshness::BackingOff | Freshness::StaleIfError | Freshness::Expired => false,
         };

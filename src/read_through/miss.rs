@@ -122,7 +122,9 @@ impl CallState<'_> {
                         Lookup::Hit { value, stale: true, .. } => {
                             return MissOutcome::Stale(value, Some(loader));
                         }
-                        Lookup::Hit { value, .. } => return MissOutcome::Coalesced(value, loader),
+                        Lookup::Hit { value, .. } | Lookup::LocalHit(value) => {
+                            return MissOutcome::Coalesced(value, loader);
+                        }
                         Lookup::Failed(failure) => return MissOutcome::Failed(failure),
                         Lookup::Miss(again) => {
                             let (started, came, budget) = (self.started, self.came, self.budget);

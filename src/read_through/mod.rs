@@ -28,6 +28,7 @@ mod join;
 pub(crate) mod leader;
 pub(crate) mod lease;
 mod load;
+pub(crate) mod local;
 pub(crate) mod look_up;
 pub(crate) mod miss;
 mod read;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::runtime::{Handle, Id};
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
@@ -17,6 +18,7 @@ use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::value::entry::Entry;
 use crate::value::stored::{Found, StoredEntry};
 
 /// The runtime that the caller is polled in.
@@ -40,7 +42,8 @@ impl<'a> CallState<'a> {
             // The reader of the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
                 let tags = policy.tag_keys(&state.namespace);
-                Box::pin(read_store(state, key, &tags, within)).await.map(Found::Own)
+                let keeps = !policy.local_for.is_zero();
+                Box::pin(read_store(state, key, &tags, keeps, within)).await
             }
             (read, _) => read,
         }
@@ -53,15 +56,16 @@ impl<'a> CallState<'a> {
             return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
         };
         let tags = policy.tag_keys(&state.namespace);
+        let keeps = !policy.local_for.is_zero();
         if state.store.answers_at_once() {
             // A task that does nothing else must let other tasks run.
             consume_budget().await;
-            return (read_store(state, key, &tags, within).await.map(Found::Own), None);
+            return (read_store(state, key, &tags, keeps, within).await, None);
         }
-        let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights };
+        let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                return (read_store(state, key, &tags, within).await.map(Found::Own), Some(solo_read));
+                return (read_store(state, key, &tags, keeps, within).await, Some(solo_read));
             }
             Err(queued) => queued,
         };
@@ -80,7 +84,7 @@ impl<'a> CallState<'a> {
         match &read {
             // The shared read did not check all tags of this caller's policy.
             ReadResult::Found(found) if !tags.iter().all(|tag| found.checked.contains(tag)) => {
-                (Box::pin(read_store(state, key, &tags, within)).await.map(Found::Own), None)
+                (Box::pin(read_store(state, key, &tags, keeps, within)).await, None)
             }
             _ => (read.map(Found::Shared), None),
         }
@@ -96,6 +100,8 @@ struct SharedLookUp<'a, 't> {
     tags: &'t [Key],
     /// Whether to read also if there is a flight to join.
     past_flights: bool,
+    /// Whether to keep a copy of what is read.
+    keeps: bool,
 }
 
 impl<'a> SharedLookUp<'a, '_> {
@@ -117,9 +123,10 @@ impl<'a> SharedLookUp<'a, '_> {
     }
 
     fn read_for_others(self, duty: BatchReader<Key, SharedReadResult, Hashed>, within: Duration) {
-        let Self { state, tags, past_flights, .. } = self;
+        let Self { state, tags, past_flights, keeps, .. } = self;
         duty.runs_in(runtime());
-        tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, past_flights));
+        let how = (past_flights, keeps);
+        tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, how));
     }
 
     /// Waits for the reader for at most `most`. If the reader is in another runtime and takes three quarters of that, its runtime
@@ -130,7 +137,7 @@ impl<'a> SharedLookUp<'a, '_> {
         is_elsewhere: bool,
         most: Duration,
     ) -> Option<SharedReadResult> {
-        let Self { state, key, tags, .. } = self;
+        let Self { state, key, tags, keeps, .. } = self;
         let late = |_| Some(ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)));
         if !is_elsewhere {
             return timeout(most, queued).await.unwrap_or_else(late);
@@ -145,7 +152,7 @@ impl<'a> SharedLookUp<'a, '_> {
         drop(queued);
         let again = async {
             match self.enter(left) {
-                Ok(_solo_read) => Some(read_shared(state, key, tags, left).await),
+                Ok(_solo_read) => Some(read_shared(state, key, tags, keeps, left).await),
                 Err((queued, _)) => queued.await,
             }
         };
@@ -153,14 +160,25 @@ impl<'a> SharedLookUp<'a, '_> {
     }
 }
 
-/// Reads the entry, and in the same trip the ids of the tags that it must have.
+/// Reads the entry, and in the same trip the ids of the tags that it must have. With `keeps`, keeps a copy of a fresh value.
 async fn read_store(
     state: &GuardState,
     key: &Key,
     tags: &[Key],
+    keeps: bool,
     within: Duration,
+) -> ReadResult {
+    if keeps {
+        return Box::pin(read_shared(state, key, tags, true, within)).await.map(Found::Shared);
+    }
+    read_result(state, read_checked(state, key, tags, &mut None, within).await).map(Found::Own)
+}
+
+fn read_result(
+    state: &GuardState,
+    read: Result<Option<Result<Entry, Bytes>>, StoreError>,
 ) -> ReadResult<StoredEntry> {
-    match read_checked(state, key, tags, within).await {
+    match read {
         Ok(None) => ReadResult::Nothing,
         Ok(Some(content)) => ReadResult::Found(StoredEntry::new(content)),
         Err(error) => {
@@ -171,8 +189,23 @@ async fn read_store(
 }
 
 /// As [`read_store`], for callers that share the read.
-async fn read_shared(state: &GuardState, key: &Key, tags: &[Key], within: Duration) -> SharedReadResult {
-    read_store(state, key, tags, within).await.map(|entry| Arc::new(entry.shared(tags)))
+async fn read_shared(
+    state: &GuardState,
+    key: &Key,
+    tags: &[Key],
+    keeps: bool,
+    within: Duration,
+) -> SharedReadResult {
+    // Before the question is sent: a change that is announced from here on voids the ticket.
+    let mut ticket = keeps.then(|| state.local.ticket(key, tags));
+    let read = read_result(state, read_checked(state, key, tags, &mut ticket, within).await);
+    let read = read.map(|entry| Arc::new(entry.shared(tags)));
+    if let (Some(ticket), ReadResult::Found(found)) = (ticket, &read)
+        && found.value().is_some_and(|value| value.is_fresh(state.store.now()))
+    {
+        state.local.fill(key, found, ticket);
+    }
+    read
 }
 
 /// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
@@ -182,7 +215,7 @@ async fn read_for_queue(
     mut duty: BatchReader<Key, SharedReadResult, Hashed>,
     tags: Vec<Key>,
     within: Duration,
-    past_flights: bool,
+    (past_flights, keeps): (bool, bool),
 ) {
     let key = duty.key().clone();
     let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
@@ -195,7 +228,7 @@ async fn read_for_queue(
         let read = if !past_flights && state.flights.has_connected(&flight) {
             ReadResult::Skipped
         } else {
-            read_shared(&state, &key, &tags, batch.patience).await
+            read_shared(&state, &key, &tags, keeps, batch.patience).await
         };
         batch.answer(read);
         // The callers that ask again at once are in the next batch.

@@ -8,18 +8,21 @@ use super::load::{FlightTask, LoadStart};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
+use crate::local::Ticket;
 use crate::observe::Count;
 use crate::store::StoreError;
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::tags::TagId;
 
 /// Reads the entry, and in the same trip the ids of the tags that it must have. `Err` inside: bytes that are no usable entry.
+/// Adds the entry's other tags to the ticket.
 ///
 /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
 pub(super) async fn read_checked(
     state: &GuardState,
     key: &Key,
     tags: &[Key],
+    ticket: &mut Option<Ticket>,
     within: Duration,
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
     let (raw, ids) = match tags {
@@ -29,7 +32,7 @@ pub(super) async fn read_checked(
     let Some(raw) = raw else { return Ok(None) };
     match decode(state, raw, key) {
         Ok(entry) if has_tags(&entry, tags) => {
-            Box::pin(check(state, key, entry, tags, &ids, within)).await.map(Some)
+            Box::pin(check(state, key, entry, (tags, &ids), ticket, within)).await.map(Some)
         }
         content => Ok(Some(content)),
     }
@@ -66,7 +69,7 @@ pub(crate) async fn unless_invalidated(
         [] => Vec::new(),
         tags => state.store.tags().present_ids(tags, within).await?,
     };
-    check(state, key, entry, tags, &ids, within).await
+    check(state, key, entry, (tags, &ids), &mut None, within).await
 }
 
 /// Decodes the bytes stored under `key`; counts and logs unreadable ones.
@@ -88,8 +91,8 @@ async fn check(
     state: &GuardState,
     key: &Key,
     entry: Entry,
-    tags: &[Key],
-    ids: &[Option<u64>],
+    (tags, ids): (&[Key], &[Option<u64>]),
+    ticket: &mut Option<Ticket>,
     within: Duration,
 ) -> Result<Result<Entry, Bytes>, StoreError> {
     let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
@@ -100,6 +103,9 @@ async fn check(
     let others: Vec<_> =
         entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
     if !others.is_empty() {
+        if let Some(ticket) = ticket {
+            state.local.add_tags(ticket, &others);
+        }
         let ids = state.store.tags().present_ids(&others, within).await?;
         if !others.iter().zip(&ids).all(same) {
             return Ok(Err(entry.encode(key)));

@@ -11,6 +11,7 @@ use super::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use super::redis::RedisStore;
 use super::tag_store::TagStore;
+use super::volume_store::VolumeStore;
 use super::{Store, StoreError};
 use crate::key::Key;
 
@@ -23,6 +24,7 @@ pub(crate) struct StoreHandle {
     pub(super) store: Arc<dyn Store>,
     locks: Arc<dyn LockStore>,
     tags: Arc<dyn TagStore>,
+    volumes: Arc<dyn VolumeStore>,
     #[cfg(feature = "redis")]
     redis: Option<Arc<RedisStore>>,
 }
@@ -33,11 +35,12 @@ impl StoreHandle {
     }
 
     /// A handle on any store, through the traits alone.
-    pub(crate) fn of<S: Store + LockStore + TagStore + 'static>(store: Arc<S>) -> Self {
+    pub(crate) fn of<S: Store + LockStore + TagStore + VolumeStore + 'static>(store: Arc<S>) -> Self {
         Self {
             store: Arc::clone(&store) as _,
             locks: Arc::clone(&store) as _,
-            tags: store,
+            tags: Arc::clone(&store) as _,
+            volumes: store,
             #[cfg(feature = "redis")]
             redis: None,
         }
@@ -46,9 +49,7 @@ impl StoreHandle {
     #[cfg(feature = "redis")]
     pub(crate) fn redis(store: RedisStore) -> Self {
         let store = Arc::new(store);
-        let (plain, locks, tags) =
-            (Arc::clone(&store) as _, Arc::clone(&store) as _, Arc::clone(&store) as _);
-        Self { store: plain, locks, tags, redis: Some(store) }
+        Self { redis: Some(Arc::clone(&store)), ..Self::of(store) }
     }
 
     /// The same store, through the contract of the locks.
@@ -59,6 +60,11 @@ impl StoreHandle {
     /// The same store, through the contract of the tags.
     pub(crate) fn tags(&self) -> &Arc<dyn TagStore> {
         &self.tags
+    }
+
+    /// The same store, through the contract of volume leases.
+    pub(crate) fn volumes(&self) -> &Arc<dyn VolumeStore> {
+        &self.volumes
     }
 
     /// As [`Store::look_up`].

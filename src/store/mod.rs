@@ -26,6 +26,8 @@ pub(crate) mod names;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod tag_store;
+pub(crate) mod volume;
+pub(crate) mod volume_store;
 pub(crate) mod wake;
 
 use std::fmt;
@@ -44,6 +46,7 @@ pub(crate) use wake::lease_waiters::LeaseWatch;
 
 use crate::health::{Finding, Health};
 use crate::key::Key;
+use volume::{Announced, Announcement};
 
 /// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of the guard's estimate,
 /// which is made once a minute, and in a cluster from one master only.
@@ -124,8 +127,14 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck>;
 
     /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and all waiters in the queue. With an entry:
-    /// the same, and stores it in the same step (INSERT).
-    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()>;
+    /// the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change.
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        insert: Option<Insert>,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced>;
 
     /// Registers a waiter for hints about `key`, until the [`LeaseWatch`] is dropped. Invariant 3 requires this before the first
     /// `acquire`.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Reply;
+use super::volume::{Announced, Announcement};
 use crate::key::Key;
 
 /// The ids of a store's tags, and its lists. `within` and cancellation are as in [`Store`](super::Store).
@@ -25,8 +26,13 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>>;
 
-    /// Removes the id of a tag.
-    fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()>;
+    /// Removes the id of a tag. On one server the same step announces the change.
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced>;
 
     /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
     /// from its first member on.

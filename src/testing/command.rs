@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::key::Key;
+use crate::store::volume::{Announced, Announcement};
 use crate::store::{
     Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Reply, StoreError, StoreErrorKind, StoreHandle,
     Token, TokenCheck,
@@ -49,6 +50,7 @@ pub(crate) enum Command {
     },
     Invalidate {
         insert: Option<Insert>,
+        announcement: Announcement,
     },
 }
 
@@ -59,6 +61,8 @@ pub(crate) enum CommandAnswer {
     Acquired(Acquired),
     Kept(TokenCheck),
     HandedOver(HandedOver),
+    Announced(Announced),
+    /// Of a store that does not answer like a memory store.
     Done,
 }
 
@@ -71,7 +75,7 @@ impl Command {
     pub(super) fn allocates(&self) -> bool {
         match self {
             Self::Acquire { .. } | Self::Commit { .. } | Self::Fail { .. } => true,
-            Self::Invalidate { insert } => insert.is_some(),
+            Self::Invalidate { insert, .. } => insert.is_some(),
             Self::LookUp | Self::Renew { .. } | Self::HandOver { .. } | Self::Release { .. } => false,
         }
     }
@@ -104,9 +108,8 @@ impl Command {
                 CommandAnswer::HandedOver(node.hand_over(key, &token, how, within).await?)
             }
             Self::Release { token } => CommandAnswer::Kept(node.release(key, &token, within).await?),
-            Self::Invalidate { insert } => {
-                node.invalidate(key, insert, within).await?;
-                CommandAnswer::Done
+            Self::Invalidate { insert, announcement } => {
+                CommandAnswer::Announced(node.invalidate(key, insert, &announcement, within).await?)
             }
         })
     }

@@ -33,6 +33,10 @@ pub enum Fault {
     EvictLease,
     /// The entry of the command's key is evicted.
     EvictEntry,
+    /// The registry of the nodes that keep local copies is evicted.
+    EvictRegistry,
+    /// The log of the announcements to those nodes is evicted.
+    EvictLog,
     /// Everything is flushed.
     Flush,
     /// A failover to a server that lacks the latest writes, up to half a second of them.
@@ -61,6 +65,8 @@ impl Fault {
         Self::Deaf,
         Self::EvictLease,
         Self::EvictEntry,
+        Self::EvictRegistry,
+        Self::EvictLog,
         Self::Flush,
         Self::FailOver,
         Self::ClockStep,
@@ -99,6 +105,8 @@ impl Fault {
             Self::Deaf => "deaf",
             Self::EvictLease => "lease evicted",
             Self::EvictEntry => "entry evicted",
+            Self::EvictRegistry => "registry evicted",
+            Self::EvictLog => "log evicted",
             Self::Flush => "flush",
             Self::FailOver => "failover",
             Self::ClockStep => "clock step",

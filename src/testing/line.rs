@@ -1,6 +1,7 @@
 //! [`WireStore`]: a guard's store, as the client's end of a wire.
 
 mod others;
+mod volumes;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use super::command::{Command, CommandAnswer};
 use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
+use crate::store::volume::{Announced, Announcement};
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
     StoreErrorKind, Token, TokenCheck,
@@ -149,9 +151,18 @@ impl Store for WireStore {
         kept(self.send(key, Command::Release { token: token.clone() }, within))
     }
 
-    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
-        let reply = self.send(key, Command::Invalidate { insert }, within);
-        Box::pin(async move { reply.await.map(drop) })
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        insert: Option<Insert>,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        let announcement = announcement.clone();
+        let reply = self.send(key, Command::Invalidate { insert, announcement }, within);
+        Box::pin(async move {
+            if let CommandAnswer::Announced(announced) = reply.await? { Ok(announced) } else { confused() }
+        })
     }
 
     fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {

@@ -100,6 +100,7 @@ mod origin;
 mod server;
 #[cfg(test)]
 mod tests;
+mod volume_end;
 mod wire;
 
 pub use chaos::{ChaosStore, Replica};

@@ -19,6 +19,7 @@ use crate::store::backend::Backend;
 use crate::store::memory::MemoryStore;
 use crate::store::memory::fault_injection::KeySnapshot;
 use crate::store::memory::relay::Relay;
+use crate::store::memory::volume_table::Volume;
 use crate::store::wake::lease_waiters::Hint;
 #[cfg(test)]
 use crate::store::wake::lease_waiters::LeaseWaiters;
@@ -57,6 +58,10 @@ enum Backing {
 struct ServerState {
     /// The state of each written key before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, KeySnapshot)>,
+    /// The same of volumes.
+    volumes: VecDeque<(Instant, Box<str>, Volume)>,
+    /// How often all connections broke.
+    session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
     commands: u64,
@@ -97,6 +102,9 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
 
     /// The connection is restored after a cut.
     fn reconnected(&self);
+
+    /// The connection of the messages about the volume was opened anew.
+    fn missed_announcements(&self);
 }
 
 /// A test's observer of all events in the server.
@@ -238,6 +246,9 @@ impl ChaosServer {
         if command.writes() {
             self.note(store, key.name());
         }
+        if let Command::Invalidate { announcement, .. } = &command {
+            self.strike_volume(&announcement.volume);
+        }
         match self.witness.get() {
             None => run(command).await,
             // A memory store never answers with an error.
@@ -337,12 +348,45 @@ impl ChaosServer {
         }
     }
 
+    /// The faults that strike a volume before a step that writes to it, whose state is saved for a failover.
+    pub(super) fn strike_volume(&self, volume: &Key) {
+        let Some(store) = self.memory() else { return };
+        for (fault, registry) in [(Fault::EvictRegistry, true), (Fault::EvictLog, false)] {
+            if lock(&self.odds).strikes(fault) && !store.evict_volume(volume.name(), registry) {
+                lock(&self.odds).missed(fault);
+            }
+        }
+        let (now, picture) = (Instant::now(), store.volume(volume.name()));
+        let mut state = lock(&self.state);
+        state.volumes.push_back((now, volume.name().into(), picture));
+        while state.volumes.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
+            state.volumes.pop_front();
+        }
+    }
+
+    /// Changes when all connections break.
+    pub(super) fn session(&self) -> u64 {
+        lock(&self.state).session
+    }
+
     fn fail_over(&self, store: &MemoryStore) {
+        lock(&self.state).session += 1;
+        for line in self.lines() {
+            line.missed_announcements();
+        }
         let lag = lock(&self.odds).up_to(LONGEST_LAG);
         let now = Instant::now();
         let to = now.checked_sub(lag).unwrap_or(now);
         if let Some(witness) = self.witness.get() {
             witness.failed_over(to);
+        }
+        loop {
+            let Some((at, name, picture)) = lock(&self.state).volumes.pop_back() else { break };
+            if at < to {
+                lock(&self.state).volumes.push_back((at, name, picture));
+                break;
+            }
+            store.restore_volume(&name, picture);
         }
         loop {
             let Some((at, name, picture)) = lock(&self.state).journal.pop_back() else { return };

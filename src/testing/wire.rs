@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -16,6 +16,7 @@ use super::fault::{Fault, Odds};
 use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
+use crate::store::volume_store::VolumeListener;
 use crate::store::wake::lease_waiters::{Hint, Hints, LeaseWaiters};
 use crate::store::{HandOver, LeaseWatch, StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::sync::lock;
@@ -35,7 +36,9 @@ pub(super) struct Wire {
     pub(super) node: StoreHandle,
     closed: AtomicBool,
     pub(super) watches: Arc<LeaseWaiters>,
-    condition: Arc<Condition>,
+    pub(super) condition: Arc<Condition>,
+    /// The guard's end of messages about its volume.
+    pub(super) volume: OnceLock<Arc<dyn VolumeListener>>,
     /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
     deaf: Mutex<Option<UnheardMessages>>,
@@ -71,6 +74,7 @@ impl Wire {
             closed: AtomicBool::new(false),
             watches: Arc::default(),
             condition,
+            volume: OnceLock::new(),
             arrived: Mutex::default(),
             deaf: Mutex::default(),
         });
@@ -282,6 +286,17 @@ impl Wire {
         }
     }
 
+    /// When the next message about the volume is delivered, and when once more; `None` if it gets lost.
+    pub(super) fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
+        let mut odds = lock(&self.server.odds);
+        if self.condition.is_dead() || self.loses(&mut odds) {
+            return None;
+        }
+        let takes = self.server.trip(&mut odds) + self.condition.detour();
+        let again = odds.strikes(Fault::WakeTwice).then(|| takes + odds.up_to(LONGEST_ECHO));
+        Some((takes, again))
+    }
+
     /// Whether the next message to this line gets lost.
     fn loses(&self, odds: &mut Odds) -> bool {
         self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost)
@@ -368,8 +383,15 @@ impl LineEnd for Wire {
 
     fn reconnected(&self) {
         self.watches.tell_all_missed();
+        self.missed_announcements();
         if let Some(store) = self.server.memory() {
             store.tell_node_missed(self.node.node());
+        }
+    }
+
+    fn missed_announcements(&self) {
+        if let Some(volume) = self.volume.get() {
+            volume.missed();
         }
     }
 

@@ -101,7 +101,8 @@ async fn random_steps_are_answered_alike() {
                 let over = random.bool().then(|| seen.clone()).flatten();
                 let insert = random.bool().then_some(Insert { entry, keep: LEASE, over });
                 for flight in [memory, redis] {
-                    let done = flight.store.invalidate(&flight.key, insert.clone(), WITHIN).await;
+                    let done =
+                        flight.store.invalidate(&flight.key, insert.clone(), &unannounced(), WITHIN).await;
                     done.expect("invalidate");
                 }
             }

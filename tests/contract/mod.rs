@@ -11,8 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
 use super::memory::MemoryStore;
+use super::volume::Announcement;
 use super::wake::lease_waiters::Hints;
 use super::{
     Acquire, Acquired, Fail, HandOver, HandedOver, Insert, LeaseWatch, Store, StoreHandle, Token, TokenCheck,
@@ -76,6 +78,7 @@ mod on_cluster;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod tags;
+mod volumes;
 mod waiters;
 #[cfg(feature = "redis")]
 mod wake_ups;
@@ -92,6 +95,12 @@ const LEASE: Duration = Duration::from_secs(60);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// The announcement of a change in a volume without members.
+fn unannounced() -> Announcement {
+    let volume = Key::of_name(&format!("{}:", namespace()));
+    Announcement { volume, id: Uuid::new_v4(), creates: false, vouched: None, term: ms(2_000) }
 }
 
 fn bytes(text: &'static str) -> Bytes {
@@ -326,12 +335,12 @@ impl Flight {
     }
 
     async fn invalidate(&self) {
-        self.store.invalidate(&self.key, None, WITHIN).await.expect("invalidate");
+        self.store.invalidate(&self.key, None, &unannounced(), WITHIN).await.expect("invalidate");
     }
 
     async fn insert(&self, entry: &'static str, over: Option<&'static str>) {
         let insert = Insert { entry: bytes(entry), keep: LEASE, over: over.map(bytes) };
-        self.store.invalidate(&self.key, Some(insert), WITHIN).await.expect("insert");
+        self.store.invalidate(&self.key, Some(insert), &unannounced(), WITHIN).await.expect("insert");
     }
 
     /// The next hints, which must come by themselves: [`LEASE`] is far longer than this waits.

@@ -50,7 +50,9 @@ pub(super) fn node(cluster: &Cluster) -> StoreHandle {
 #[tokio::test]
 async fn the_contract_holds_on_a_cluster() {
     let world = World::Cluster(Cluster::patient());
-    let all = [leases::cases(), waiters::cases(), lists::cases(), tags::cases(), locks::cases()].concat();
+    let all =
+        [leases::cases(), waiters::cases(), lists::cases(), tags::cases(), volumes::cases(), locks::cases()]
+            .concat();
     let is_left_out = |name: &str| LEFT_OUT.iter().any(|(left_out, _)| name.ends_with(left_out));
     let (left_out, cases): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|(name, _)| is_left_out(name));
     assert_eq!(left_out.len(), LEFT_OUT.len(), "each is a case");
@@ -60,7 +62,7 @@ async fn the_contract_holds_on_a_cluster() {
         failures(
             &world,
             "server-case",
-            [on_redis::cases(), crowds::cases(), locks::server_cases()].concat(),
+            [on_redis::cases(), crowds::cases(), locks::server_cases(), volumes::server_cases()].concat(),
             1,
         )
         .await,

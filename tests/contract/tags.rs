@@ -21,7 +21,7 @@ async fn an_id_is_created_once_and_replaced_after_it_was_forgotten(world: &World
     assert_eq!(present(&nodes[0], &tags).await, [None; 3]);
     let asked = join_all((0..20).map(|asker: usize| ids(&nodes[asker % 2], &tags, LEASE))).await;
     assert!(asked.iter().all(|given| *given == asked[0]), "{asked:?}");
-    nodes[1].tags().forget_tag(&tags[1], WITHIN).await.expect("forgets");
+    nodes[1].tags().forget_tag(&tags[1], &unannounced(), WITHIN).await.expect("forgets");
     let [a, b, c] = [0, 1, 2].map(|tag| asked[0][tag]);
     assert_eq!(present(&nodes[0], &tags).await, [Some(a), None, Some(c)]);
     let again = ids(&nodes[0], &tags, LEASE).await;

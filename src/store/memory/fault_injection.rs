@@ -14,6 +14,7 @@ use super::MemoryStore;
 use super::expiring_map::ExpiringMap;
 use super::records::{KeyRecord, KeyRecords};
 use super::relay::Relay;
+use super::volume_table::Volume;
 use crate::store::Token;
 use crate::store::wake::lock_waiters::LockHint;
 
@@ -74,6 +75,23 @@ impl MemoryStore {
         records.bytes = 0;
         records.tags = ExpiringMap::default();
         records.lists = ExpiringMap::default();
+        drop(records);
+        self.shared.volumes.flush();
+    }
+
+    /// The registry and the log of a volume.
+    pub(crate) fn volume(&self, name: &str) -> Volume {
+        self.shared.volumes.picture(name)
+    }
+
+    /// Restores a volume to the picture.
+    pub(crate) fn restore_volume(&self, name: &str, picture: Volume) {
+        self.shared.volumes.restore(name, picture);
+    }
+
+    /// Evicts a volume's registry, or its log alone; returns whether there was one.
+    pub(crate) fn evict_volume(&self, name: &str, registry: bool) -> bool {
+        self.shared.volumes.evict(name, registry)
     }
 
     /// Changes one byte of the entry; returns whether there is one.

@@ -14,6 +14,8 @@ mod sweep;
 mod tags;
 #[cfg(test)]
 mod tests;
+pub(crate) mod volume_table;
+mod volumes;
 
 use std::fmt;
 use std::pin::Pin;
@@ -28,7 +30,9 @@ use uuid::Uuid;
 use lock_table::LockTable;
 use records::KeyRecords;
 use relay::FaultInjection;
+use volume_table::Volumes;
 
+use super::volume::{Announced, Announcement, ChangedName};
 use super::wake::lease_waiters::{Hint, LeaseWaiters};
 use super::wake::lock_waiters::LockWaiters;
 use super::{
@@ -68,6 +72,7 @@ struct MemoryShared {
     watches: Arc<LeaseWaiters>,
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
+    volumes: Volumes,
     meddling: FaultInjection,
 }
 
@@ -97,6 +102,7 @@ impl MemoryStore {
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
+                volumes: Volumes::default(),
                 meddling: FaultInjection::default(),
             }),
         }
@@ -126,7 +132,9 @@ impl MemoryStore {
 
 impl MemoryShared {
     fn clock_at(&self, moment: Instant) -> u64 {
-        let now = self.started_ms + moment.saturating_duration_since(self.started).as_millis() as u64;
+        let since = moment.saturating_duration_since(self.started);
+        // Called on every hit, and `as_millis` divides 128 bits.
+        let now = self.started_ms + since.as_secs() * 1000 + u64::from(since.subsec_millis());
         now.saturating_add_signed(self.meddling.ahead_ms())
     }
 
@@ -335,7 +343,13 @@ impl Store for MemoryNode {
         reply(Self::kept(ours))
     }
 
-    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, _within: Duration) -> Reply<'a, ()> {
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        insert: Option<Insert>,
+        announcement: &'a Announcement,
+        _within: Duration,
+    ) -> Reply<'a, Announced> {
         let mut records = self.store.records();
         let record = records.record(key.name());
         record.lease = None;
@@ -349,7 +363,8 @@ impl Store for MemoryNode {
             records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
         }
         self.wake(records, key, &Hint::Invalidated);
-        reply(())
+        let volumes = &self.store.shared.volumes;
+        reply(volumes.announce(self.node, announcement, &ChangedName::value(key)))
     }
 
     fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
@@ -383,6 +398,7 @@ impl Store for MemoryNode {
             clock: None,
             last_heard: None,
             inbox_lag: None,
+            local: None,
         }
     }
 

@@ -10,6 +10,7 @@ use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::volume::{Announced, Announcement, ChangedName};
 
 /// The fraction of the store that ids may use, and lists. Beyond it the least recently used are dropped, whatever their
 /// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
@@ -92,9 +93,14 @@ impl TagStore for MemoryNode {
         reply(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
     }
 
-    fn forget_tag<'a>(&'a self, tag: &'a Key, _within: Duration) -> Reply<'a, ()> {
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        _within: Duration,
+    ) -> Reply<'a, Announced> {
         self.store.records().tags.remove(tag.name());
-        reply(())
+        reply(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
     }
 
     fn enlist<'a>(

@@ -18,6 +18,7 @@ use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
 use super::{commands, doctor};
 use crate::health::{Finding, Health};
 use crate::key::Key;
+use crate::store::volume::{Announced, Announcement};
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
     StoreErrorKind, Token, TokenCheck,
@@ -157,8 +158,19 @@ impl Store for RedisStore {
         Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
     }
 
-    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
-        Box::pin(commands::invalidate::invalidate(&self.commands, key, insert, within))
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        insert: Option<Insert>,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        Box::pin(async move {
+            let change = |announcing, left| {
+                commands::invalidate::invalidate(&self.commands, key, insert.as_ref(), announcing, left)
+            };
+            self.announcing(announcement, within, change).await
+        })
     }
 
     fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
@@ -225,6 +237,7 @@ impl Store for RedisStore {
             clock: self.commands.clock(),
             last_heard: self.inbox.last_heard(),
             inbox_lag: self.inbox.lag(),
+            local: None,
         }
     }
 

@@ -1,11 +1,12 @@
 //! What must hold of any bytes that a server sends, for [`crate::fuzzed`].
 
 use redis::{RedisError, Value};
+use uuid::Uuid;
 
 use super::cluster::{read_redirect, read_slots};
 use super::commands::acquire::{self, AcquireReply};
 use super::commands::deadline::Executed;
-use super::commands::lock_replies;
+use super::commands::{announce, lock_replies, renew_member};
 use super::errors::classify::{judge, reason, store_error};
 use super::messages::{keyspace, message};
 use super::topology::server;
@@ -45,6 +46,8 @@ pub(crate) fn reply(bytes: &[u8]) {
         assert!(state.available <= state.capacity);
     }
     let _ = tags::id(reply.clone());
+    let _ = announce::read(reply.clone(), Uuid::nil());
+    let _ = renew_member::read(reply.clone(), 0);
     let _ = server::is_primary(reply.clone());
     if let Value::Array(answers) = &reply {
         let _ = server::reading(answers.clone(), tokio::time::Instant::now());

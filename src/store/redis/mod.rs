@@ -11,6 +11,8 @@
 //! | `sg1:t:{name}` | the id of a tag |
 //! | `sg1:w:{name}:..` | nothing: a mark that is written and removed to wait for replicas |
 //! | `sg1:o:{name}` | the last outcome: its holder's token, how long newcomers may read it, the payload |
+//! | `sg1:n:{namespace:}` | the registry of a volume: birth id, members (`volume.lua`) |
+//! | `sg1:a:{namespace:}` | the log of its announcements |
 //!
 //! The keys of locks are listed in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
@@ -31,6 +33,7 @@ pub(crate) mod fuzzed;
 mod locks;
 mod messages;
 mod redis_store;
+mod registry;
 mod scripts;
 mod tags;
 mod topology;

@@ -20,6 +20,15 @@ impl Cluster {
         match *self {}
     }
 
+    pub(super) async fn send_noting(
+        &self,
+        _key: &str,
+        _cmd: &Cmd,
+        _within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
+        match *self {}
+    }
+
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
         match *self {}
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
+use uuid::Uuid;
 
 use crate::store::names::LockName;
 
@@ -19,8 +20,8 @@ pub(super) struct Script {
     /// The text for clusters, if the script gives something to a waiter: there a PUBLISH does not tell how many
     /// subscribers have heard it.
     spread: Option<ScriptText>,
-    /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants.
-    /// Empty for the scripts of locks: their callers name the keys.
+    /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants, registry of
+    /// `n`odes, log of `a`nnouncements. Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 
@@ -75,8 +76,28 @@ giving!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(WAKE_REST, b"q", "scripts/wake.lua", "scripts/wake_rest.lua");
-script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/invalidate.lua");
+script!(
+    INVALIDATE,
+    b"elqo",
+    "scripts/wake.lua",
+    "scripts/ours.lua",
+    "scripts/unannounced.lua",
+    "scripts/invalidate.lua"
+);
+script!(
+    INVALIDATE_AND_ANNOUNCE,
+    b"elqo",
+    "scripts/wake.lua",
+    "scripts/ours.lua",
+    "scripts/volume.lua",
+    "scripts/announcing.lua",
+    "scripts/invalidate.lua"
+);
 script!(TAG, b"t", "scripts/tag.lua");
+script!(FORGET_TAG, b"t", "scripts/volume.lua", "scripts/announcing.lua", "scripts/forget_tag.lua");
+script!(ANNOUNCE, b"na", "scripts/volume.lua", "scripts/announcing.lua", "scripts/announce.lua");
+script!(RENEW_MEMBER, b"na", "scripts/volume.lua", "scripts/renew_member.lua");
+script!(REMOVE_MEMBER, b"n", "scripts/remove_member.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(DOCTOR, b"e", "scripts/doctor.lua");
 // The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
@@ -187,10 +208,20 @@ pub(super) struct CallForm {
 impl Script {
     /// The call for the resource `name`, without ARGV. `size` is the approximate size of the ARGV to come.
     pub(super) fn call(&self, by: CallForm, name: &str, size: usize) -> Cmd {
-        let keys = self.keys.len();
-        let mut cmd = self.head(by, keys, keys * (name.len() + 8) + size);
+        self.call_in(by, name, None, size)
+    }
+
+    /// The same. With the name of a `volume`, its registry and its log are the last keys.
+    pub(super) fn call_in(&self, by: CallForm, name: &str, volume: Option<&str>, size: usize) -> Cmd {
+        let volume_keys = volume.map_or(0, |volume| 2 * (volume.len() + 8));
+        let keys = self.keys.len() + if volume.is_some() { 2 } else { 0 };
+        let mut cmd = self.head(by, keys, self.keys.len() * (name.len() + 8) + volume_keys + size);
         for &kind in self.keys {
             push_key(&mut cmd, kind, name);
+        }
+        if let Some(volume) = volume {
+            push_key(&mut cmd, b'n', volume);
+            push_key(&mut cmd, b'a', volume);
         }
         cmd
     }
@@ -220,7 +251,7 @@ impl Script {
     fn head(&self, by: CallForm, keys: usize, size: usize) -> Cmd {
         let text = self.spread.as_ref().filter(|_| by.spread).unwrap_or(&self.text);
         let (call, script) = if by.sha1 { ("EVALSHA", text.sha1()) } else { ("EVAL", text.lua) };
-        let mut cmd = Cmd::with_capacity(keys + 9, script.len() + size + 32);
+        let mut cmd = Cmd::with_capacity(keys + 15, script.len() + size + 32);
         cmd.arg(call).arg(script).arg(keys);
         cmd
     }
@@ -266,6 +297,11 @@ pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
         Some(last) => cmd.arg(last),
         None => cmd.arg(""),
     };
+}
+
+/// Adds an id, as 32 digits.
+pub(super) fn push_id(cmd: &mut Cmd, id: Uuid) {
+    cmd.arg(&*id.simple().encode_lower(&mut Uuid::encode_buffer()));
 }
 
 /// The name that Redis gives to a script.

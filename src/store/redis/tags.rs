@@ -8,11 +8,13 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
-use super::commands::call::{refused, run};
+use super::commands::announce::{self, Announcing};
+use super::commands::call::{refused, run, run_call};
 use super::errors::reply::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::volume::{Announced, Announcement};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
 /// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
@@ -45,16 +47,14 @@ impl TagStore for RedisStore {
         Box::pin(try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))))
     }
 
-    fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()> {
-        Box::pin(async move {
-            let mut cmd = Cmd::with_capacity(2, tag.name().len() + 16);
-            cmd.arg("DEL");
-            push_key(&mut cmd, b't', tag.name());
-            match self.commands.send(tag.name(), &cmd, within).await? {
-                Value::Int(_) => Ok(()),
-                _ => Err(refused(unexpected())),
-            }
-        })
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        let change = |announcing, left| self.forget_id(tag, announcing, left);
+        Box::pin(self.announcing(announcement, within, change))
     }
 
     fn enlist<'a>(
@@ -149,6 +149,32 @@ impl RedisStore {
             Value::ServerError(error) => Err(refused(error.into())),
             value => Ok(value),
         }
+    }
+
+    async fn forget_id(
+        &self,
+        tag: &Key,
+        announcing: Option<Announcing<'_>>,
+        within: Duration,
+    ) -> Result<Announced, StoreError> {
+        let Some(announcing) = announcing else {
+            let mut cmd = Cmd::with_capacity(2, tag.name().len() + 16);
+            cmd.arg("DEL");
+            push_key(&mut cmd, b't', tag.name());
+            return match self.commands.send(tag.name(), &cmd, within).await? {
+                Value::Int(_) => Ok(Announced::Separately),
+                _ => Err(refused(unexpected())),
+            };
+        };
+        let Announcement { volume, id, .. } = announcing.announcement;
+        let call = |by| {
+            let mut cmd = scripts::FORGET_TAG.call_in(by, tag.name(), Some(volume.name()), Announcing::SIZE);
+            announcing.push(&mut cmd);
+            cmd
+        };
+        let answer = run_call(&self.commands, tag.name(), call, within).await?;
+        let (_, announced) = announce::read(answer, *id).ok_or_else(|| refused(unexpected()))?;
+        Ok(announced)
     }
 
     async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {

@@ -13,6 +13,8 @@ use crate::store::lock_store::{
 };
 use crate::store::names::LockName;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::volume;
+use crate::store::volume::Announcement;
 use crate::store::wake::lock_waiters::LockWaiter;
 use crate::store::{Reply, StoreError, StoreHandle, Token};
 
@@ -20,7 +22,7 @@ use crate::store::{Reply, StoreError, StoreHandle, Token};
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl WireStore {
-    fn ask<T, A, F>(&self, writes: bool, within: Duration, act: A) -> Reply<'static, T>
+    pub(super) fn ask<T, A, F>(&self, writes: bool, within: Duration, act: A) -> Reply<'static, T>
     where
         T: Send + 'static,
         A: FnOnce(StoreHandle) -> F + Send + 'static,
@@ -95,9 +97,16 @@ impl TagStore for WireStore {
         self.ask_about(tags.first(), true, within, act)
     }
 
-    fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()> {
-        let tag = tag.clone();
-        self.ask(true, within, move |node| async move { node.tags().forget_tag(&tag, within).await })
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, volume::Announced> {
+        let (tag, announcement) = (tag.clone(), announcement.clone());
+        let act =
+            move |node: StoreHandle| async move { node.tags().forget_tag(&tag, &announcement, within).await };
+        self.ask(true, within, act)
     }
 
     fn enlist<'a>(

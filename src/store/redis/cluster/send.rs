@@ -28,6 +28,17 @@ impl Cluster {
         cmd: &Cmd,
         within: Duration,
     ) -> Result<Value, StoreError> {
+        self.send_noting(key, cmd, within).await.map(|(reply, _)| reply)
+    }
+
+    /// The same. Also returns the session of the connection that has brought the reply, which is at another node after a
+    /// redirection.
+    pub(crate) async fn send_noting(
+        self: &Arc<Self>,
+        key: &str,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
         // The caller's deadline may be beyond what an `Instant` can represent.
         let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
         let slot = slot_of(key);
@@ -36,11 +47,14 @@ impl Cluster {
         let mut redirections = 0;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let sent =
-                if asking { server.send_asking(cmd, left).await } else { server.send(cmd, left).await };
-            let error = match sent {
-                Ok(Value::ServerError(error)) => error,
-                Ok(value) => return Ok(value),
+            let sent = if asking {
+                server.send_asking(cmd, left).await
+            } else {
+                server.send_noting(cmd, left).await
+            };
+            let (error, session) = match sent {
+                Ok((Value::ServerError(error), session)) => (error, session),
+                Ok(answer) => return Ok(answer),
                 Err(error) => {
                     if !error.is_final() {
                         // Another node may serve the slot by now; a node that hangs does not redirect.
@@ -50,7 +64,7 @@ impl Cluster {
                 }
             };
             let Some(turn) = redirect(error.code(), error.details(), &at) else {
-                return Ok(Value::ServerError(error));
+                return Ok((Value::ServerError(error), session));
             };
             redirections += 1;
             match turn {

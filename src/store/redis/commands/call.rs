@@ -34,16 +34,26 @@ pub(crate) async fn run_call(
     call: impl Fn(CallForm) -> Cmd + Sync,
     within: Duration,
 ) -> Result<Value, StoreError> {
+    run_noting(commands, key, call, within).await.map(|(answer, _)| answer)
+}
+
+/// The same. Also returns the session of the answer, as [`Commands::send_noting`].
+pub(crate) async fn run_noting(
+    commands: &Commands,
+    key: &str,
+    call: impl Fn(CallForm) -> Cmd + Sync,
+    within: Duration,
+) -> Result<(Value, u64), StoreError> {
     let sent = Instant::now();
     let spread = commands.is_spread();
     let mut cmd = call(CallForm { sha1: true, spread });
-    let mut answer = commands.send(key, &cmd, within).await?;
-    if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+    let mut answer = commands.send_noting(key, &cmd, within).await?;
+    if matches!(&answer, (Value::ServerError(error), _) if error.code() == "NOSCRIPT") {
         cmd = call(CallForm { sha1: false, spread });
-        answer = commands.send(key, &cmd, within.saturating_sub(sent.elapsed())).await?;
+        answer = commands.send_noting(key, &cmd, within.saturating_sub(sent.elapsed())).await?;
     }
     match answer {
-        Value::ServerError(error) => Err(refused(RedisError::from(error))),
+        (Value::ServerError(error), _) => Err(refused(RedisError::from(error))),
         answer => Ok(answer),
     }
 }

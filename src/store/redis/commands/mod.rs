@@ -1,6 +1,7 @@
 //! Where a store sends its commands: one server, or a cluster.
 
 pub(crate) mod acquire;
+pub(crate) mod announce;
 pub(crate) mod call;
 pub(crate) mod deadline;
 pub(crate) mod invalidate;
@@ -10,6 +11,7 @@ pub(super) mod lock_losses;
 pub(super) mod lock_replies;
 pub(crate) mod lock_scripts;
 pub(crate) mod lock_step;
+pub(crate) mod renew_member;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,20 @@ impl Commands {
             Self::One(server) => server.send(cmd, within).await,
             // Boxed, because every command's future would have room for it.
             Self::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
+        }
+    }
+
+    /// The same. Also returns the session of the connection that has brought the reply: all replies of one session are by one
+    /// server, in the order of their commands.
+    pub(super) async fn send_noting(
+        &self,
+        key: &str,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
+        match self {
+            Self::One(server) => server.send_noting(cmd, within).await,
+            Self::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within)).await,
         }
     }
 

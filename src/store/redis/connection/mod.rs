@@ -49,6 +49,9 @@ use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
 
+/// How many connections this process has opened.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;
 
@@ -95,6 +98,8 @@ enum ConnectionState {
 #[derive(Clone)]
 struct LiveConnection {
     generation: u64,
+    /// Differs from that of all other connections of this process, to any server.
+    session: u64,
     connection: MultiplexedConnection,
     opened_at: Instant,
 }

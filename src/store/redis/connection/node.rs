@@ -12,24 +12,25 @@ use crate::store::redis::errors::reply::unexpected;
 
 impl Supervisor {
     /// Sends a command behind ASKING, which lets a node answer for a slot that is migrating to it.
-    /// Both in one write: no other command may come between them.
+    /// Both in one write: no other command may come between them. Returns the session as well.
     pub(crate) async fn send_asking(
         self: &Arc<Self>,
         cmd: &Cmd,
         within: Duration,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<(Value, u64), StoreError> {
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
             None => Box::pin(self.first(within)).await?,
         };
-        let LiveConnection { generation, mut connection, .. } = up;
+        let LiveConnection { generation, session, mut connection, .. } = up;
         let mut pipeline = redis::pipe();
         pipeline.cmd("ASKING").add_command(cmd.clone());
         let sent = self.silence.sends(left);
         let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
         // Without the right to ASKING, the second answer is what the node would have said anyway.
         let last = |replies: Vec<Value>| replies.into_iter().nth(1).ok_or_else(unexpected);
-        self.replied(cmd, generation, left, sent, replies.map(|replies| replies.and_then(last)))
+        let replies = replies.map(|replies| replies.and_then(last));
+        Ok((self.replied(cmd, generation, left, sent, replies)?, session))
     }
 
     /// Waits until the present attempt to connect has ended, however long that takes.

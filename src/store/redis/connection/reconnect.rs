@@ -1,5 +1,6 @@
 //! The task that keeps the connection up: connects, reads the clock, connects again.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use redis::aio::MultiplexedConnection;
@@ -9,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::backoff::Backoff;
 use super::connector::Connector;
-use super::{ConnectionState, LiveConnection, Supervisor};
+use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::errors::classify::store_error;
@@ -94,8 +95,10 @@ impl Reconnector {
                     supervisor.read(&reading);
                 }
                 supervisor.silence.is_over();
+                let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
+                let opened_at = Instant::now();
                 slot.state =
-                    ConnectionState::Up(LiveConnection { generation, connection, opened_at: Instant::now() });
+                    ConnectionState::Up(LiveConnection { generation, session, connection, opened_at });
                 drop(slot);
                 supervisor.changes.send_modify(|latest| *latest = generation);
                 tracing::debug!(target: log::REDIS, generation, "connected to redis");

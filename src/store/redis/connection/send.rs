@@ -17,15 +17,24 @@ impl Supervisor {
     /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
     /// WRONGTYPE, and a cluster node's redirections.
     pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        self.send_noting(cmd, within).await.map(|(reply, _)| reply)
+    }
+
+    /// The same. Also returns the session of the connection that has brought the reply.
+    pub(crate) async fn send_noting(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
             // Boxed, so that every command's future is smaller.
             None => Box::pin(self.first(within)).await?,
         };
-        let LiveConnection { generation, mut connection, .. } = up;
+        let LiveConnection { generation, session, mut connection, .. } = up;
         let sent = self.silence.sends(left);
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        self.replied(cmd, generation, left, sent, reply)
+        Ok((self.replied(cmd, generation, left, sent, reply)?, session))
     }
 
     /// Waits for the first connection; returns it and the rest of `within`.

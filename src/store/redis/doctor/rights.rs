@@ -13,16 +13,19 @@ use crate::health::Finding;
 use crate::store::redis::scripts::{self, CallForm};
 
 /// The kinds of keys, as they appear in key names.
-const GUARDS_KEYS: [&str; 6] = ["e", "l", "q", "o", "t", "v"];
+const GUARDS_KEYS: [&str; 8] = ["e", "l", "q", "o", "t", "v", "n", "a"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
 /// The commands that only the scripts of locks call.
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
+/// The commands that only the scripts of volumes call: RENEW and FORGET always, announcements where a registry exists.
+pub(super) const COPIES_ONLY: [&str; 4] = ["HDEL", "HGETALL", "HMGET", "HSET"];
+
 /// These and the commands of the guard's scripts with arguments, except those that [`plain`] tries; the key follows the
 /// command's name.
-const DRY: [(&str, &[&str]); 18] = [
+const DRY: [(&str, &[&str]); 22] = [
     ("SET", &["x"]),
     ("PTTL", &[]),
     ("PEXPIRE", &["1"]),
@@ -41,6 +44,10 @@ const DRY: [(&str, &[&str]); 18] = [
     ("ZRANGE", &["0", "0"]),
     ("ZREM", &["x"]),
     ("ZREMRANGEBYSCORE", &["0", "1"]),
+    ("HGETALL", &[]),
+    ("HMGET", &["x"]),
+    ("HSET", &["x", "x"]),
+    ("HDEL", &["x"]),
 ];
 
 pub(super) struct RightsTrial {
@@ -55,6 +62,7 @@ pub(super) struct RightsTrial {
 struct RefusedRights {
     guard: Vec<String>,
     locks: Vec<String>,
+    copies: Vec<String>,
     publish: bool,
     /// Not a matter of rights: the server refuses all writes.
     writes: Option<String>,
@@ -74,7 +82,11 @@ impl RefusedRights {
         } else if what == "PUBLISH" {
             self.publish = true;
         } else {
-            let of = if LOCKS_ONLY.contains(&what) { &mut self.locks } else { &mut self.guard };
+            let of = match what {
+                _ if LOCKS_ONLY.contains(&what) => &mut self.locks,
+                _ if COPIES_ONLY.contains(&what) => &mut self.copies,
+                _ => &mut self.guard,
+            };
             // Some commands are tried in a script and outside of one.
             if !of.iter().any(|known| known == what) {
                 of.push(what.to_owned());
@@ -94,7 +106,7 @@ impl RefusedRights {
 
     /// Advises rights on the namespace of the key `name` only: this user must not reach other services' keys.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
-        let Self { guard, locks, publish, writes, unseen } = self;
+        let Self { guard, locks, copies, publish, writes, unseen } = self;
         let advice = |what: &[String]| {
             let mut rules: Vec<String> = Vec::new();
             for rule in what.iter().flat_map(|what| match what.split_once(" on ") {
@@ -128,6 +140,12 @@ impl RefusedRights {
             let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
             let cost = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
             findings.push(found.cost(cost).advice(advice(&locks)));
+        }
+        if !copies.is_empty() {
+            let found = Finding::warning("rights", format!("`{user}` may not {}", copies.join(", ")));
+            let cost = "no value is served from memory (local_for), and where another process of this namespace does that, \
+                        invalidations by this one fail";
+            findings.push(found.cost(cost).advice(advice(&copies)));
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
@@ -205,8 +223,8 @@ pub(super) async fn examine(
     Ok(RightsTrial { findings: refused.findings(user, name), published_at, heard })
 }
 
-/// The commands of loads that the script could not call, from its answer. Leaves out the commands that only locks need,
-/// PUBLISH, and a server that refuses writes at present.
+/// The commands of loads that the script could not call, from its answer. Leaves out the commands that only locks or
+/// local copies need, PUBLISH, and a server that refuses writes at present.
 pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
     let mut refused = RefusedRights::default();
     refused.add_all(answer)?;

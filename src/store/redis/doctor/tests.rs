@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::rights::LOCKS_ONLY;
+use super::rights::{COPIES_ONLY, LOCKS_ONLY};
 use super::*;
 use crate::health::{Severity, Topology};
 use redis::Value;
@@ -44,6 +44,16 @@ fn the_commands_of_locks_are_told_from_those_of_the_guard() {
     let locks = called(is_of_locks);
     let only: Vec<_> = locks.difference(&guard).cloned().collect();
     assert_eq!(only, LOCKS_ONLY);
+}
+
+#[test]
+fn the_commands_of_volumes_are_told_from_those_of_the_guard() {
+    let volumes = ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag"];
+    let is_of_volumes = |script: &str| volumes.contains(&script);
+    // INVALIDATE announces, too.
+    let others = called(|script| !is_of_volumes(script) && !["doctor", "invalidate"].contains(&script));
+    let only: Vec<_> = called(is_of_volumes).difference(&others).cloned().collect();
+    assert_eq!(only, COPIES_ONLY);
 }
 
 /// RTT 60 ms, a command of 100 ms, a budget of 100 ms: nothing was ever stored, and the report found no problem.

@@ -10,13 +10,18 @@
 //! | `b` token | this holder's mutex was taken away |
 //! | `c` token | the semaphore that this waiter waits for was deleted |
 //! | `r` key | the time to wait for the lock with this key has become shorter |
+//! | `a` number id before announcer kind name | this change of the volume was announced |
+//! | `k` id node | this node has acknowledged this announcement |
 //!
-//! Tokens, hops (2 digits) and fences (16 digits) have fixed lengths; the last part takes the rest.
+//! Tokens, hops (2 digits), fences, numbers (16 digits), ids and nodes (32 digits) have fixed lengths; the last part takes the
+//! rest.
 
 use uuid::Uuid;
 
 use crate::store::Token;
 use crate::store::names::LockName;
+use crate::store::redis::commands::announce::{changed_name, read_id};
+use crate::store::volume::{HeardAnnouncement, LogRecord};
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::LockHint;
 
@@ -39,6 +44,10 @@ pub(crate) enum Message<'a> {
     Told(Token, LockHint),
     /// For the waiters of the lock with this key.
     Sooner(&'a str),
+    /// For a member of the volume.
+    Announced(HeardAnnouncement),
+    /// For the announcer.
+    Acknowledged { id: Uuid, by: Uuid },
 }
 
 /// Parses a message; `None` for anything else.
@@ -50,8 +59,14 @@ pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
     if *kind == b'x' {
         return Some(Message::Hint(name(rest)?, Hint::Invalidated));
     }
-    if *kind == b'r' {
-        return Some(Message::Sooner(name(rest)?));
+    match kind {
+        b'r' => return Some(Message::Sooner(name(rest)?)),
+        b'a' => return announced(rest).map(Message::Announced),
+        b'k' => {
+            let (id, by) = rest.split_at_checked(32)?;
+            return Some(Message::Acknowledged { id: read_id(id)?, by: read_id(by)? });
+        }
+        _ => {}
     }
     let (token, rest) = rest.split_at_checked(Token::LEN)?;
     let token = Token::parse(token)?;
@@ -72,6 +87,21 @@ pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
     })
 }
 
+/// The message by which node `by` acknowledges an announcement.
+pub(crate) fn acknowledgement(id: Uuid, by: Uuid) -> String {
+    format!("k{}{}", id.simple(), by.simple())
+}
+
+fn announced(text: &[u8]) -> Option<HeardAnnouncement> {
+    let (number, rest) = number(text, 16)?;
+    let (id, rest) = rest.split_at_checked(32)?;
+    let (before, rest) = rest.split_at_checked(32)?;
+    let (announcer, name) = rest.split_at_checked(32)?;
+    let (id, announcer) = (read_id(id)?, read_id(announcer)?);
+    let record = LogRecord { id, announcer, name: changed_name(name)? };
+    Some(HeardAnnouncement { number, before: read_id(before)?, record })
+}
+
 fn name(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(text).ok().filter(|name| !name.is_empty())
 }
@@ -85,6 +115,9 @@ fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::volume::ChangedName;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
 
     #[test]
     fn an_invalid_message_is_ignored() {
@@ -106,6 +139,14 @@ mod tests {
             &format!("b{token}k"),
             &format!("c{token}k"),
             &format!("q{token}k"),
+            "a",
+            "k",
+            &format!("a0000000000000001{ID}{ID}{ID}"),
+            &format!("a0000000000000001{ID}{ID}{ID}e"),
+            &format!("a0000000000000001{ID}{ID}{ID}xns:k"),
+            &format!("a000000000000000x{ID}{ID}{ID}ens:k"),
+            &format!("k{ID}"),
+            &format!("k{ID}{ID}0"),
             &"x".repeat(1_025),
         ] {
             assert!(parse(payload.as_bytes()).is_none(), "{payload}");
@@ -126,6 +167,28 @@ mod tests {
             matches!(parse(granted.as_bytes()), Some(Message::Hint("ns:k", Hint::Granted { token: t, hops: 2 })) if t == token)
         );
         assert!(matches!(parse(b"xns:k"), Some(Message::Hint("ns:k", Hint::Invalidated))));
+    }
+
+    /// The longest name of a key has 200 bytes.
+    #[test]
+    fn messages_about_volumes_name_the_announcement() {
+        let (id, before, announcer) = (Uuid::new_v4(), Uuid::new_v4(), Uuid::new_v4());
+        for (kind, name) in [("e", "n".repeat(200)), ("t", "ns:tag".to_owned())] {
+            let [id_text, before_text, announcer_text] =
+                [id, before, announcer].map(|id| id.simple().to_string());
+            let text = format!("a0000000000000042{id_text}{before_text}{announcer_text}{kind}{name}");
+            let name = match kind {
+                "e" => ChangedName::Value(name.into()),
+                _ => ChangedName::Tag(name.into()),
+            };
+            let record = LogRecord { id, announcer, name };
+            let expected = HeardAnnouncement { number: 42, before, record };
+            let parsed = parse(text.as_bytes());
+            assert!(matches!(&parsed, Some(Message::Announced(heard)) if *heard == expected), "{parsed:?}");
+        }
+        let text = acknowledgement(id, announcer);
+        let parsed = parse(text.as_bytes());
+        assert!(matches!(parsed, Some(Message::Acknowledged { id: of, by }) if (of, by) == (id, announcer)));
     }
 
     #[test]

@@ -6,22 +6,29 @@ mod cluster;
 mod sentinel;
 
 use std::fmt;
+use std::future::Future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::Client;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::commands::Commands;
+use super::commands::announce::Announcing;
 use super::commands::lock_leaving::LeaveBatches;
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
+use super::errors::classify::code_of;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
 use crate::health::Topology;
+use crate::store::volume::{Announced, Announcement};
 use crate::store::wake::lease_waiters::LeaseWaiters;
 use crate::store::wake::lock_waiters::LockWaiters;
+use crate::store::{Store as _, StoreError};
 
 /// How many invalidations wait for replicas at once. While a replica is down, each holds a connection for as long as its
 /// caller allows; without a bound they could use up the server's connections.
@@ -42,6 +49,8 @@ pub(crate) struct RedisStore {
     pub(super) keyspace: Arc<Keyspace>,
     /// Permits for callers that wait for replicas, each with a connection.
     pub(super) replicating: Semaphore,
+    /// The one server that this node knows has refused a script because its keys are in two slots.
+    splits_keys: AtomicBool,
 }
 
 impl RedisStore {
@@ -75,7 +84,33 @@ impl RedisStore {
             leaving: LeaveBatches::default(),
             keyspace,
             replicating,
+            splits_keys: AtomicBool::new(false),
         }
+    }
+
+    /// Makes a change and announces it in the same script call. Where the volume may be on another server than the changed key,
+    /// `change` is called without the announcement.
+    pub(super) async fn announcing<'a, F>(
+        &self,
+        announcement: &'a Announcement,
+        within: Duration,
+        change: impl Fn(Option<Announcing<'a>>, Duration) -> F,
+    ) -> Result<Announced, StoreError>
+    where
+        F: Future<Output = Result<Announced, StoreError>>,
+    {
+        let sent = Instant::now();
+        if !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed) {
+            let announcing = Announcing { announcement, announcer: self.node() };
+            match change(Some(announcing), within).await {
+                // A node of a cluster, or a proxy in front of one. It was refused before the script began.
+                Err(error) if code_of(&error) == Some("CROSSSLOT") => {
+                    self.splits_keys.store(true, Ordering::Relaxed);
+                }
+                changed => return changed,
+            }
+        }
+        change(None, within.saturating_sub(sent.elapsed())).await
     }
 }
 
@@ -93,6 +128,7 @@ impl fmt::Debug for RedisStore {
             leaving: _,
             keyspace: _,
             replicating: _,
+            splits_keys: _,
         } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }

@@ -1,12 +1,12 @@
 -- DOCTOR: tries each command that the other scripts call, on a key of its caller's choice, and names those that
 -- fail.
 --
--- The key holds a string, so commands for lists and sorted sets create nothing: where they are allowed, the
+-- The key holds a string, so commands for lists, hashes and sorted sets create nothing: where they are allowed, the
 -- answer is WRONGTYPE. Without the right to SET there is no such string, and commands that would create a key
 -- are not tried.
 -- KEYS: any. ARGV: a channel.
 -- Returns the number of receivers on the channel, then a text per failure: the command and the server's words.
--- calls: time set get exists pttl strlen getrange pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore publish del
+-- calls: time set get exists pttl strlen getrange pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore hset hdel hmget hgetall publish del
 local key = KEYS[1]
 local failed = {}
 local function try(command, answer)
@@ -42,6 +42,10 @@ if not set.err then
   try('ZRANGE', redis.pcall('ZRANGE', key, 0, 0))
   try('ZREM', redis.pcall('ZREM', key, 'x'))
   try('ZREMRANGEBYSCORE', redis.pcall('ZREMRANGEBYSCORE', key, 0, 1))
+  try('HSET', redis.pcall('HSET', key, 'x', 'x'))
+  try('HDEL', redis.pcall('HDEL', key, 'x'))
+  try('HMGET', redis.pcall('HMGET', key, 'x'))
+  try('HGETALL', redis.pcall('HGETALL', key))
 end
 local heard = redis.pcall('PUBLISH', ARGV[1], 'doctor')
 try('PUBLISH', heard)

@@ -1,15 +1,16 @@
 -- INVALIDATE: removes entry, lease and outcome, tells the holder and the queue. INSERT: the same, and a new entry takes
 -- the old one's place.
 --
--- KEYS: entry, lease, queue, outcome
--- ARGV: a token of no node's, for the fence; '1' to insert; the entry; its lifetime in ms; the latest moment to run, in
---         ms of this server's clock, or ''; optionally the only entry that it may replace
--- Returns 1 | 11 the same, and the caller must continue with WAKE REST | {now in ms} it ran after its latest moment
---         | an error if the entry's key holds foreign data
+-- KEYS: entry, lease, queue, outcome; to announce the change also registry, log
+-- ARGV: a token of no node's, for the fence; '1' to insert, and then the entry; its lifetime in ms; the latest moment to run,
+--         in ms of this server's clock, or ''; the only entry that it may replace, or ''; to announce the change last as in
+--         announcing.lua
+-- Returns 1 | 11 the same, and the caller must continue with WAKE REST | {one of these, the text of announcing.lua} | {now in
+--         ms} it ran after its latest moment | an error if the entry's key holds foreign data
 --
 -- Atomic, because a load that commits between the removal of the entry and that of its lease would restore what was
 -- invalidated.
--- calls: time strlen set del get lpop lrange rpush publish
+-- calls: time strlen set del get lpop lrange rpush publish pttl hgetall hset pexpire
 if ARGV[2] == '1' and ARGV[5] ~= '' then
   -- A call that was delayed on its way would overwrite newer entries: an insertion holds no lease that could be checked.
   local time = redis.call('TIME')
@@ -24,7 +25,7 @@ if foreign and (ARGV[2] == '1' or not string.find(length.err, 'WRONGTYPE', 1, tr
   return length
 end
 local insert = ARGV[2] == '1'
-if insert and ARGV[6] then
+if insert and ARGV[6] ~= '' then
   -- Another entry was stored meanwhile, or the entry was invalidated. The new entry is there already if the first answer
   -- was lost and the call is repeated.
   local there = redis.call('GET', KEYS[1])
@@ -44,4 +45,5 @@ end
 if may_be_ours(KEYS[4]) then
   redis.call('DEL', KEYS[4])
 end
-return wake(1, KEYS[3], 'x' .. name_of(KEYS[1]), ARGV[1], nil, leased and holder)
+-- After the removal: a node that is told drops its copy and reads the entry again.
+return announced(wake(1, KEYS[3], 'x' .. name_of(KEYS[1]), ARGV[1], nil, leased and holder), 'e')

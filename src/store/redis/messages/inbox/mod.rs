@@ -11,7 +11,7 @@ mod vitals;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::lease_end::hand_over;
 use crate::store::redis::commands::lock_scripts::give_back;
 use crate::store::redis::connection::connector::Connector;
+use crate::store::volume_store::VolumeListener;
 use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
 use crate::store::wake::lock_waiters::{LockHint, LockWaiters};
 
@@ -37,6 +38,8 @@ pub(crate) struct Inbox {
     commands: Commands,
     watches: Arc<LeaseWaiters>,
     grants: Arc<LockWaiters>,
+    /// The receiver of messages about this node's volume; empty for a node without one.
+    volume: OnceLock<Weak<dyn VolumeListener>>,
     task: Mutex<InboxTask>,
     /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
     running: AtomicBool,
@@ -75,6 +78,7 @@ impl Inbox {
             commands,
             watches,
             grants,
+            volume: OnceLock::new(),
             task: Mutex::default(),
             running: AtomicBool::new(false),
             status: watch::Sender::new(InboxStatus::Shut),
@@ -115,6 +119,18 @@ impl Inbox {
     fn tell_missed(&self) {
         self.watches.tell_all_missed();
         self.grants.tell_firsts_missed();
+        if let Some(listener) = self.listener() {
+            listener.missed();
+        }
+    }
+
+    /// Sends messages about this node's volume to `listener`; the first stays.
+    pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        let _ = self.volume.set(listener);
+    }
+
+    fn listener(&self) -> Option<Arc<dyn VolumeListener>> {
+        self.volume.get()?.upgrade()
     }
 
     /// Changes the status on behalf of task `number`, and wakes each waiter for a lease and the
@@ -162,6 +178,16 @@ impl Inbox {
             }
             Some(Message::Told(token, tell)) => drop(self.grants.tell(&token, tell)),
             Some(Message::Sooner(key)) => drop(self.grants.tell_missed(key, None)),
+            Some(Message::Announced(heard)) => {
+                if let Some(listener) = self.listener() {
+                    listener.announced(&heard);
+                }
+            }
+            Some(Message::Acknowledged { id, by }) => {
+                if let Some(listener) = self.listener() {
+                    listener.acknowledged(id, by);
+                }
+            }
             None => {}
         }
     }

@@ -1,0 +1,138 @@
+//! A hit of the local tier through the layer against a service that has the response ready.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full};
+use stampede_guard::{MemoryStore, StampedeGuard};
+use tokio::runtime::Runtime;
+use tower::{Layer as _, Service, service_fn};
+
+use crate::responses::{HEADERS_OF_A_HIT, body, headers, request, response};
+use crate::table::{Limit, Row, Table, Unit};
+use crate::turns::{Side, crowd, in_turn, lets_others_run, lone, one_thread, two_threads};
+use crate::values::kept;
+
+const CALLERS: u32 = 64;
+const URIS: usize = 1_000;
+
+/// The order of the sides: those of a crowd, and those of a lone caller.
+const GUARD: usize = 0;
+const CONTROL: usize = 1;
+
+pub(crate) fn rows(table: &mut Table) {
+    let (threads, thread) = (two_threads(), one_thread());
+    let guard = guard();
+    let ready = response(headers(), body());
+    let (kept_headers, kept_body) = (ready.headers().clone(), body());
+    let control = service_fn(move |_: Request<Full<Bytes>>| {
+        let answer = response(kept_headers.clone(), kept_body.clone());
+        async { Ok::<_, Infallible>(answer) }
+    });
+    let guarded = guard.layer(service_fn(|_: Request<Full<Bytes>>| async {
+        Ok::<_, Infallible>(response(headers(), body()))
+    }));
+    thread.block_on(fill(&guard, guarded.clone()));
+
+    let crowds = in_turn(vec![
+        callers(&threads, guarded.clone(), HEADERS_OF_A_HIT),
+        callers(&threads, control.clone(), HEADERS_OF_A_HIT - 2),
+    ]);
+    let alone = in_turn(vec![
+        caller(&thread, guarded, HEADERS_OF_A_HIT),
+        caller(&thread, control, HEADERS_OF_A_HIT - 2),
+    ]);
+    let (ratio, lone) = (crowds.throughput(GUARD, CONTROL), alone.throughput(GUARD, CONTROL));
+    let (ours, theirs) = (crowds.of(GUARD).median, crowds.of(CONTROL).median);
+    table.add(Row {
+        what: "local hit: through the layer, 8 headers, 1 KiB, 64 callers, 2 threads / a service that clones a ready response".into(),
+        unit: Unit::Ratio,
+        must: Limit::AtLeast(0.5),
+        aim: Limit::AtLeast(0.8),
+        measured: ratio.median,
+        detail: format!(
+            "{ratio}; {ours:.0} ns, control {theirs:.0} ns; a caller alone on one thread {:.2}, {:.0} and {:.0} ns",
+            lone.median,
+            alone.of(GUARD).median,
+            alone.of(CONTROL).median
+        ),
+    });
+}
+
+fn guard() -> StampedeGuard {
+    let policy = kept().build().expect("valid");
+    StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
+}
+
+fn uris() -> Arc<[Uri]> {
+    (0..URIS).map(|n| format!("/report/{n:06}").parse().expect("a path")).collect()
+}
+
+/// Has each response in memory, and checks that it is.
+async fn fill<S, B>(guard: &StampedeGuard, mut service: S)
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
+    B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin,
+{
+    let mut local = 0;
+    for _ in 0..3 {
+        local = guard.stats().local_hits;
+        for uri in &*uris() {
+            let answer = service.call(request(uri)).await.expect("infallible");
+            answer.into_body().collect().await.expect("a whole body");
+        }
+        // The end of the body comes a moment before the entry is stored.
+        while guard.stats().tasks > 0 {
+            tokio::task::yield_now().await;
+        }
+        local = guard.stats().local_hits - local;
+    }
+    assert_eq!(local, URIS as u64, "each response is in memory");
+}
+
+fn callers<S, B>(runtime: &Runtime, service: S, headers: usize) -> Side<'_>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin + Send + 'static,
+{
+    let uris = uris();
+    crowd(runtime, CALLERS, move |caller, calls| {
+        let (mut service, uris) = (service.clone(), Arc::clone(&uris));
+        async move {
+            for call in 0..calls {
+                answer(&mut service, uri(&uris, caller, call), headers).await;
+                lets_others_run(call).await;
+            }
+        }
+    })
+}
+
+fn caller<'a, S, B>(runtime: &'a Runtime, mut service: S, headers: usize) -> Side<'a>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible> + 'a,
+    B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin + 'a,
+{
+    let uris = uris();
+    lone(runtime, async move |call| answer(&mut service, uri(&uris, 0, call), headers).await)
+}
+
+fn uri(uris: &[Uri], caller: u32, call: u32) -> &Uri {
+    &uris[(caller as usize * 31 + call as usize) % uris.len()]
+}
+
+/// One request, and the whole of its response.
+async fn answer<S, B>(service: &mut S, uri: &Uri, headers: usize)
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
+    B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin,
+{
+    let mut response = service.call(request(uri)).await.expect("infallible");
+    let frame = response.body_mut().frame().await.expect("one frame").expect("whole");
+    assert_eq!(frame.data_ref().map(Bytes::len), Some(body().len()));
+    assert_eq!(black_box(response).headers().len(), headers);
+}

@@ -1,0 +1,189 @@
+//! The resident memory of a process through whose tier a million keys have gone, once as bytes and once decoded.
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use stampede_guard::StampedeGuard;
+use tokio::task::JoinSet;
+
+use crate::holders::patient;
+use crate::support::processes::{Child, Fleet, Role};
+use crate::support::redis_server::RedisServer;
+use crate::table::{Limit, Row, Table, Unit};
+
+pub(crate) const ROLE: Role = ("fills", fills);
+
+const KEYS: usize = 1_000_000;
+const CALLERS: usize = 256;
+const CAPACITY: u64 = 64 * 1024 * 1024;
+const VALUE: usize = 200;
+const MIB: f64 = 1024.0 * 1024.0;
+/// A part of the keys, after which the process says that it is alive.
+const PARTS: usize = 20;
+const PART: &str = "part";
+
+/// The form in which values are asked for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Form {
+    Bytes,
+    Decoded,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Config {
+    redis: String,
+    form: Form,
+    /// Whether the guard has a tier.
+    tier: bool,
+}
+
+/// Mebibytes.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Resident {
+    before: f64,
+    /// The largest of many looks.
+    most: f64,
+    /// What the guard says about its copies.
+    counted: f64,
+    copies: u64,
+}
+
+pub(crate) fn rows(table: &mut Table) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    for form in [Form::Bytes, Form::Decoded] {
+        let (with, without) =
+            runtime.block_on(async { (filled(form, true).await, filled(form, false).await) });
+        let capacity = CAPACITY as f64 / MIB;
+        let grown = |resident: Resident| resident.most - resident.before;
+        let name = match form {
+            Form::Bytes => "`get_or_load` of `Bytes`",
+            Form::Decoded => "`get_or_load_shared` of a record, decoded",
+        };
+        table.add(Row {
+            what: format!("memory that {KEYS} keys leave, {VALUE} bytes each, {name} / a capacity of 64 MiB"),
+            unit: Unit::Ratio,
+            must: Limit::AtMost(1.3),
+            aim: Limit::None,
+            measured: grown(with) / capacity,
+            detail: format!(
+                "{:.1} MiB; {} copies, counted as {:.1} MiB; without a tier {:.1} MiB",
+                grown(with),
+                with.copies,
+                with.counted,
+                grown(without)
+            ),
+        });
+    }
+}
+
+async fn filled(form: Form, tier: bool) -> Resident {
+    let server = RedisServer::start();
+    let fleet = Fleet::spawn(1, "fills", &Config { redis: server.url(), form, tier });
+    fleet.wait_ready().await;
+    fleet.member(0).send("go");
+    // Each wait is bounded, and all keys take longer than that on a slow machine.
+    for _ in 0..PARTS {
+        fleet.member(0).wait_event(PART).await;
+    }
+    fleet.member(0).result().await
+}
+
+fn fills(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Config { redis, form, tier } = child.config();
+        let client = redis::Client::open(redis.as_str()).expect("an address");
+        // The server forgets what was stored some seconds ago: only the process may keep a million values.
+        let policy = patient().fresh_for(Duration::from_secs(20));
+        let policy = policy.local_for(if tier { Duration::MAX } else { Duration::ZERO });
+        let builder = StampedeGuard::builder(client).policy(policy.build().expect("valid"));
+        let guard = builder.local_capacity(CAPACITY).build().expect("valid");
+        guard.connect().await.expect("connects");
+        // Connections, tasks and the allocator's arenas have their size after this.
+        ask(&guard, form, 0..4 * CALLERS).await;
+        child.ready();
+        child.recv_line().await;
+        let before = resident();
+        let most = Arc::new(Mutex::new(before));
+        let looks = tokio::spawn(look(Arc::clone(&most)));
+        for part in 0..PARTS {
+            let first = 4 * CALLERS + part * KEYS / PARTS;
+            ask(&guard, form, first..first + KEYS / PARTS).await;
+            child.event(PART);
+        }
+        looks.abort();
+        let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
+        let health = guard.health().local;
+        let (copies, bytes) = health.map_or((0, 0), |local| (local.copies, local.bytes));
+        child.result(&Resident { before, most, counted: bytes as f64 / MIB, copies });
+    })
+}
+
+/// Notes the largest resident memory.
+async fn look(most: Arc<Mutex<f64>>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = resident();
+        let mut most = most.lock().unwrap_or_else(PoisonError::into_inner);
+        *most = most.max(now);
+    }
+}
+
+/// Asks twice for each key: the second time makes the decoded form, if it is asked for.
+async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
+    let next = Arc::new(AtomicUsize::new(keys.start));
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (guard, next, end) = (guard.clone(), Arc::clone(&next), keys.end);
+        callers.spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= end {
+                    return;
+                }
+                for _ in 0..2 {
+                    match form {
+                        Form::Bytes => {
+                            let load = || async { Ok::<_, Infallible>(Bytes::from(vec![b'v'; VALUE])) };
+                            guard.get_or_load(("key", number), load).await.expect("infallible");
+                        }
+                        Form::Decoded => {
+                            let load = move || async move { Ok::<_, Infallible>(Record::new(number)) };
+                            guard.get_or_load_shared(("key", number), load).await.expect("infallible");
+                        }
+                    }
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+}
+
+/// A value whose encoding is about as long as the bytes of the other form.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    id: usize,
+    name: String,
+    mail: String,
+    notes: String,
+}
+
+impl Record {
+    fn new(id: usize) -> Self {
+        let text = |length| "v".repeat(length);
+        Self { id, name: text(30), mail: text(40), notes: text(100) }
+    }
+}
+
+/// The resident memory of this process in mebibytes.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib / 1024.0
+}

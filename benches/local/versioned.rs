@@ -1,0 +1,114 @@
+//! A process whose callers read versions all the time, and which invalidates keys when the bench says so.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
+use stampede_guard::StampedeGuard;
+use tokio::time::sleep;
+
+use crate::clock::monotonic_ns;
+use crate::holders::{bare, connected};
+use crate::support::processes::{Child, Report, Role};
+
+pub(crate) const ROLE: Role = ("versioned", versioned);
+
+/// Reported with the key when its invalidation was acknowledged; the data is the moment after that.
+pub(crate) const INVALIDATED: &str = "invalidated";
+
+const CALLERS: usize = 25;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Config {
+    /// Where each process's guard finds the server.
+    pub(crate) redis: Vec<String>,
+    /// Where loaders do.
+    pub(crate) origin: String,
+    pub(crate) keys: usize,
+}
+
+/// What the callers of a process were given.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// The latest beginning of a call that was given this version of this key: key, version, moment.
+    pub(crate) latest: Vec<(usize, u64, u64)>,
+    pub(crate) reads: u64,
+    pub(crate) local_hits: u64,
+    pub(crate) failed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    latest: HashMap<(usize, u64), u64>,
+    reads: u64,
+    failed: u64,
+}
+
+/// Where the origin has the version of a key.
+pub(crate) fn origin_key(key: usize) -> String {
+    format!("origin:{key}")
+}
+
+fn versioned(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Config { redis, origin, keys } = child.config();
+        let guard = connected(&redis[child.index()]).await;
+        let origin = bare(&redis::Client::open(origin.as_str()).expect("an address")).await;
+        let notes = Arc::<Mutex<Notes>>::default();
+        for _ in 0..CALLERS {
+            tokio::spawn(call(guard.clone(), origin.clone(), keys, Arc::clone(&notes)));
+        }
+        child.ready();
+        loop {
+            let line = child.recv_line().await;
+            match line.split_once(' ') {
+                Some((_, key)) => {
+                    let key = key.parse().expect("the number of a key");
+                    tokio::spawn(invalidate(guard.clone(), key, child.report()));
+                }
+                None => break,
+            }
+        }
+        let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
+        let latest = notes.latest.into_iter().map(|((key, version), began)| (key, version, began)).collect();
+        let local_hits = guard.stats().local_hits;
+        child.result(&Seen { latest, reads: notes.reads, local_hits, failed: notes.failed });
+    })
+}
+
+/// Invalidates the key until that is acknowledged.
+async fn invalidate(guard: StampedeGuard, key: usize, report: Report) {
+    while guard.invalidate(("version", key)).await.is_err() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let at = monotonic_ns();
+    report.event_with(&format!("{INVALIDATED} {key}"), &at);
+}
+
+/// One caller.
+async fn call(guard: StampedeGuard, origin: MultiplexedConnection, keys: usize, notes: Arc<Mutex<Notes>>) {
+    loop {
+        let key = fastrand::usize(..keys);
+        let began = monotonic_ns();
+        let mut origin = origin.clone();
+        let load = move || async move {
+            redis::cmd("GET").arg(origin_key(key)).query_async::<u64>(&mut origin).await
+        };
+        let version = guard.get_or_load_shared(("version", key), load).await;
+        {
+            let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+            match version {
+                Ok(version) => {
+                    notes.reads += 1;
+                    let latest = notes.latest.entry((key, *version)).or_default();
+                    *latest = began.max(*latest);
+                }
+                Err(_) => notes.failed += 1,
+            }
+        }
+        sleep(Duration::from_micros(fastrand::u64(2_000..6_000))).await;
+    }
+}

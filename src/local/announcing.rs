@@ -1,0 +1,187 @@
+//! Announcing a change to the nodes that keep copies, and waiting until each has dropped its own or has lost its right.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+use uuid::Uuid;
+
+use super::right::announcer_waits;
+use super::tier::LocalTier;
+use crate::observe::Count;
+use crate::store::StoreError;
+use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
+use crate::sync::lock;
+
+/// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
+const INBOX_OPENS: Duration = Duration::from_millis(500);
+
+/// How long one ANNOUNCE may take, and the FORGET of a silent member.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// A change and its announcement, which is repeated under new ids until one has an answer.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    tier: &'a LocalTier,
+    name: ChangedName,
+    creates: bool,
+    /// The ids of all attempts: they are forgotten with the change.
+    attempts: Mutex<Vec<Uuid>>,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.tier.pending.forget(&lock(&self.attempts));
+    }
+}
+
+impl LocalTier {
+    /// A change of this name. With `expected`, other processes keep copies although none is known.
+    pub(crate) fn change(&self, name: ChangedName, expected: bool) -> Change<'_> {
+        let creates = expected || self.knows_of_copies();
+        Change { tier: self, name, creates, attempts: Mutex::default() }
+    }
+
+    /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
+    pub(crate) fn knows_of_copies(&self) -> bool {
+        self.is_in_use() || self.births.any()
+    }
+}
+
+impl LocalTier {
+    /// Announces a change that no caller waits for, if other processes may have copies.
+    pub(crate) fn announce_later(self: &Arc<Self>, name: ChangedName) {
+        if !self.knows_of_copies() {
+            return;
+        }
+        let tier = Arc::clone(self);
+        tokio::spawn(async move {
+            let change = tier.change(name, false);
+            let (announcement, volumes) = (change.attempt(), tier.store.volumes());
+            match volumes.announce(&announcement, &change.name, WITHIN).await {
+                Ok(Announced::To(audience)) => drop(tier.note(&audience)),
+                Ok(Announced::NoRegistry | Announced::Separately) => {}
+                Err(_) => tier.count(Count::store_errors),
+            }
+        });
+    }
+
+    /// Notes the answer to an announcement. Returns since when the registry is known, and the longest term.
+    fn note(&self, audience: &Audience) -> (Instant, Duration) {
+        self.follow(audience);
+        self.births.learn(&audience.registry)
+    }
+}
+
+impl Change<'_> {
+    /// The announcement of the next attempt at the change.
+    pub(crate) fn attempt(&self) -> Announcement {
+        let tier = self.tier;
+        let id = Uuid::from_u128(fastrand::u128(..));
+        tier.pending.await_acknowledgements(id);
+        lock(&self.attempts).push(id);
+        let vouched = tier.births.vouched(tier.term);
+        Announcement { volume: tier.volume.clone(), id, creates: self.creates, vouched, term: tier.term }
+    }
+
+    /// Announces a change that was made without an announcement, and waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`reaches_all`](Self::reaches_all).
+    pub(crate) async fn announce_and_wait(&self, until: Instant) -> Result<(), StoreError> {
+        self.reaches_all((Uuid::nil(), Announced::Separately), until).await
+    }
+
+    /// The change was made: waits until no process serves an older copy. Takes the id of the attempt that was answered, and its answer.
+    ///
+    /// # Errors
+    ///
+    /// The change was made, and the announcement has no answer by `until`.
+    pub(crate) async fn reaches_all(
+        &self,
+        (mut id, mut announced): (Uuid, Announced),
+        until: Instant,
+    ) -> Result<(), StoreError> {
+        let mut hears = self.tier.store.hints_arrive();
+        loop {
+            match announced {
+                Announced::NoRegistry => {
+                    self.tier.drop_name(&self.name);
+                    return Ok(());
+                }
+                Announced::To(audience) => {
+                    let mature = self.told(&audience);
+                    if hears || audience.members.is_empty() {
+                        self.wait(id, &audience, mature).await;
+                        return Ok(());
+                    }
+                }
+                Announced::Separately => {}
+            }
+            // Acknowledgements arrive in the inbox. Those of an announcement that was made before it was open are lost.
+            if !hears && self.tier.knows_of_copies() {
+                let _ = self.tier.store.volumes().until_heard(INBOX_OPENS).await;
+                hears = true;
+            }
+            (id, announced) = self.announce(until).await?;
+        }
+    }
+
+    /// ANNOUNCE, again until it is answered.
+    async fn announce(&self, until: Instant) -> Result<(Uuid, Announced), StoreError> {
+        let volumes = self.tier.store.volumes();
+        loop {
+            let announcement = self.attempt();
+            let left = until.saturating_duration_since(Instant::now());
+            let error = match volumes.announce(&announcement, &self.name, WITHIN.min(left)).await {
+                Ok(announced) => return Ok((announcement.id, announced)),
+                Err(error) => error,
+            };
+            self.tier.count(Count::store_errors);
+            if error.is_final() || left.is_zero() {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
+            let _ = self.tier.store.reach(announcement.volume.name(), left).await;
+        }
+    }
+
+    /// Notes an answer. Returns by when all rights have ended that were set before the registry existed, if that is not certain.
+    fn told(&self, audience: &Audience) -> Option<Instant> {
+        self.tier.drop_name(&self.name);
+        let (since, term) = self.tier.note(audience);
+        (!audience.registry.is_mature).then(|| since + announcer_waits(term))
+    }
+
+    /// Waits, from the answer on and by this process's clock, for each member until it has acknowledged or its right has ended.
+    async fn wait(&self, id: Uuid, audience: &Audience, mature: Option<Instant>) {
+        let until = Instant::now() + announcer_waits(audience.registry.term);
+        let acknowledgements = self.tier.pending.of(id);
+        let silent = || acknowledgements.silent(&audience.members);
+        loop {
+            let more = acknowledgements.more();
+            if silent().is_empty() {
+                break;
+            }
+            if timeout_at(until, more).await.is_err() {
+                self.forget(silent());
+                break;
+            }
+        }
+        if let Some(mature) = mature {
+            sleep_until(mature).await;
+        }
+    }
+
+    /// Removes the members that stayed silent, so that the next announcement does not wait for them.
+    fn forget(&self, silent: Vec<Member>) {
+        let (store, volume) = (self.tier.store.clone(), self.tier.volume.clone());
+        self.tier.count(Count::local_waits);
+        tokio::spawn(async move {
+            for member in silent {
+                let _ = store.volumes().remove_member(&volume, member, WITHIN).await;
+            }
+        });
+    }
+}

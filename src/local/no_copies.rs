@@ -1,0 +1,40 @@
+//! The place of copies where the feature is off: there are none.
+
+use std::sync::Arc;
+
+use super::copy::LocalCopy;
+use crate::key::Key;
+use crate::key::probe::KeyProbe;
+
+#[derive(Debug)]
+pub(super) struct Copies;
+
+impl Copies {
+    pub(super) fn new(_capacity: u64) -> Self {
+        Self
+    }
+
+    pub(super) fn get(&self, _key: &Key) -> Option<Arc<LocalCopy>> {
+        None
+    }
+
+    pub(super) fn find(&self, _probe: KeyProbe<'_>) -> Option<Arc<LocalCopy>> {
+        None
+    }
+
+    pub(super) fn insert(&self, _key: &Key, _copy: LocalCopy) {}
+
+    pub(super) fn remove(&self, _key: &Key) {}
+
+    pub(super) fn len(&self) -> u64 {
+        0
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        0
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        0
+    }
+}

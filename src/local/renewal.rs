@@ -1,0 +1,182 @@
+//! The task that renews a node's right, while callers ask for copies.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::right::{Moment, micros, right_lasts};
+use super::tier::LocalTier;
+use crate::observe::{Count, log, warn_if};
+use crate::store::volume::{Renewal, Renewed};
+use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
+
+/// The fraction of a term after which the right is renewed.
+const RENEWALS: u32 = 3;
+/// After how many terms without a caller the right is given back.
+const IDLE_TERMS: u32 = 15;
+/// How often a refused RENEW is tried again: rights change seldom.
+const REFUSED: Duration = Duration::from_secs(30);
+
+impl LocalTier {
+    /// Starts the task, if there is none.
+    pub(super) fn renew(self: &Arc<Self>) {
+        if self.renewing.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else { return };
+        if lock(&self.applied).has_left || self.renewing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let task = RenewalTask { tier: Arc::downgrade(self) };
+        runtime.spawn(task.run());
+    }
+
+    /// Gets the right now, and has it renewed from now on.
+    ///
+    /// # Errors
+    ///
+    /// The RENEW was not answered, or this user may not call what it calls.
+    pub(crate) async fn connect(self: &Arc<Self>, within: Duration) -> Result<(), StoreError> {
+        self.asked.store(true, Ordering::Relaxed);
+        let renewed = timeout(within, self.send_renewal()).await;
+        self.renew();
+        renewed.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::TimedOut)))
+    }
+
+    async fn send_renewal(&self) -> Result<(), StoreError> {
+        let mark = lock(&self.applied).mark;
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
+        let renewal = Renewal { stamp, mark, vouched: self.births.vouched(self.term), term: self.term };
+        // The clock is read before RENEW is sent.
+        let sent = self.clock.at(Instant::now());
+        let within = self.term / RENEWALS;
+        let volumes = self.store.volumes();
+        let answer = timeout(within, volumes.renew_membership(&self.volume, renewal, within)).await;
+        let renewed = answer.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::TimedOut)))?;
+        self.apply(&renewed, stamp, sent);
+        Ok(())
+    }
+
+    /// Drops what the RENEW names, and only then extends the right.
+    fn apply(&self, renewed: &Renewed, stamp: u64, sent: Moment) {
+        let mut applied = lock(&self.applied);
+        if applied.has_left {
+            return;
+        }
+        match &renewed.announced {
+            Some(records) => {
+                for record in records {
+                    self.drop_name(&record.name);
+                    if record.announcer != self.store.node() {
+                        self.store.volumes().acknowledge(record.announcer, record.id);
+                    }
+                }
+            }
+            None => self.tickets.void_all(),
+        }
+        (applied.mark, applied.stamp) = (Some(renewed.newest), applied.stamp.max(stamp));
+        self.births.learn(&renewed.registry);
+        self.right.extend(sent + micros(right_lasts(self.term)));
+    }
+
+    fn has_right(&self) -> bool {
+        self.clock.at(Instant::now()) < self.right.until()
+    }
+}
+
+/// The task's reference to the tier. Weak: dropping the guard ends its task.
+struct RenewalTask {
+    tier: Weak<LocalTier>,
+}
+
+impl Drop for RenewalTask {
+    /// The task ended, with its runtime or by itself: the next caller starts another.
+    fn drop(&mut self) {
+        if let Some(tier) = self.tier.upgrade() {
+            tier.renewing.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl RenewalTask {
+    async fn run(self) {
+        let mut idle = 0;
+        loop {
+            let Some(tier) = self.tier.upgrade() else { return };
+            let _ = tier.store.volumes().until_heard(Duration::ZERO).await;
+            let began = Instant::now();
+            let period = tier.term / RENEWALS;
+            let had_right = tier.has_right();
+            let answer = tier.send_renewal().await;
+            tier.publish();
+            let mut next = began + period;
+            if let Err(error) = answer {
+                tier.count(Count::store_errors);
+                if error.kind == StoreErrorKind::Refused {
+                    next = began + period.max(REFUSED);
+                }
+                tier.lapsed(had_right, &error);
+            }
+            idle = if tier.asked.swap(false, Ordering::Relaxed) { 0 } else { idle + 1 };
+            if idle >= IDLE_TERMS * RENEWALS {
+                return tier.rest(self).await;
+            }
+            if lock(&tier.applied).has_left {
+                return;
+            }
+            // Not sooner, or a stream of lost messages would be a stream of renewals.
+            let least = began + period / 8;
+            let renews = Arc::clone(&tier.renews);
+            // A guard that is dropped must not live on until the next renewal.
+            drop(tier);
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = renews.notified() => sleep_until(least).await,
+            }
+        }
+    }
+}
+
+impl LocalTier {
+    /// No caller has asked for long: gives the right back. A caller that comes now starts another task.
+    async fn rest(self: Arc<Self>, task: RenewalTask) {
+        let stamp = {
+            let applied = lock(&self.applied);
+            self.right.give_up();
+            // Read here: another task may renew before LEAVE is sent, and that membership must stay.
+            applied.stamp
+        };
+        drop(task);
+        self.end_membership(stamp, self.term / RENEWALS).await;
+    }
+
+    /// Counts and logs that a RENEW has failed, if there is no right any more.
+    fn lapsed(&self, had_right: bool, error: &StoreError) {
+        if self.has_right() {
+            return;
+        }
+        if had_right {
+            self.count(Count::local_lapses);
+        }
+        warn_if!(
+            log::GUARD,
+            self.lapse_log.is_due(),
+            %error,
+            "the volume lease has lapsed: nothing is served from memory until it is renewed"
+        );
+    }
+
+    /// Publishes the gauges.
+    fn publish(&self) {
+        #[cfg(feature = "metrics")]
+        if let Some(health) = self.health() {
+            metrics::gauge!("stampede_guard_local_copies").set(health.copies as f64);
+            metrics::gauge!("stampede_guard_local_bytes").set(health.bytes as f64);
+            metrics::gauge!("stampede_guard_local_lease_seconds").set(health.lease_remaining.as_secs_f64());
+        }
+    }
+}

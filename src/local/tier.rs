@@ -1,0 +1,265 @@
+//! One guard's part in its volume: what it serves from memory, and what it is told.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::births::Births;
+use super::copies::Copies;
+use super::copy::LocalCopy;
+use super::pending::PendingAnnouncements;
+use super::right::{NodeClock, Right, micros};
+use super::tickets::{Ticket, Tickets};
+use crate::health::LocalTierHealth;
+use crate::key::Key;
+use crate::key::probe::KeyProbe;
+use crate::observe::{Count, Counters, LogEveryMinute};
+use crate::store::StoreHandle;
+use crate::store::volume::{Audience, ChangedName, HeardAnnouncement, LogPosition, Mark, Member};
+use crate::store::volume_store::VolumeListener;
+use crate::sync::lock;
+use crate::value::stored::StoredEntry;
+
+/// How long a volume lease lasts unless the builder says otherwise.
+pub(crate) const DEFAULT_TERM: Duration = Duration::from_secs(2);
+/// How many bytes of copies a process keeps unless the builder says otherwise.
+pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
+
+/// One guard's part in its volume, and its copies.
+#[derive(Debug)]
+pub(crate) struct LocalTier {
+    /// The key of the volume.
+    pub(super) volume: Key,
+    pub(super) store: StoreHandle,
+    pub(super) counters: Arc<Counters>,
+    pub(super) term: Duration,
+    pub(super) clock: NodeClock,
+    pub(super) right: Right,
+    pub(super) tickets: Tickets,
+    pub(super) copies: Copies,
+    pub(super) births: Births,
+    pub(super) pending: PendingAnnouncements,
+    /// Up to where the log was applied. Held while a RENEW's answer or a message is applied.
+    pub(super) applied: Mutex<Applied>,
+    /// A policy of this guard keeps copies.
+    pub(super) in_use: AtomicBool,
+    /// A caller has looked for a copy since the last RENEW.
+    pub(super) asked: AtomicBool,
+    /// There is a task that renews.
+    pub(super) renewing: AtomicBool,
+    /// Has the task renew at once.
+    pub(super) renews: Arc<Notify>,
+    pub(super) stamps: AtomicU64,
+    pub(super) lapse_log: LogEveryMinute,
+}
+
+/// What a node has applied of the log.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    pub(super) mark: Option<Mark>,
+    /// The stamp of the last RENEW that was answered.
+    pub(super) stamp: u64,
+    /// The guard was shut down: no RENEW gives a right any more.
+    pub(super) has_left: bool,
+}
+
+impl LocalTier {
+    pub(crate) fn new(
+        namespace: &str,
+        store: StoreHandle,
+        counters: Arc<Counters>,
+        capacity: u64,
+        term: Duration,
+    ) -> Arc<Self> {
+        let tier = Arc::new(Self {
+            // The name of no other key: an empty key is refused.
+            volume: Key::of_name(&format!("{namespace}:")),
+            store,
+            counters,
+            term,
+            clock: NodeClock::new(),
+            right: Right::default(),
+            tickets: Tickets::new(),
+            copies: Copies::new(capacity),
+            births: Births::default(),
+            pending: PendingAnnouncements::default(),
+            applied: Mutex::default(),
+            in_use: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            renewing: AtomicBool::new(false),
+            renews: Arc::default(),
+            stamps: AtomicU64::new(0),
+            lapse_log: LogEveryMinute::default(),
+        });
+        let listener: Weak<dyn VolumeListener> = Arc::<Self>::downgrade(&tier);
+        tier.store.volumes().listen(listener);
+        tier
+    }
+
+    /// A policy of this guard keeps copies.
+    pub(crate) fn use_copies(&self) {
+        self.in_use.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    /// The copy of `key`, if it was made less than `local_for` ago and this node may serve it now; with the moment of that decision.
+    ///
+    /// Sends nothing. The order of the three steps is part of the proof: the right, the copy, the clock.
+    #[inline]
+    pub(crate) fn copy(&self, key: &Key, local_for: Duration) -> Option<(Arc<LocalCopy>, Instant)> {
+        self.served(|copies| copies.get(key), local_for)
+    }
+
+    /// The same by a probe, without a key.
+    #[inline]
+    pub(crate) fn find(&self, probe: KeyProbe<'_>, local_for: Duration) -> Option<(Arc<LocalCopy>, Instant)> {
+        self.served(|copies| copies.find(probe), local_for)
+    }
+
+    #[inline]
+    fn served(
+        &self,
+        look_up: impl FnOnce(&Copies) -> Option<Arc<LocalCopy>>,
+        local_for: Duration,
+    ) -> Option<(Arc<LocalCopy>, Instant)> {
+        let until = self.right.until();
+        let copy = look_up(&self.copies)?;
+        let instant = Instant::now();
+        let now = self.clock.at(instant);
+        if !self.asked.load(Ordering::Relaxed) {
+            self.asked.store(true, Ordering::Relaxed);
+        }
+        let is_served = now < until
+            && !self.tickets.is_void(&copy.ticket)
+            && now.saturating_sub(copy.made_at) < micros(local_for);
+        is_served.then_some((copy, instant))
+    }
+
+    /// The copy of `key` while the store does not answer: until `while_down` after the end of the last right.
+    pub(crate) fn copy_while_down(&self, key: &Key, while_down: Duration) -> Option<Arc<LocalCopy>> {
+        let last = self.right.last();
+        let copy = self.copies.get(key)?;
+        let now = self.clock.at(Instant::now());
+        let is_served =
+            last > 0 && now < last.saturating_add(micros(while_down)) && !self.tickets.is_void(&copy.ticket);
+        is_served.then_some(copy)
+    }
+
+    /// A ticket for an answer that may become a copy, to be taken before the question is sent. Has the right renewed from now on.
+    pub(crate) fn ticket(self: &Arc<Self>, key: &Key, tags: &[Key]) -> Ticket {
+        self.asked.store(true, Ordering::Relaxed);
+        self.renew();
+        self.tickets.take(key, tags)
+    }
+
+    /// Adds further tags to a ticket, before their ids are read.
+    pub(crate) fn add_tags(&self, ticket: &mut Ticket, tags: &[Key]) {
+        self.tickets.add(ticket, tags);
+    }
+
+    /// Keeps a copy, unless its ticket is void.
+    pub(crate) fn fill(&self, key: &Key, entry: &Arc<StoredEntry>, ticket: Ticket) {
+        if self.tickets.is_void(&ticket) {
+            return;
+        }
+        let made_at = self.clock.at(Instant::now());
+        self.copies.insert(key, LocalCopy { entry: Arc::clone(entry), ticket, made_at });
+        self.count(Count::local_fills);
+    }
+
+    /// Drops the copies of a name, also those that are still on their way.
+    pub(super) fn drop_name(&self, name: &ChangedName) {
+        self.tickets.void(name);
+        if let ChangedName::Value(name) = name {
+            // A copy of a long key is under another hash; it is void, and leaves when there is no room.
+            self.copies.remove(&Key::of_name(name));
+        }
+        self.count(Count::local_drops);
+    }
+
+    /// Drops this node's copies of a key or a tag, for a change that is not awaited.
+    pub(crate) fn forget(&self, name: &ChangedName) {
+        self.drop_name(name);
+    }
+
+    /// Moves the mark over an announcement of this node, which has been applied.
+    pub(super) fn follow(&self, audience: &Audience) {
+        lock(&self.applied).follow(audience.before, audience.at);
+    }
+
+    /// Gives up the right for good.
+    pub(crate) fn give_up(&self) {
+        let mut applied = lock(&self.applied);
+        applied.has_left = true;
+        self.right.give_up();
+        self.renews.notify_one();
+    }
+
+    /// LEAVE, after the right was given up for good.
+    pub(crate) async fn leave(&self, within: Duration) {
+        let stamp = lock(&self.applied).stamp;
+        self.end_membership(stamp, within).await;
+    }
+
+    /// Removes only the membership that the RENEW with this stamp has made, because this may run late.
+    pub(super) async fn end_membership(&self, stamp: u64, within: Duration) {
+        if stamp > 0 {
+            let member = Member { node: self.store.node(), stamp };
+            let removed = self.store.volumes().remove_member(&self.volume, member, within);
+            // If it fails, the next announcement finds out and removes the member.
+            let _ = timeout(within, removed).await;
+        }
+    }
+
+    /// What an operator is told, if this guard keeps copies.
+    pub(crate) fn health(&self) -> Option<LocalTierHealth> {
+        let now = self.clock.at(Instant::now());
+        self.is_in_use().then(|| LocalTierHealth {
+            copies: self.copies.len(),
+            bytes: self.copies.bytes(),
+            capacity: self.copies.capacity(),
+            lease_remaining: Duration::from_micros(self.right.until().saturating_sub(now)),
+        })
+    }
+
+    pub(super) fn count(&self, count: Count) {
+        self.counters.add(count);
+    }
+}
+
+impl Applied {
+    /// An announcement moves the mark if it follows it.
+    fn follow(&mut self, before: Uuid, at: LogPosition) {
+        if let Some(mark) = self.mark.as_mut().filter(|mark| mark.at.id == before) {
+            mark.at = at;
+        }
+    }
+}
+
+impl VolumeListener for LocalTier {
+    fn announced(&self, heard: &HeardAnnouncement) {
+        let HeardAnnouncement { number, before, record } = heard;
+        {
+            let mut applied = lock(&self.applied);
+            self.drop_name(&record.name);
+            applied.follow(*before, LogPosition { number: *number, id: record.id });
+        }
+        // After the drop: the announcer may return to its caller as soon as this arrives.
+        self.store.volumes().acknowledge(record.announcer, record.id);
+    }
+
+    fn acknowledged(&self, id: Uuid, by: Uuid) {
+        self.pending.acknowledged(id, by);
+    }
+
+    fn missed(&self) {
+        self.renews.notify_one();
+    }
+}

@@ -1,0 +1,187 @@
+//! The registries and logs of a memory store's volumes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::store::volume::{
+    Announced, Announcement, Audience, ChangedName, HeardAnnouncement, LogPosition, LogRecord, Mark, Member,
+    RegistryState, Renewal, Renewed,
+};
+use crate::store::volume_store::VolumeListener;
+use crate::sync::lock;
+
+/// How many announcements a log keeps.
+const LOG_LENGTH: usize = 1_024;
+
+/// All volumes of a memory store, and the listeners of its nodes.
+#[derive(Default)]
+pub(super) struct Volumes {
+    by_name: Mutex<HashMap<Box<str>, Volume>>,
+    listeners: Mutex<HashMap<Uuid, Weak<dyn VolumeListener>>>,
+}
+
+/// One volume: its registry and its log, each of which may be missing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Volume {
+    registry: Option<Registry>,
+    log: VecDeque<LogEntry>,
+}
+
+#[derive(Clone, Debug)]
+struct Registry {
+    state: RegistryState,
+    number: u64,
+    /// In the order in which they came, so that equal runs of a simulation tell them in equal orders.
+    members: Vec<Member>,
+}
+
+#[derive(Clone, Debug)]
+struct LogEntry {
+    at: LogPosition,
+    /// `None` for the base entry of a log that was made anew.
+    record: Option<LogRecord>,
+}
+
+/// A random id that a seeded simulation draws again.
+fn random_id() -> Uuid {
+    Uuid::from_u128(fastrand::u128(..))
+}
+
+impl Volume {
+    /// The registry and the newest entry of the log, both made anew where they are missing.
+    fn made(&mut self, vouched: Option<Uuid>, term: Duration) -> (&mut Registry, &mut VecDeque<LogEntry>) {
+        if self.registry.is_none() {
+            self.log.clear();
+        }
+        let born = || {
+            let state = RegistryState { birth: random_id(), is_mature: false, term };
+            Registry { state, number: 0, members: Vec::new() }
+        };
+        let registry = self.registry.get_or_insert_with(born);
+        registry.state.is_mature |= vouched == Some(registry.state.birth);
+        if self.log.is_empty() {
+            let at = LogPosition { number: registry.number, id: random_id() };
+            self.log.push_back(LogEntry { at, record: None });
+        }
+        (registry, &mut self.log)
+    }
+
+    fn renew(&mut self, node: Uuid, renewal: Renewal) -> Renewed {
+        let (registry, log) = self.made(renewal.vouched, renewal.term);
+        match registry.members.iter_mut().find(|member| member.node == node) {
+            Some(member) => member.stamp = renewal.stamp,
+            None => registry.members.push(Member { node, stamp: renewal.stamp }),
+        }
+        registry.state.term = registry.state.term.max(renewal.term);
+        let marked = renewal.mark.and_then(|mark| log.iter().position(|entry| entry.at == mark.at));
+        let announced =
+            marked.map(|at| log.range(at + 1..).filter_map(|entry| entry.record.clone()).collect());
+        let at = log.back().map_or(LogPosition { number: 0, id: Uuid::nil() }, |newest| newest.at);
+        let session = renewal.mark.map_or(0, |mark| mark.session);
+        Renewed { registry: registry.state, announced, newest: Mark { at, session } }
+    }
+
+    fn announce(
+        &mut self,
+        announcer: Uuid,
+        announcement: &Announcement,
+        name: &ChangedName,
+    ) -> Option<(Audience, HeardAnnouncement)> {
+        if self.registry.is_none() && !announcement.creates {
+            return None;
+        }
+        let (registry, log) = self.made(announcement.vouched, announcement.term);
+        registry.number += 1;
+        let at = LogPosition { number: registry.number, id: announcement.id };
+        let before = log.back().map_or(Uuid::nil(), |newest| newest.at.id);
+        let record = LogRecord { id: announcement.id, announcer, name: name.clone() };
+        log.push_back(LogEntry { at, record: Some(record.clone()) });
+        if log.len() > LOG_LENGTH {
+            log.pop_front();
+        }
+        let members = registry.members.iter().filter(|member| member.node != announcer).copied().collect();
+        let audience = Audience { registry: registry.state, at, before, members };
+        Some((audience, HeardAnnouncement { number: at.number, before, record }))
+    }
+}
+
+impl Volumes {
+    pub(super) fn renew(&self, volume: &str, node: Uuid, renewal: Renewal) -> Renewed {
+        lock(&self.by_name).entry(volume.into()).or_default().renew(node, renewal)
+    }
+
+    pub(super) fn remove_member(&self, volume: &str, member: Member) {
+        let mut volumes = lock(&self.by_name);
+        if let Some(registry) = volumes.get_mut(volume).and_then(|volume| volume.registry.as_mut()) {
+            registry.members.retain(|known| *known != member);
+        }
+    }
+
+    pub(super) fn acknowledge(&self, announcer: Uuid, id: Uuid, by: Uuid) {
+        if let Some(listener) = self.listener(announcer) {
+            listener.acknowledged(id, by);
+        }
+    }
+
+    pub(super) fn listen(&self, node: Uuid, listener: Weak<dyn VolumeListener>) {
+        let mut listeners = lock(&self.listeners);
+        listeners.retain(|_, listener| listener.strong_count() > 0);
+        listeners.entry(node).or_insert(listener);
+    }
+
+    fn listener(&self, node: Uuid) -> Option<Arc<dyn VolumeListener>> {
+        lock(&self.listeners).get(&node).and_then(Weak::upgrade)
+    }
+
+    /// ANNOUNCE: the members are told outside the locks, after the step.
+    pub(super) fn announce(
+        &self,
+        announcer: Uuid,
+        announcement: &Announcement,
+        name: &ChangedName,
+    ) -> Announced {
+        let volume = announcement.volume.name();
+        let announced = {
+            let mut volumes = lock(&self.by_name);
+            if announcement.creates && !volumes.contains_key(volume) {
+                volumes.insert(volume.into(), Volume::default());
+            }
+            volumes.get_mut(volume).and_then(|volume| volume.announce(announcer, announcement, name))
+        };
+        let Some((audience, heard)) = announced else { return Announced::NoRegistry };
+        for member in &audience.members {
+            if let Some(listener) = self.listener(member.node) {
+                listener.announced(&heard);
+            }
+        }
+        Announced::To(audience)
+    }
+
+    /// The state of a volume, and its restoration.
+    #[cfg(feature = "testing")]
+    pub(super) fn picture(&self, name: &str) -> Volume {
+        lock(&self.by_name).get(name).cloned().unwrap_or_default()
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn restore(&self, name: &str, picture: Volume) {
+        lock(&self.by_name).insert(name.into(), picture);
+    }
+
+    /// Evicts the registry, or the log alone; returns whether there was one.
+    #[cfg(feature = "testing")]
+    pub(super) fn evict(&self, name: &str, registry: bool) -> bool {
+        let mut volumes = lock(&self.by_name);
+        let Some(volume) = volumes.get_mut(name) else { return false };
+        if registry { volume.registry.take().is_some() } else { !std::mem::take(&mut volume.log).is_empty() }
+    }
+
+    /// Evicts everything.
+    #[cfg(feature = "testing")]
+    pub(super) fn flush(&self) {
+        lock(&self.by_name).clear();
+    }
+}

@@ -1,0 +1,134 @@
+//! What nodes and the store tell each other about a volume: changes, announcements, members, and the position in the log.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::key::Key;
+
+/// What a change was made to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ChangedName {
+    /// The value of the key with this name.
+    Value(Box<str>),
+    /// All values with the tag of this name.
+    Tag(Box<str>),
+}
+
+impl ChangedName {
+    pub(crate) fn value(key: &Key) -> Self {
+        Self::Value(key.name().into())
+    }
+
+    pub(crate) fn tag(tag: &Key) -> Self {
+        Self::Tag(tag.name().into())
+    }
+}
+
+/// One entry of the log. The id is compared, not only the number: a server that has lost writes uses numbers again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogPosition {
+    pub(crate) number: u64,
+    pub(crate) id: Uuid,
+}
+
+/// Up to where a node has applied the log, and the session in which it was told so: a mark is good on the connection on which it
+/// was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) at: LogPosition,
+    pub(crate) session: u64,
+}
+
+/// The arguments of a RENEW.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    /// Identifies this RENEW.
+    pub(crate) stamp: u64,
+    pub(crate) mark: Option<Mark>,
+    /// A birth id that this node has known for a term: if it is still the registry's, the registry is mature.
+    pub(crate) vouched: Option<Uuid>,
+    /// How long a right may last. The registry keeps the longest.
+    pub(crate) term: Duration,
+}
+
+/// The answer to a RENEW.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewed {
+    pub(crate) registry: RegistryState,
+    /// What was announced after the mark; `None` if that is not known: everything may have changed.
+    pub(crate) announced: Option<Vec<LogRecord>>,
+    /// The newest entry of the log, and the session of this answer.
+    pub(crate) newest: Mark,
+}
+
+/// What every answer tells of the registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegistryState {
+    pub(crate) birth: Uuid,
+    /// Some process has known this birth for a term.
+    pub(crate) is_mature: bool,
+    /// The longest term of a member.
+    pub(crate) term: Duration,
+}
+
+/// An announcement, as the log has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogRecord {
+    pub(crate) id: Uuid,
+    pub(crate) announcer: Uuid,
+    pub(crate) name: ChangedName,
+}
+
+/// The arguments of an ANNOUNCE; its announcer is the node of the store.
+#[derive(Clone, Debug)]
+pub(crate) struct Announcement {
+    /// The key of the volume: its name is the namespace and a colon.
+    pub(crate) volume: Key,
+    /// A new id for each attempt: an earlier attempt may yet run, and its answer is not known.
+    pub(crate) id: Uuid,
+    /// Makes a registry where there is none. Otherwise nothing is announced there.
+    pub(crate) creates: bool,
+    /// As in a [`Renewal`].
+    pub(crate) vouched: Option<Uuid>,
+    /// For the registry, if it is made.
+    pub(crate) term: Duration,
+}
+
+/// The answer to a change with an [`Announcement`], or to an ANNOUNCE.
+#[derive(Clone, Debug)]
+pub(crate) enum Announced {
+    /// There is no registry, so there are no members to wait for.
+    NoRegistry,
+    /// The change was made and not announced: the registry is on another server than the changed key (in a cluster).
+    Separately,
+    To(Audience),
+}
+
+/// Whom an announcement has to reach.
+#[derive(Clone, Debug)]
+pub(crate) struct Audience {
+    pub(crate) registry: RegistryState,
+    /// The announcement's entry in the log, and the id of the entry before it.
+    pub(crate) at: LogPosition,
+    pub(crate) before: Uuid,
+    /// The members but the announcer.
+    pub(crate) members: Vec<Member>,
+}
+
+/// A node that may keep local copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) node: Uuid,
+    /// The stamp of its last RENEW.
+    pub(crate) stamp: u64,
+}
+
+/// An announcement that has arrived as a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HeardAnnouncement {
+    pub(crate) number: u64,
+    /// The id of the log's entry before it.
+    pub(crate) before: Uuid,
+    pub(crate) record: LogRecord,
+}
