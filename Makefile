@@ -25,14 +25,16 @@
 #        60,000 simulated fleets: 20,000 seeds with no, some and many faults each (SEEDS=n for another number);
 #        fails if they take more than a minute on two cores (SIM_MOST_SECONDS=n for another bound, or none)
 # soak-sim
-#        millions of simulated fleets, from a random seed on (SOAK_SEEDS=n)
+#        millions of simulated fleets, from a random seed on, or from SEED (SOAK_SEEDS=n)
+# simulate-release
+#        ten million simulated fleets (RUNS=n), in parts: interrupted, it goes on where it was
 # planted
 #        plants faults of the client's side one by one (tests/simulation/planted): the simulation must notice each
 # fuzz   whole exchanges, then each decoder of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -68,7 +70,7 @@ bench: redis wrk
 # Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
 # dependencies of all other tests (Cargo.toml optimises those that matter).
 SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
-  cargo test --no-default-features --features testing --lib --
+  cargo test --no-default-features --features testing,local --lib --
 
 # docs/guarantees.md promises a minute at most for all 20,000 seeds on two cores.
 SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -lt 2 || echo 60))
@@ -82,6 +84,9 @@ planted:
 
 soak-sim:
 	SOAK_SEEDS=$${SOAK_SEEDS:-5000000} $(SIMULATION) simulation::soak --nocapture --ignored
+
+simulate-release:
+	tests/scripts/simulate_release.sh
 
 conformance: redis node
 	node tests/conformance/run.mjs released

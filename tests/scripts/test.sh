@@ -11,7 +11,7 @@ set -uo pipefail
 TRIES=3
 # More failures than this are not caused by a stalled machine.
 MOST=10
-TIMED='^(redis::(ailments|cluster|connections|figures|firewall|leaders|markers|networks|outages|partitions|refusals|sentinel|store_down)|http::termination|examples|deployments_to_try)::'
+TIMED='^(redis::(ailments|cluster|connections|figures|firewall|leaders|markers|networks|outages|partitions|refusals|sentinel|store_down)|local::fleet|http::termination|examples|deployments_to_try)::'
 
 # Two hundred replicas have four hundred connections, and several tests run at once.
 ulimit -n "$(ulimit -Hn)" 2>/dev/null || ulimit -n 4096 2>/dev/null || true

@@ -36,7 +36,9 @@ impl World {
         if call.loads() {
             let mut busy = lock(&self.oracle.state).loads.times(node.id, call.key, began);
             busy.extend(stops);
-            let (idle, most) = (took.saturating_sub(together(busy)), self.most_idle());
+            let announces =
+                if call.does == Does::Refresh { self.longest_change() * 2 } else { Duration::ZERO };
+            let (idle, most) = (took.saturating_sub(together(busy)), self.most_idle() + announces);
             self.oracle.check(
                 idle <= most,
                 format_args!("I4: {what} was without a load at its node for {idle:?}, more than {most:?}"),
@@ -76,11 +78,17 @@ impl World {
     pub(super) fn bound(&self) -> Duration {
         let stops = self.plan.events.iter().map(|event| match event.what {
             What::Stop(lasts) => lasts,
-            What::Crash(_) | What::Cut(_) | What::Leave(..) => Duration::ZERO,
+            What::Crash(_) | What::Cut(_) | What::MoveAway(..) | What::Leave(..) => Duration::ZERO,
         });
         let calls = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
         let longest = calls.map(|(slot, key)| self.most(slot, Does::Load, key)).max().unwrap_or_default();
-        longest.max(CHANGE + PAUSE + SLACK) + stops.sum::<Duration>()
+        let refreshes = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
+        let refreshes = refreshes.map(|(slot, key)| self.most(slot, Does::Refresh, key)).max();
+        longest.max(refreshes.unwrap_or_default()).max(self.longest_change()) + stops.sum::<Duration>()
+    }
+
+    fn longest_change(&self) -> Duration {
+        CHANGE + PAUSE + SLACK + self.plan.announcing()
     }
 
     /// B1 for a node that is not stopped.
@@ -90,8 +98,10 @@ impl World {
         let look_up = policy.coordination_budget;
         match does {
             Does::Get => look_up + SLACK,
-            Does::Invalidate | Does::InvalidateTag | Does::Insert => CHANGE + PAUSE + SLACK,
-            Does::Load | Does::Refresh => self.most_idle() + self.longest_loads(slot, key),
+            Does::Invalidate | Does::InvalidateTag | Does::Insert => self.longest_change(),
+            Does::Load => self.most_idle() + self.longest_loads(slot, key),
+            // The caller waits until all nodes have dropped their copies, and so do the loads that it waits for.
+            Does::Refresh => self.most_idle() + self.longest_change() * 2 + self.longest_loads(slot, key),
         }
     }
 
@@ -128,11 +138,13 @@ impl World {
         let latency = self.plan.trip();
         if !call.loads() {
             // A round trip for the read on its way, one for the queue's read, and one for a look-up that was first skipped.
-            return latency * 3 + SLACK;
+            // A change also waits for the nodes with copies: a term at most, for a node that is leaving, or a registry that is new.
+            return latency * 3 + SLACK + self.plan.announcing();
         }
         let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
         let loads = 2 + (left + self.oracle.invalidations(call.key, asked)) as u32;
-        (self.longest_load(call.key) + latency * 8 + SLACK * 2) * loads
+        let announces = if call.does == Does::Refresh { self.plan.announcing() } else { Duration::ZERO };
+        (self.longest_load(call.key) + latency * 8 + SLACK * 2 + announces) * loads
     }
 }
 

@@ -27,6 +27,11 @@ impl World {
                 sleep(lasts).await;
                 node.resume();
             }
+            What::MoveAway(by, lasts) => {
+                node.replica.move_away(by);
+                sleep(lasts).await;
+                node.replica.move_away(if slot == 0 { self.plan.detour } else { Duration::ZERO });
+            }
             What::Cut(lasts) => {
                 node.cut();
                 sleep(lasts).await;

@@ -26,6 +26,11 @@ impl Profile {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) policy: Policy,
+    /// The policy of the slots that keep local copies, and which slots do.
+    pub(super) local: Policy,
+    pub(super) keeps: Vec<bool>,
+    /// How long a volume lease lasts.
+    pub(super) term: Duration,
     pub(super) nodes: usize,
     pub(super) keys: u8,
     /// All values have one tag.
@@ -120,6 +125,8 @@ pub(super) enum What {
     Crash(Duration),
     Stop(Duration),
     Cut(Duration),
+    /// The node's round trips take so much longer, for so long.
+    MoveAway(Duration, Duration),
     /// A deployment: the node is shut down with this deadline, and its successor starts so much after its end.
     Leave(Duration, Duration),
 }
@@ -128,6 +135,12 @@ impl Plan {
     /// All calls, including those that follow other calls.
     pub(super) fn all_calls(&self) -> impl Iterator<Item = Call> {
         self.calls.iter().flat_map(|call| std::iter::successors(Some(*call), |call| call.next()))
+    }
+
+    /// How long a change waits for nodes that keep copies, if there are any: for its own inbox, and for a term.
+    pub(super) fn announcing(&self) -> Duration {
+        let any = self.keeps.iter().any(|keeps| *keeps);
+        if any { Duration::from_millis(500) + self.term } else { Duration::ZERO }
     }
 
     /// The longest round trip.
@@ -241,7 +254,61 @@ impl Plan {
         // A round trip takes half of `command_timeout` at most.
         let most = (policy.command_timeout / 2).saturating_sub(latency).as_millis() as u64;
         let detour = if random.bool() { ms(&mut random, 0, most) } else { Duration::ZERO };
-        Self { policy, nodes, keys, tagged, latency, detour, faults, calls, events, lasts, profile }
+        // Two thirds of the runs have local tiers, most of them at all nodes.
+        let (has_tiers, everywhere) = (random.u8(..3) > 0, random.u8(..3) > 0);
+        let keeps: Vec<_> = (0..nodes).map(|_| has_tiers && (everywhere || random.bool())).collect();
+        let has_tiers = keeps.contains(&true);
+        let local_for = if random.bool() { Duration::MAX } else { ms(&mut random, 50, 2_000) };
+        // The registry may be evicted just before a node without copies has seen it for the first time.
+        let policy = policy.to_builder().local_elsewhere(has_tiers).build().expect("a valid policy");
+        let local = policy.to_builder().local_for(local_for).build().expect("a valid policy");
+        let term = ms(&mut random, 200, 2_000);
+        if has_tiers {
+            // Hits, most of them, between the crowds; and changes, each with a caller at the first slot's node right after it.
+            calls.extend((0..random.usize(10..=30)).map(|n| Call {
+                at: ms(&mut random, 0, lasts.as_millis() as u64),
+                node: random.usize(..nodes),
+                key: random.u8(..keys),
+                does: if invalidates && n % 8 == 0 { Does::Invalidate } else { Does::Load },
+                leaves: None,
+                load: script(&mut random, [false; 4]),
+                then: (n % 8 == 0).then_some((Does::Load, 0)),
+            }));
+        }
+        if has_tiers && profile != Profile::None && random.bool() {
+            // A node is cut off, or stopped, and goes on asking, also when it is back; another node changes what it asks for.
+            let (at, node, key) = (ms(&mut random, 1_000, 5_000), random.usize(..nodes), random.u8(..keys));
+            let what =
+                if random.u8(..3) > 0 { What::Cut(term * 13 / 10) } else { What::Stop(term * 13 / 10) };
+            events.push(Event { at, node, what });
+            let load = Script { takes: Duration::from_millis(1), ends: Ends::Value };
+            let asks = |at, node, does| Call { at, node, key, does, leaves: None, load, then: None };
+            // Before that it may be far away, so that a RENEW is on its way.
+            if random.bool() {
+                events.push(Event { at: at - term / 2, node, what: What::MoveAway(term / 4, term) });
+            }
+            let soon = [4, 16][random.usize(..2)];
+            let changes = at + ms(&mut random, 0, term.as_millis() as u64 / soon);
+            calls.push(asks(changes, (node + 1) % nodes, Does::Invalidate));
+            calls.push(asks(at.saturating_sub(Duration::from_millis(100)), node, Does::Load));
+            calls.extend((0..110).map(|n| asks(at + term * n / 50, node, Does::Load)));
+        }
+        Self {
+            policy,
+            local,
+            keeps,
+            term,
+            nodes,
+            keys,
+            tagged,
+            latency,
+            detour,
+            faults,
+            calls,
+            events,
+            lasts,
+            profile,
+        }
     }
 }
 

@@ -56,7 +56,7 @@ impl Oracle {
             CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
             CommandAnswer::Kept(kept) => format!("{kept:?}"),
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
-            CommandAnswer::Done => "done".to_owned(),
+            CommandAnswer::Announced(_) | CommandAnswer::Done => "done".to_owned(),
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
@@ -190,7 +190,7 @@ impl Oracle {
             (Command::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
             }
-            (Command::Invalidate { insert }, CommandAnswer::Done) => {
+            (Command::Invalidate { insert, .. }, CommandAnswer::Announced(_)) => {
                 let inserted = insert.as_ref().and_then(|insert| self.value(&insert.entry, key));
                 {
                     let mut state = lock(&self.state);

@@ -63,8 +63,9 @@ impl World {
         if slot == 0 {
             replica.move_away(self.plan.detour);
         }
-        let guard = StampedeGuard::builder(replica.clone()).policy(self.plan.policy.clone()).build();
-        let guard = guard.expect("a guard");
+        let policy = if self.plan.keeps[slot] { &self.plan.local } else { &self.plan.policy };
+        let guard = StampedeGuard::builder(replica.clone()).policy(policy.clone());
+        let guard = guard.local_term(self.plan.term).build().expect("a guard");
         let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
         *lock(&self.born) = id;
         let name = guard.parts().0.store.node().simple().to_string();
@@ -75,6 +76,11 @@ impl World {
     /// How many nodes there have been.
     pub(super) fn born(&self) -> usize {
         *lock(&self.born)
+    }
+
+    /// How many answers of the last nodes of all slots came from memory.
+    pub(super) fn local_hits(&self) -> u64 {
+        lock(&self.nodes).iter().map(|node| node.guard.stats().local_hits).sum()
     }
 
     pub(super) fn living(&self) -> Vec<Arc<Node>> {
