@@ -86,3 +86,28 @@ async fn the_other_examples_print_their_results_on_redis() {
     let bulkhead = on_redis("bulkhead").await;
     bulkhead.printed(" max_concurrent_loads(4):  4 queries at once at most");
 }
+
+/// Two processes: hits from memory, an invalidation that reaches them, and one that waits for a paused process.
+#[tokio::test]
+async fn the_local_example_shows_hits_from_memory_and_invalidations_that_reach_them() {
+    let local = on_redis("local").await;
+    let hits = |name: &str| -> (u32, u32) {
+        let row = local.printed(name);
+        let columns: Vec<_> = row.split_whitespace().rev().take(2).collect();
+        (columns[1].parse().expect("from Redis"), columns[0].parse().expect("from memory"))
+    };
+    assert_eq!(hits("get_or_load without copies "), (1_000, 0));
+    for name in ["get_or_load with local_for ", "get_or_load_shared with local_for "] {
+        let (redis, memory) = hits(name);
+        // A renewal that is late on a busy machine sends some hits to Redis.
+        assert!(redis + memory == 1_000 && memory >= 500, "{name}: {redis} and {memory}");
+    }
+    for price in [449, 379] {
+        local.printed(&format!("  A: the price is {price} now. "));
+        local.printed(&format!("  B: {price}, loaded from the database "));
+    }
+    assert_eq!(local.lines_with("  B: 399"), 0);
+    local.printed("  B is resumed (SIGCONT).");
+    let counts = local.printed("A: local_hits=");
+    assert!(!counts.ends_with(" local_waits=0"), "{counts}");
+}

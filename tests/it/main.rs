@@ -35,6 +35,8 @@ mod invalidation;
 mod late_replies;
 #[cfg(feature = "testing")]
 mod leases;
+#[cfg(feature = "local")]
+mod local;
 #[cfg(feature = "redis")]
 mod lock;
 #[cfg(feature = "testing")]
@@ -80,6 +82,8 @@ fn roles() -> Vec<Role> {
         fleet::ROLES,
         #[cfg(feature = "redis")]
         harness::ROLES,
+        #[cfg(all(feature = "redis", feature = "local"))]
+        local::fleet::ROLES,
         #[cfg(all(feature = "redis", feature = "http"))]
         memory::ROLES,
         #[cfg(feature = "redis")]

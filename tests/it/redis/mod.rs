@@ -48,7 +48,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
 use stampede_guard::health::LinkState;
-use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, Stats};
+use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder, Stats};
 use tokio::time::Instant;
 
 use crate::support::PATIENCE;
@@ -127,16 +127,20 @@ fn is_told(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
 
 /// A node on one server, or on sentinels or a cluster if the URL has their test-only scheme.
 fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
+    builder(url).policy(policy).build().expect("valid")
+}
+
+/// The builder of such a node.
+pub(crate) fn builder(url: &str) -> StampedeGuardBuilder {
     #[cfg(feature = "sentinel")]
     if url.starts_with(sentinel::SCHEME) {
-        return StampedeGuard::builder(sentinel::client(url)).policy(policy).build().expect("valid");
+        return StampedeGuard::builder(sentinel::client(url));
     }
     #[cfg(feature = "cluster")]
     if url.starts_with(cluster::SCHEME) {
-        return StampedeGuard::builder(cluster::client(url)).policy(policy).build().expect("valid");
+        return StampedeGuard::builder(cluster::client(url));
     }
-    let client = redis::Client::open(url).expect("an address");
-    StampedeGuard::builder(client).policy(policy).build().expect("valid")
+    StampedeGuard::builder(redis::Client::open(url).expect("an address"))
 }
 
 /// Calls `get_or_load` with a loader that returns `value` at once.

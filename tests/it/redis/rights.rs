@@ -72,6 +72,9 @@ fn each_script_says_which_commands_it_calls() {
         ("next_fence(", "/mutex_fence.lua"),
         ("give_again(", "/mutex_again.lua"),
         ("wait_in_queue(", "/mutex_queue.lua"),
+        ("= opened(", "/volume.lua"),
+        ("return announce(ARGV", "/announcing.lua"),
+        ("return announced(", "/announcing.lua"),
     ];
     for (name, script) in &scripts {
         let mut calls = called(script);

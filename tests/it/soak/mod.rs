@@ -29,6 +29,8 @@ const REQUESTS_PER_SECOND: u64 = 75;
 const FRESH: Duration = Duration::from_secs(4);
 const LEASE: Duration = Duration::from_secs(2);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a process may serve from memory without asking. Shorter than most faults.
+const TERM: Duration = Duration::from_secs(1);
 /// The slowest load.
 const LOAD: Duration = Duration::from_millis(500);
 
@@ -40,6 +42,11 @@ struct Plan {
     pause: (f64, f64),
     /// Seconds for which a process is stopped or the network is bad, from and to.
     ill: (f64, f64),
+}
+
+/// Whether the process at this place keeps copies in its memory: all but the last.
+const fn keeps(place: usize) -> bool {
+    cfg!(feature = "local") && place + 1 < PROCESSES
 }
 
 async fn run(plan: Plan) -> Verdict {

@@ -63,7 +63,8 @@ impl Nemesis {
         let process = self.incarnations.len();
         let log = self.files.text(&format!("log-{process}"));
         let redis = format!("redis://minimal:pw@127.0.0.1:{}/", self.proxies[place].port());
-        let config = Config { redis, origin: self.truth.addr.clone(), log: log.clone(), process };
+        let (origin, keeps) = (self.truth.addr.clone(), keeps(place));
+        let config = Config { redis, origin, log: log.clone(), process, keeps };
         self.incarnations.push(Incarnation { log, killed: false });
         (Fleet::spawn(1, "soak", &config), process)
     }

@@ -164,6 +164,7 @@ pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
         without_failure(evidence, &logs),
         own_invalidations(&logs),
         invalidations(evidence, &logs),
+        acknowledged(evidence, &logs),
         loads(evidence, &logs),
         scripts_only(evidence),
         healed(evidence),
@@ -281,6 +282,46 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         within += usize::from(at_once.map(|change| change.version).max() > Some(version));
     }
     row.worst = format!("{within} before that");
+    row
+}
+
+/// P16: once an invalidation is confirmed, no caller in any process is given an older value, from memory or otherwise. A load
+/// without the store is not told of changes, and callers that join it in its process are given its value.
+fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    /// From the end of a load at the origin until no caller joins it any more.
+    const DETACHED: Duration = Duration::from_millis(300);
+    let mut row = Row { promise: "nothing older than a confirmed change".into(), ..Row::default() };
+    let mut changes: HashMap<usize, Vec<&Changed>> = HashMap::new();
+    for change in logs.changed.iter().filter(|change| change.confirmed) {
+        changes.entry(change.key).or_default().push(change);
+    }
+    let mut joined = 0;
+    for asked in &logs.asked {
+        let (Some(version), Some(changes)) = (asked.version, changes.get(&asked.key)) else { continue };
+        let before = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+        let Some(newest) = before.max_by_key(|change| change.version) else { continue };
+        row.checked += 1;
+        if version >= newest.version {
+            continue;
+        }
+        let own = |load: &&Load| (load.key, load.process) == (asked.key, asked.process);
+        let runs = |load: &Load| {
+            let stopped = evidence.stopped(asked.process, load.started, asked.at);
+            load.started <= asked.at && asked.at <= load.ended + stopped + ns(DETACHED)
+        };
+        if evidence.loads.iter().filter(own).any(runs) {
+            joined += 1;
+        } else {
+            row.broken.push(format!("{asked:?}, {newest:?}"));
+        }
+    }
+    let hits: Vec<_> = evidence.counts.iter().map(|counts| counts.local_hits).collect();
+    for (place, hits) in hits.iter().enumerate().filter(|(place, _)| keeps(*place)) {
+        if *hits == 0 {
+            row.broken.push(format!("no hits from memory at place {place}"));
+        }
+    }
+    row.worst = format!("{joined} joined a running load; hits from memory {hits:?}");
     row
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Config {
     pub(super) origin: String,
     pub(super) log: String,
     pub(super) process: usize,
+    /// Whether the process keeps copies in its memory.
+    pub(super) keeps: bool,
 }
 
 /// The counts that a process reports at the end.
@@ -30,6 +32,7 @@ pub(super) struct Counts {
     pub(super) refused: u64,
     pub(super) flights: u64,
     pub(super) tasks: u64,
+    pub(super) local_hits: u64,
 }
 
 /// A log without partial lines: each line is one unbuffered write, so a killed process loses nothing that it wrote.
@@ -54,8 +57,10 @@ fn zipf() -> Vec<f64> {
     sums.iter().map(|part| part / sum).collect()
 }
 
-pub(super) fn policy() -> Policy {
+pub(super) fn policy(keeps: bool) -> Policy {
     let policy = Policy::builder().fresh_for(FRESH).ttl_jitter(0.1).lease(LEASE).load_timeout(LOAD_TIMEOUT);
+    // A process that starts while the registry is evicted can not know that others keep copies.
+    let policy = if keeps { policy.local_for(Duration::MAX) } else { policy.local_elsewhere(true) };
     policy.build().expect("valid")
 }
 
@@ -65,7 +70,11 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
         let file = OpenOptions::new().create(true).append(true).open(&config.log).expect("the log");
         let log = Log(Arc::new(Mutex::new(file)));
         let client = redis::Client::open(&*config.redis).expect("an address");
-        let guard = StampedeGuard::builder(client).policy(policy()).build().expect("valid");
+        let guard = StampedeGuard::builder(client)
+            .policy(policy(config.keeps))
+            .local_term(TERM)
+            .build()
+            .expect("valid");
         let _ = guard.connect().await;
         child.ready();
         let asking = tokio::spawn(ask_steadily(guard.clone(), config.clone(), log.clone()));
@@ -89,6 +98,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                             refused: stats.commits_refused,
                             flights: stats.flights,
                             tasks: stats.tasks,
+                            local_hits: stats.local_hits,
                         },
                     );
                 }

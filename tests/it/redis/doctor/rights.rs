@@ -19,6 +19,10 @@ async fn a_right_that_is_missing_is_named() {
         ("zadd", Severity::Warning),
         ("zremrangebyscore", Severity::Warning),
         ("incr", Severity::Warning),
+        ("hgetall", Severity::Warning),
+        ("hmget", Severity::Warning),
+        ("hset", Severity::Warning),
+        ("hdel", Severity::Warning),
     ] {
         without(right);
         let report = as_minimal_user(&server).await;
@@ -35,7 +39,7 @@ async fn a_right_that_is_missing_is_named() {
 #[tokio::test]
 async fn acl_dryrun_stands_in_where_no_script_may_run() {
     let server = RedisServer::start();
-    server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd"]);
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd", "-hset"]);
     let report = as_minimal_user(&server).await;
     assert!(report.to_string().contains("could not be tried"), "{report}");
 
@@ -43,6 +47,7 @@ async fn acl_dryrun_stands_in_where_no_script_may_run() {
     let report = as_minimal_user(&server).await;
     assert_eq!(of(&report, "rights").found, "`minimal` may not EVAL, EVALSHA, LPOS", "{report}");
     assert!(report.to_string().contains("`minimal` may not ZADD"), "{report}");
+    assert!(report.to_string().contains("`minimal` may not HSET"), "{report}");
     assert_nothing_left(&server, SOON).await;
 }
 

@@ -1,0 +1,38 @@
+//! A process that is killed never answers again: the first change waits for its right to end, the next one does not.
+
+use std::time::Duration;
+
+use super::changes::Change;
+use super::stage::{Part, Stage};
+use super::{SLACK, TERM, WELL};
+use crate::support::redis_server::RedisServer;
+
+fn took(change: &Change) -> Duration {
+    Duration::from_nanos(change.acknowledged - change.began)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_change_waits_one_term_for_a_killed_process_and_the_next_does_not() {
+    let server = RedisServer::start();
+    let part = |keeps| Part { redis: server.minimal_user(), keeps, callers: 10, strict: true };
+    let mut stage = Stage::start([true, false, true, true, true].map(part)).await;
+    stage.read().await;
+    let mut changes = Vec::new();
+    // The first one keeps copies, the second does not.
+    for (changer, killed) in [(0, 2), (1, 3)] {
+        let well = stage.invalidate(changer, 10).await;
+        stage.kill(killed);
+        let first = stage.invalidate(changer, 11).await;
+        assert!(took(&well) <= WELL && took(&first) <= TERM + SLACK, "{:?}, {:?}", took(&well), took(&first));
+        // Its right may have had little left, but the announcer does not know that.
+        assert!(took(&first) >= TERM / 2, "{:?}", took(&first));
+        // The first one has it removed from the registry, without waiting for that.
+        tokio::time::sleep(TERM / 5).await;
+        let next = stage.invalidate(changer, 12).await;
+        assert!(took(&next) <= WELL, "{:?}", took(&next));
+        println!("well {:?}, killed {:?}, the next {:?}", took(&well), took(&first), took(&next));
+        changes.extend([well, first, next]);
+    }
+    stage.are_served_from_memory().await;
+    stage.judge("two are killed", &changes, &[]).await.keeps_the_promise(6);
+}

@@ -1,0 +1,111 @@
+//! The callers of a process: each asks again and again, and notes when it began and what it was given.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::process::{Config, Report};
+use super::truth::{Guards, KEYS, Subject, Truth, Value};
+use crate::support::os::wall_ns;
+
+/// The latest caller that was given a version, of those that count for the oracle: an earlier one that was given the same can not be
+/// wrong if this one is right.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Given {
+    pub(super) subject: Subject,
+    pub(super) version: u64,
+    pub(super) began: u64,
+    /// For the text of a failure: the key, the call, the process that had loaded the value, and when that load ended.
+    pub(super) key: usize,
+    pub(super) call: String,
+    pub(super) by: usize,
+    pub(super) ended: u64,
+}
+
+/// The calls that read, in turn.
+const CALLS: [&str; 6] =
+    ["get_or_load", "get_or_load_shared", "get_or_load", "get", "get_or_load", "get_shared"];
+
+/// What the callers of one task were given.
+#[derive(Default)]
+pub(super) struct Read {
+    reads: u64,
+    joined: u64,
+    failures: Vec<String>,
+    given: HashMap<(Subject, u64), Given>,
+}
+
+pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc<AtomicBool>) -> Read {
+    let mut read = Read::default();
+    while !over.load(Ordering::SeqCst) {
+        for call in [fastrand::usize(..CALLS.len()), fastrand::usize(..CALLS.len())].map(|at| CALLS[at]) {
+            // Half of the calls are for a quarter of the keys.
+            let key = fastrand::usize(..KEYS);
+            let key = if fastrand::bool() { key - key % 4 } else { key };
+            let began = wall_ns();
+            let value = ask(&guards, &truth, call, key).await;
+            read.reads += 1;
+            match value {
+                // A load without the store is not told of changes that other processes make meanwhile, and callers that join it are
+                // given its value (DESIGN.md, "Which callers may have the value of a load?").
+                Ok(Some(value)) if !config.strict && value.by == config.process && began < value.ended => {
+                    read.joined += 1;
+                }
+                Ok(Some(value)) => read.note(began, key, call, &value),
+                Ok(None) => {}
+                Err(error) => read.failures.push(format!("{call} of key {key}: {error}")),
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(8..24))).await;
+    }
+    read
+}
+
+async fn ask(guards: &Guards, truth: &Truth, call: &str, key: usize) -> Result<Option<Value>, String> {
+    let (guard, of) = (guards.of(key), ("k", key));
+    let truth = truth.clone();
+    let load = move || truth.load(key);
+    match call {
+        "get_or_load" => guard.get_or_load(of, load).await.map(Some).map_err(|error| error.to_string()),
+        "get_or_load_shared" => {
+            let value = guard.get_or_load_shared(of, load).await;
+            value.map(|value| Some(Value::clone(&value))).map_err(|error| error.to_string())
+        }
+        // A store that does not answer is no failure here: these calls have nothing to give then.
+        "get" => Ok(guard.get(of).await.unwrap_or(None)),
+        _ => Ok(guard.get_shared::<Value>(of).await.unwrap_or(None).map(|value| Value::clone(&value))),
+    }
+}
+
+impl Read {
+    fn note(&mut self, began: u64, key: usize, call: &str, value: &Value) {
+        for &(subject, version) in &value.versions {
+            let is_later = |given: &Given| given.began < began;
+            if self.given.get(&(subject, version)).is_none_or(is_later) {
+                let (call, by, ended) = (call.to_owned(), value.by, value.ended);
+                let given = Given { subject, version, began, key, call, by, ended };
+                self.given.insert((subject, version), given);
+            }
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn add(&mut self, read: Read) {
+        let Read { reads, joined, failures, given } = read;
+        self.reads += reads;
+        self.joined += joined;
+        self.failures.extend(failures);
+        for (_, given) in given {
+            let same = |other: &&mut Given| (other.subject, other.version) == (given.subject, given.version);
+            match self.given.iter_mut().find(same) {
+                Some(other) if other.began >= given.began => {}
+                Some(other) => *other = given,
+                None => self.given.push(given),
+            }
+        }
+    }
+}

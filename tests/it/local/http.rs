@@ -1,0 +1,115 @@
+//! The HTTP layer with a local tier.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use stampede_guard::StampedeGuard;
+use tokio::time::sleep;
+use tower::{Layer as _, Service, ServiceExt as _};
+
+use super::{keeping, replicas};
+
+type Body = Full<Bytes>;
+
+/// A service that counts its calls and answers with that number, by the request's language.
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicU32>);
+
+impl Counting {
+    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let calls = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        let language = request.headers().get("accept-language").map(|value| value.as_bytes().to_vec());
+        let mut body = calls.to_string().into_bytes();
+        body.extend(language.unwrap_or_default());
+        let response = Response::builder()
+            .header("cache-control", "max-age=600")
+            .header("vary", "accept-language")
+            .body(Full::from(body));
+        Ok(response.expect("a response"))
+    }
+}
+
+/// What a client gets: status, `Age`, `Cache-Status`, body.
+async fn ask(
+    guard: &StampedeGuard,
+    service: &Counting,
+    request: http::request::Builder,
+) -> (Option<u64>, String, String) {
+    let service = service.clone();
+    let inner = tower::service_fn(move |request: Request<Body>| service.clone().answer(request));
+    let request = request.body(Body::default()).expect("a request");
+    let mut layered = guard.layer(inner);
+    let response = layered.ready().await.expect("ready").call(request).await.expect("answered");
+    let header =
+        |name: &str| response.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
+    let age = header("age").map(|age| age.parse().expect("a number"));
+    let status = header("cache-status").unwrap_or_default();
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    (age, status, String::from_utf8(body.to_vec()).expect("text"))
+}
+
+fn get(language: &str) -> http::request::Builder {
+    Request::get("http://shop/page").header("accept-language", language)
+}
+
+async fn warm(guard: &StampedeGuard, service: &Counting) {
+    for _ in 0..100 {
+        let before = guard.stats().local_hits;
+        for language in ["de", "fr"] {
+            ask(guard, service, get(language)).await;
+        }
+        if guard.stats().local_hits >= before + 2 {
+            return;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    panic!("never served from memory");
+}
+
+#[tokio::test(start_paused = true)]
+async fn variants_are_served_from_memory_with_their_present_age() {
+    let [guard] = replicas(keeping());
+    let service = Counting::default();
+    warm(&guard, &service).await;
+    let (_, _, de) = ask(&guard, &service, get("de")).await;
+    let (age, _, fr) = ask(&guard, &service, get("fr")).await;
+    assert!(de.ends_with("de") && fr.ends_with("fr"), "{de} {fr}");
+    assert_eq!(age, Some(0));
+    sleep(Duration::from_secs(7)).await;
+    let hits = guard.stats().local_hits;
+    let (age, status, again) = ask(&guard, &service, get("fr")).await;
+    assert_eq!((age, again), (Some(7), fr));
+    assert!(status.contains("hit; ttl=59"), "{status}");
+    assert!(guard.stats().local_hits > hits);
+    assert_eq!(service.0.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_method_at_one_replica_invalidates_the_copies_of_the_others() {
+    let [one, two] = replicas(keeping());
+    let service = Counting::default();
+    for guard in [&one, &two] {
+        warm(guard, &service).await;
+    }
+    let before = service.0.load(Ordering::Relaxed);
+    ask(&one, &service, Request::post("http://shop/page")).await;
+    let (_, _, body) = ask(&two, &service, get("de")).await;
+    assert_eq!(body, format!("{}de", before + 2));
+    assert_eq!(ask(&one, &service, get("de")).await.2, body);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conditions_and_ranges_are_answered_from_a_copy() {
+    let [guard] = replicas(keeping());
+    let service = Counting::default();
+    warm(&guard, &service).await;
+    let hits = guard.stats().local_hits;
+    let (_, _, part) = ask(&guard, &service, get("de").header("range", "bytes=1-")).await;
+    assert_eq!(part, "de");
+    assert!(guard.stats().local_hits > hits);
+}

@@ -1,0 +1,258 @@
+//! Promises 15 to 18, on replicas that a test cuts off, stops and counts.
+
+use std::time::Duration;
+
+use stampede_guard::testing::{ChaosStore, Fault, Origin, Replica};
+use stampede_guard::{ErrorKind, MemoryStore, PolicyBuilder, StampedeGuard};
+use tokio::time::{Instant, sleep};
+
+use super::{keeping, load, warm};
+
+const TERM: Duration = Duration::from_secs(2);
+
+fn guard(replica: &Replica, policy: PolicyBuilder) -> StampedeGuard {
+    let policy = policy.build().expect("valid");
+    StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid")
+}
+
+/// A store and so many guards with their replicas.
+fn fleet<const N: usize>(
+    policy: impl Fn() -> PolicyBuilder,
+) -> (ChaosStore<MemoryStore>, [(Replica, StampedeGuard); N]) {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let fleet = std::array::from_fn(|_| {
+        let replica = chaos.replica();
+        let guard = guard(&replica, policy());
+        (replica, guard)
+    });
+    (chaos, fleet)
+}
+
+async fn version(guard: &StampedeGuard, origin: &Origin) -> u64 {
+    let origin = origin.clone();
+    guard.get_or_load("k", move || async move { origin.load("k").await }).await.expect("loaded")
+}
+
+// P15.
+#[tokio::test(start_paused = true)]
+async fn a_local_hit_sends_no_command() {
+    let (chaos, [(_, guard)]) = fleet(keeping);
+    load(&guard, "k", 7).await;
+    warm(&guard, "k").await;
+    let (before, hits) = (chaos.commands(), guard.stats().local_hits);
+    for _ in 0..1_000 {
+        assert_eq!(load(&guard, "k", 8).await, 7);
+    }
+    assert_eq!(chaos.commands(), before);
+    assert_eq!(guard.stats().local_hits, hits + 1_000);
+}
+
+// P16, when all processes are well.
+#[tokio::test(start_paused = true)]
+async fn an_acknowledged_invalidation_is_final_within_a_few_round_trips() {
+    let (_chaos, [one, two, three]) = fleet(keeping);
+    let origin = Origin::new();
+    for (_, guard) in [&one, &two, &three] {
+        version(guard, &origin).await;
+        warm(guard, "k").await;
+    }
+    // The registry is young until a process has known it for a term.
+    sleep(TERM * 2).await;
+    for (_, guard) in [&one, &two, &three] {
+        warm(guard, "k").await;
+    }
+    let began = Instant::now();
+    let newest = origin.change("k");
+    one.1.invalidate("k").await.expect("acknowledged");
+    assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
+    for (_, guard) in [&two, &three, &one] {
+        assert_eq!(version(guard, &origin).await, newest);
+    }
+    assert_eq!(one.1.stats().local_waits, 0);
+}
+
+// P16, when a process is paused; P17 for the process that is.
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_waits_for_a_silent_process_for_one_term_and_the_next_does_not() {
+    let (_chaos, [one, two]) = fleet(keeping);
+    let origin = Origin::new();
+    for (_, guard) in [&one, &two] {
+        version(guard, &origin).await;
+        warm(guard, "k").await;
+    }
+    sleep(TERM * 2).await;
+    warm(&two.1, "k").await;
+    two.0.stop();
+    let newest = origin.change("k");
+    let began = Instant::now();
+    one.1.invalidate("k").await.expect("acknowledged");
+    let took = began.elapsed();
+    assert!(took > TERM / 2 && took <= TERM, "{took:?}");
+    assert_eq!(one.1.stats().local_waits, 1);
+    // It was removed from the registry.
+    sleep(Duration::from_millis(50)).await;
+    let again = Instant::now();
+    one.1.invalidate("k").await.expect("acknowledged");
+    assert!(again.elapsed() < Duration::from_millis(20), "{:?}", again.elapsed());
+    two.0.resume();
+    assert_eq!(version(&two.1, &origin).await, newest);
+}
+
+// P17.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns() {
+    let (_chaos, [one, two]) = fleet(keeping);
+    let origin = Origin::new();
+    for (_, guard) in [&one, &two] {
+        version(guard, &origin).await;
+        warm(guard, "k").await;
+    }
+    sleep(TERM * 2).await;
+    warm(&two.1, "k").await;
+    two.0.cut();
+    let before = origin.version("k");
+    let newest = origin.change("k");
+    let invalidated = tokio::spawn({
+        let guard = one.1.clone();
+        async move { guard.invalidate("k").await }
+    });
+    let mut older = 0;
+    while !invalidated.is_finished() {
+        let began_before = !invalidated.is_finished();
+        let given = version(&two.1, &origin).await;
+        assert!(given == newest || began_before && given == before);
+        older += u32::from(given == before);
+        sleep(Duration::from_millis(10)).await;
+    }
+    invalidated.await.expect("no panic").expect("acknowledged");
+    assert!(older > 0, "its copy was served as long as its lease lasted");
+    assert_eq!(version(&two.1, &origin).await, newest);
+    assert!(two.1.stats().local_lapses > 0);
+}
+
+// Without `local_while_down` an outage ends the hits; with it, they go on for so long, told as stale.
+#[tokio::test(start_paused = true)]
+async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
+    let down = Duration::from_secs(60);
+    let (_chaos, [(with, kept), (without, loads)]) = fleet(keeping);
+    let kept = kept.with_policy(keeping().local_while_down(down).build().expect("valid"));
+    for guard in [&kept, &loads] {
+        load(guard, "k", 1).await;
+        warm(guard, "k").await;
+    }
+    with.cut();
+    without.cut();
+    sleep(TERM * 2).await;
+    let (stale, hits) = (kept.stats().stale, kept.stats().local_hits);
+    assert_eq!(load(&kept, "k", 2).await, 1);
+    assert_eq!((kept.stats().stale, kept.stats().local_hits), (stale + 1, hits));
+    assert_eq!(kept.get::<u32>("k").await.expect("a copy"), Some(1));
+    assert_eq!(load(&loads, "k", 2).await, 2);
+    sleep(down).await;
+    assert_eq!(load(&kept, "k", 2).await, 2);
+}
+
+// That the store has no value does not mean that no process has a copy.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
+    let (chaos, [one, two]) = fleet(keeping);
+    load(&one.1, "k", 1).await;
+    warm(&two.1, "k").await;
+    chaos.once(Fault::EvictEntry);
+    let refreshed = one.1.refresh("k", || async { Ok::<_, String>(2_u32) }).await;
+    assert_eq!(refreshed.expect("acknowledged"), 2);
+    assert_eq!(chaos.struck(Fault::EvictEntry), 1);
+    assert_eq!(load(&two.1, "k", 3).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connecting_gets_the_lease() {
+    let (chaos, [(replica, one)]) = fleet(keeping);
+    one.connect().await.expect("connected");
+    load(&one, "k", 1).await;
+    let before = chaos.commands();
+    assert_eq!(load(&one, "k", 2).await, 1);
+    assert_eq!(chaos.commands(), before, "the first value that was loaded is a copy");
+    replica.cut();
+    let other = guard(&replica, keeping());
+    let error = other.connect().await.expect_err("cut off");
+    assert_eq!(error.kind(), ErrorKind::Store);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_without_copies_announces_its_changes() {
+    let (chaos, [(_, keeps)]) = fleet(keeping);
+    let plain = StampedeGuard::new(chaos.replica());
+    let origin = Origin::new();
+    version(&keeps, &origin).await;
+    warm(&keeps, "k").await;
+    sleep(TERM * 2).await;
+    warm(&keeps, "k").await;
+    for change in 0..3 {
+        let newest = origin.change("k");
+        plain.invalidate("k").await.expect("acknowledged");
+        assert_eq!(version(&keeps, &origin).await, newest, "change {change}");
+        warm(&keeps, "k").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fleet_without_copies_sends_one_command_for_an_invalidation() {
+    let chaos = ChaosStore::new(1);
+    let guard = StampedeGuard::new(chaos.clone());
+    guard.insert("k", &1_u32).await.expect("stored");
+    let before = chaos.commands();
+    guard.invalidate("k").await.expect("acknowledged");
+    assert_eq!(chaos.commands(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_process_gives_its_lease_back_and_gets_it_again() {
+    let (chaos, [(_, keeps), (_, other)]) = fleet(keeping);
+    load(&keeps, "k", 1).await;
+    warm(&keeps, "k").await;
+    sleep(TERM * 20).await;
+    let before = chaos.commands();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(chaos.commands(), before, "an idle process sends nothing");
+    // No process has a lease, so an invalidation waits for none.
+    let began = Instant::now();
+    other.invalidate("k").await.expect("acknowledged");
+    other.invalidate("k").await.expect("acknowledged");
+    assert!(began.elapsed() < TERM + Duration::from_millis(20), "{:?}", began.elapsed());
+    assert_eq!(load(&keeps, "k", 2).await, 2, "the copy of before was invalidated meanwhile");
+    warm(&keeps, "k").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_gives_the_lease_back_at_once() {
+    let (_chaos, [(_, leaves), (_, stays)]) = fleet(keeping);
+    for guard in [&leaves, &stays] {
+        load(guard, "k", 1).await;
+        warm(guard, "k").await;
+    }
+    sleep(TERM * 2).await;
+    leaves.shutdown(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    stays.invalidate("k").await.expect("acknowledged");
+    assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
+}
+
+// P18.
+#[tokio::test(start_paused = true)]
+async fn copies_take_no_more_bytes_than_the_builder_was_given() {
+    const CAPACITY: u64 = 1024 * 1024;
+    let guard = StampedeGuard::builder(MemoryStore::with_capacity(64 << 20))
+        .policy(keeping().build().expect("valid"))
+        .local_capacity(CAPACITY)
+        .build()
+        .expect("valid");
+    for key in 0..20_000_u32 {
+        load(&guard, &format!("key {key}"), key).await;
+        let local = guard.health().local.expect("copies are kept");
+        assert!(local.bytes <= CAPACITY, "{local:?}");
+    }
+    let local = guard.health().local.expect("copies are kept");
+    assert!(local.copies > 500 && local.capacity <= CAPACITY, "{local:?}");
+}
