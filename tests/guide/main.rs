@@ -7,6 +7,7 @@ mod guarantees;
 mod how_it_works;
 mod invalidation;
 mod keys;
+mod local_tier;
 mod locks;
 mod operations;
 mod readme;
