@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
 use super::right::announcer_waits;
@@ -165,7 +166,7 @@ impl Change<'_> {
                 break;
             }
             if timeout_at(until, more).await.is_err() {
-                self.forget(silent());
+                self.forget(silent()).await;
                 break;
             }
         }
@@ -174,14 +175,13 @@ impl Change<'_> {
         }
     }
 
-    /// Removes the members that stayed silent, so that the next announcement does not wait for them.
-    fn forget(&self, silent: Vec<Member>) {
-        let (store, volume) = (self.tier.store.clone(), self.tier.volume.clone());
+    /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as this
+    /// change has returned.
+    async fn forget(&self, silent: Vec<Member>) {
         self.tier.count(Count::local_waits);
-        tokio::spawn(async move {
-            for member in silent {
-                let _ = store.volumes().remove_member(&volume, member, WITHIN).await;
-            }
-        });
+        let volumes = self.tier.store.volumes();
+        let removed =
+            silent.into_iter().map(|member| volumes.remove_member(&self.tier.volume, member, WITHIN));
+        let _ = timeout(WITHIN, join_all(removed)).await;
     }
 }

@@ -137,10 +137,10 @@ impl Plan {
         self.calls.iter().flat_map(|call| std::iter::successors(Some(*call), |call| call.next()))
     }
 
-    /// How long a change waits for nodes that keep copies, if there are any: for its own inbox, and for a term.
+    /// How long a change waits for nodes that keep copies, if there are any: for its own inbox, for a term, and for FORGET.
     pub(super) fn announcing(&self) -> Duration {
         let any = self.keeps.iter().any(|keeps| *keeps);
-        if any { Duration::from_millis(500) + self.term } else { Duration::ZERO }
+        if any { Duration::from_secs(1) + self.term } else { Duration::ZERO }
     }
 
     /// The longest round trip.
