@@ -134,6 +134,7 @@ impl RenewalTask {
             // A guard that is dropped must not live on until the next renewal.
             drop(tier);
             tokio::select! {
+                biased;
                 () = sleep_until(next) => {}
                 () = renews.notified() => sleep_until(least).await,
             }
