@@ -148,7 +148,7 @@ async fn every_caller_is_answered_under_every_fault() {
     let struck: u64 = Fault::ON_ANY_STORE.iter().map(|fault| chaos.struck(*fault)).sum();
     assert!(struck > 50, "{struck}");
     let elsewhere = Fault::ALL.iter().filter(|fault| !Fault::ON_ANY_STORE.contains(fault));
-    assert!(elsewhere.clone().count() == 6 && elsewhere.into_iter().all(|fault| chaos.struck(*fault) == 0));
+    assert!(elsewhere.clone().count() == 8 && elsewhere.into_iter().all(|fault| chaos.struck(*fault) == 0));
 
     chaos.calm();
     settled(&guards).await;

@@ -118,6 +118,11 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
     assert!(asked > 50 && answered > 3, "{asked} bytes asked, {answered} answered: nothing was counted");
 }
 
+/// The scripts of local tiers. Each call of them has an id or a stamp that no other call has, and is never repeated; `local::fleet` closes
+/// their connections in real fleets.
+const OF_LOCAL_TIERS: [&str; 4] =
+    ["-- ANNOUNCE:", "-- RENEW of a membership:", "-- FORGET and LEAVE:", "-- FORGET TAG:"];
+
 /// The tests of this folder name every script of the crate.
 #[test]
 fn no_script_is_left_out() {
@@ -130,6 +135,9 @@ fn no_script_is_left_out() {
             continue;
         }
         let head = text.lines().next().expect("a head");
+        if OF_LOCAL_TIERS.iter().any(|name| head.starts_with(name)) {
+            continue;
+        }
         let cited = tests.split('"').any(|cited| cited.starts_with("-- ") && head.starts_with(cited));
         assert!(cited, "{head}");
         scripts += 1;
