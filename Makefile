@@ -62,6 +62,7 @@ check:
 
 bench: redis wrk
 	cargo bench --bench fleet
+	cargo bench --bench local
 	cargo bench --bench refresh
 	cargo bench --bench micro
 	cargo bench --bench lock
@@ -152,7 +153,7 @@ redis:
 	elif command -v brew >/dev/null; then brew install redis; \
 	else echo "no apt-get and no brew here: install redis-server by hand" >&2; exit 1; fi
 
-# One group of the fleet bench sends its requests with wrk.
+# A group of the fleet bench and one of the local bench send their requests with wrk.
 wrk:
 	@command -v wrk >/dev/null && exit 0; \
 	echo "wrk is missing: installing it"; \

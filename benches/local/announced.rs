@@ -15,7 +15,7 @@ use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Table, Unit, millis};
 
 const PROCESSES: [usize; 2] = [8, 24];
-const ROUNDS: usize = 400;
+const ROUNDS: usize = 1_000;
 const SCRIPT: &str = "redis.call('DEL', KEYS[1]) \
      for i = 2, #ARGV do redis.call('PUBLISH', ARGV[i], ARGV[1]) end \
      return #ARGV - 1";

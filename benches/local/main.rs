@@ -66,12 +66,12 @@ Method. Sides take turns in one run, and a row is the median of its rounds, with
 of all readers together (so two busy threads halve it). Groups that need a server have a separate redis-server on this machine.
 - hit, alone, hot, layer: nine rounds of 100 ms of each side. Readers are tasks; each lets the others run after 64 calls. The guard's \
 store is in memory, because a local hit asks no store (`raw` and `wrk` have a real one). The maps are looked up by a text that is \
-there already, the guard makes its key of it at each call. The control of `layer` clones the eight headers and the body; a hit has \
-ten headers.
+there already, the guard makes its key of it at each call. The control of `layer` clones eight headers with static values, and the body; a hit has \
+ten headers, and their values are parts of what is stored.
 - maps: the same for the maps alone; and their shares of hits on one trace.
 - raw: the guard on Redis against GET on a multiplexed connection, 64 callers, one client thread.
 - wrk: server and client are processes on the same machine, the server with two worker threads; seven pairs of two seconds.
-- announced: 400 invalidations and as many fan-outs of the control, in turn; before each, all processes ask for the key. The \
+- announced: 1,000 invalidations and as many fan-outs of the control, in turn; before each, all processes ask for the key. The \
 control removes the key and publishes to each process in one script, and each process publishes its answer.
 - absent: five rounds; a process is stopped, or a proxy passes nothing on.
 - acknowledged: moments are those of the monotonic clock, which the processes share; a caller reads it before its call, the \

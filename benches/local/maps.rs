@@ -94,6 +94,9 @@ fn zipf() -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(7);
     let mut values: Vec<_> = (0..VALUES).collect();
     random.shuffle(&mut values);
-    let mut rank = || below.partition_point(|&below| below < random.f64() * sum).min(VALUES - 1);
-    (0..ACCESSES).map(|_| values[rank()]).collect()
+    let mut value = || {
+        let drawn = random.f64() * sum;
+        values[below.partition_point(|&below| below < drawn).min(VALUES - 1)]
+    };
+    (0..ACCESSES).map(|_| value()).collect()
 }

@@ -20,9 +20,12 @@ use crate::table::{Limit, Row, Table, Unit};
 pub(crate) const ROLE: Role = ("fills", fills);
 
 const KEYS: usize = 1_000_000;
+/// Without a tier: what a process needs besides, which does not grow with the keys.
+const KEYS_OF_THE_CONTROL: usize = 100_000;
 const CALLERS: usize = 256;
 const CAPACITY: u64 = 64 * 1024 * 1024;
 const VALUE: usize = 200;
+const BUFFER: usize = 4 * 1024;
 const MIB: f64 = 1024.0 * 1024.0;
 /// A part of the keys, after which the process says that it is alive.
 const PARTS: usize = 20;
@@ -32,6 +35,8 @@ const PART: &str = "part";
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Form {
     Bytes,
+    /// Bytes that are a part of a larger buffer, as a loader slices them out of what it has read.
+    Slice,
     Decoded,
 }
 
@@ -41,6 +46,7 @@ struct Config {
     form: Form,
     /// Whether the guard has a tier.
     tier: bool,
+    keys: usize,
 }
 
 /// Mebibytes.
@@ -56,13 +62,14 @@ struct Resident {
 
 pub(crate) fn rows(table: &mut Table) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    for form in [Form::Bytes, Form::Decoded] {
+    for form in [Form::Bytes, Form::Slice, Form::Decoded] {
         let (with, without) =
             runtime.block_on(async { (filled(form, true).await, filled(form, false).await) });
         let capacity = CAPACITY as f64 / MIB;
         let grown = |resident: Resident| resident.most - resident.before;
         let name = match form {
             Form::Bytes => "`get_or_load` of `Bytes`",
+            Form::Slice => "`get_or_load` of `Bytes` that are a slice of 4 KiB",
             Form::Decoded => "`get_or_load_shared` of a record, decoded",
         };
         table.add(Row {
@@ -72,7 +79,7 @@ pub(crate) fn rows(table: &mut Table) {
             aim: Limit::None,
             measured: grown(with) / capacity,
             detail: format!(
-                "{:.1} MiB; {} copies, counted as {:.1} MiB; without a tier {:.1} MiB",
+                "{:.1} MiB; {} copies, counted as {:.1} MiB; without a tier {:.1} MiB (100,000 keys)",
                 grown(with),
                 with.copies,
                 with.counted,
@@ -84,7 +91,8 @@ pub(crate) fn rows(table: &mut Table) {
 
 async fn filled(form: Form, tier: bool) -> Resident {
     let server = RedisServer::start();
-    let fleet = Fleet::spawn(1, "fills", &Config { redis: server.url(), form, tier });
+    let keys = if tier { KEYS } else { KEYS_OF_THE_CONTROL };
+    let fleet = Fleet::spawn(1, "fills", &Config { redis: server.url(), form, tier, keys });
     fleet.wait_ready().await;
     fleet.member(0).send("go");
     // Each wait is bounded, and all keys take longer than that on a slow machine.
@@ -96,7 +104,7 @@ async fn filled(form: Form, tier: bool) -> Resident {
 
 fn fills(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        let Config { redis, form, tier } = child.config();
+        let Config { redis, form, tier, keys } = child.config();
         let client = redis::Client::open(redis.as_str()).expect("an address");
         // The server forgets what was stored some seconds ago: only the process may keep a million values.
         let policy = patient().fresh_for(Duration::from_secs(20));
@@ -112,8 +120,8 @@ fn fills(mut child: Child) -> BoxFuture<'static, ()> {
         let most = Arc::new(Mutex::new(before));
         let looks = tokio::spawn(look(Arc::clone(&most)));
         for part in 0..PARTS {
-            let first = 4 * CALLERS + part * KEYS / PARTS;
-            ask(&guard, form, first..first + KEYS / PARTS).await;
+            let first = 4 * CALLERS + part * keys / PARTS;
+            ask(&guard, form, first..first + keys / PARTS).await;
             child.event(PART);
         }
         looks.abort();
@@ -148,8 +156,11 @@ async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
                 }
                 for _ in 0..2 {
                     match form {
-                        Form::Bytes => {
-                            let load = || async { Ok::<_, Infallible>(Bytes::from(vec![b'v'; VALUE])) };
+                        Form::Bytes | Form::Slice => {
+                            let whole = if matches!(form, Form::Slice) { BUFFER } else { VALUE };
+                            let load = move || async move {
+                                Ok::<_, Infallible>(Bytes::from(vec![b'v'; whole]).slice(..VALUE))
+                            };
                             guard.get_or_load(("key", number), load).await.expect("infallible");
                         }
                         Form::Decoded => {

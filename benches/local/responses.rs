@@ -38,6 +38,12 @@ pub(crate) fn headers() -> HeaderMap {
     headers
 }
 
+/// The same with values that are not static, as those of a response that came from elsewhere: their clones are counted.
+pub(crate) fn owned(headers: &HeaderMap) -> HeaderMap {
+    let owned = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).expect("it is one");
+    headers.iter().map(|(name, value)| (name.clone(), owned(value))).collect()
+}
+
 pub(crate) fn body() -> Bytes {
     Bytes::from_static(&BODY)
 }

@@ -127,7 +127,9 @@ async fn random_steps_of_volumes_are_answered_alike() {
         }
         assert_eq!(answers[0], answers[1], "SG_SEED={seed} step {step} kind {what}");
     }
-    assert!(told > 100 && unknown > 20, "SG_SEED={seed}: {told} told, {unknown} unknown: too tame");
+    // Only a store with this feature can lose a log, so that a mark is unknown.
+    let unknown_enough = unknown > 20 || !cfg!(feature = "testing");
+    assert!(told > 100 && unknown_enough, "SG_SEED={seed}: {told} told, {unknown} unknown: too tame");
 }
 
 impl World {
