@@ -118,6 +118,9 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
         run: &dyn Fn(Command) -> CommandAnswer,
     ) -> CommandAnswer;
 
+    /// A node's command has given the tag of all keys a new id.
+    fn tag_changed(&self, node: Uuid);
+
     /// All writes after `to` are undone.
     fn failed_over(&self, to: Instant);
 

@@ -11,7 +11,7 @@ part=${PART:-100000}
 state=target/simulated
 code=$(git ls-files -z src tests/simulation Cargo.lock | xargs -0 sha256sum | sha256sum | cut -c1-32)
 mkdir -p target
-read -r known next <"$state" 2>/dev/null || { known=; next=0; }
+read -r known next 2>/dev/null <"$state" || { known=; next=0; }
 [ "$known" = "$code" ] || next=0
 while ((next < seeds)); do
   left=$((seeds - next))

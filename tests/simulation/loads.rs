@@ -147,6 +147,13 @@ impl Loads {
         }
     }
 
+    /// The same at the node with this name.
+    pub(super) fn detached_at_node(&mut self, name: &str, key: u8) {
+        if let Some(&node) = self.nodes.get(name) {
+            self.detached(Some(node), key);
+        }
+    }
+
     /// The flight with this lease learns that the lease is lost, and later callers no longer join the flight.
     pub(super) fn lost(&mut self, key: u8, token: &Token) {
         if let Some(node) = self.node_of(token) {

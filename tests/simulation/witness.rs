@@ -228,6 +228,14 @@ impl Witness for Oracle {
         mutants::arrive(command, |command| self.step(store, (key, of), command, run))
     }
 
+    fn tag_changed(&self, node: Uuid) {
+        let mut state = lock(&self.state);
+        for &key in self.keys.values() {
+            state.loads.may_load_again(Some(key));
+            state.loads.detached_at_node(&node.simple().to_string(), key);
+        }
+    }
+
     fn failed_over(&self, to: Instant) {
         self.note(format_args!("failover, back {:?}", to.elapsed()));
         let mut state = lock(&self.state);

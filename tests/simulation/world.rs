@@ -191,7 +191,7 @@ impl World {
                 Does::Refresh => state.loads.may_load_again(Some(key)),
                 Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
                 Does::InvalidateTag => {
-                    self.tag_changes(&mut state, node.id, 1);
+                    self.detached(&mut state, node.id);
                     let seq = state.next();
                     state.tag_changes.push(seq);
                 }
@@ -203,12 +203,9 @@ impl World {
         node.asks(key, seq)
     }
 
-    /// Records that a node may have changed the tag of all keys so many times.
-    fn tag_changes(&self, state: &mut State, node: usize, times: usize) {
-        for key in 0..self.plan.keys {
-            (0..times).for_each(|_| state.loads.may_load_again(Some(key)));
-            state.loads.detached(Some(node), key);
-        }
+    /// Records that a node detaches the flights of all keys.
+    fn detached(&self, state: &mut State, node: usize) {
+        (0..self.plan.keys).for_each(|key| state.loads.detached(Some(node), key));
     }
 
     async fn work(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
@@ -243,9 +240,7 @@ impl World {
             let answered = state.next();
             state.changes.push((id, answered));
             if does == Does::InvalidateTag {
-                // Each retry may have changed the tag.
-                let tries = began.elapsed().as_millis() / 50;
-                self.tag_changes(&mut state, id, tries as usize);
+                self.detached(&mut state, id);
             }
         }
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {

@@ -103,9 +103,14 @@ impl TagStore for WireStore {
         announcement: &'a Announcement,
         within: Duration,
     ) -> Reply<'a, volume::Announced> {
-        let (tag, announcement) = (tag.clone(), announcement.clone());
-        let act =
-            move |node: StoreHandle| async move { node.tags().forget_tag(&tag, &announcement, within).await };
+        let (tag, announcement, wire) = (tag.clone(), announcement.clone(), Arc::clone(&self.0));
+        let act = move |node: StoreHandle| async move {
+            let forgotten = node.tags().forget_tag(&tag, &announcement, within).await;
+            if let Some(witness) = wire.server.witness() {
+                witness.tag_changed(node.node());
+            }
+            forgotten
+        };
         self.ask(true, within, act)
     }
 
