@@ -140,6 +140,12 @@ counters! {
     /// Values of loaders that were not shared because they are longer than `max_body` or cannot be encoded, and HTTP
     /// responses with a body longer than that: each caller loads them for itself.
     unshareable => "stampede_guard_unshareable_total",
+    /// Audits that found the served value at the origin, or another value that was served a moment later.
+    audits_matched => "audit_match",
+    /// Audits that found another value at the origin than the guard serves.
+    audits_differed => "audit_differs",
+    /// Audits that could not tell: the load failed, or its value cannot be compared.
+    audits_failed => "audit_failed",
     /// Copies that were made in this process's memory.
     local_fills => "stampede_guard_local_fills_total",
     /// Keys and tags whose copies were dropped because of a change, here or in another process.
@@ -215,6 +221,8 @@ impl Stats {
 fn publish(metric: &'static str) {
     if metric.starts_with("stampede_guard_") {
         metrics::counter!(metric).increment(1);
+    } else if let Some(result) = metric.strip_prefix("audit_") {
+        metrics::counter!("stampede_guard_audits_total", "result" => result).increment(1);
     } else {
         // A hit says which tier it came from; the label is empty for all other outcomes.
         let (outcome, tier) = match metric {
@@ -299,6 +307,14 @@ pub(crate) fn waited(wait: Duration) {
     metrics::histogram!("stampede_guard_wait_seconds").record(wait.as_secs_f64());
     #[cfg(not(feature = "metrics"))]
     let _ = wait;
+}
+
+/// Records how old a value was that an audit found to differ.
+pub(crate) fn audit_differed(age: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!("stampede_guard_audit_age_seconds").record(age.as_secs_f64());
+    #[cfg(not(feature = "metrics"))]
+    let _ = age;
 }
 
 /// Logs the decision about a response, and the rule that made it.

@@ -16,10 +16,12 @@ use crate::key::{CacheKey, Key};
 use crate::loader::Loader;
 use crate::observe::Outcome;
 use crate::read_through::alone::run_alone;
+use crate::read_through::audit::Audit;
 use crate::read_through::call::Call;
 use crate::read_through::local::hit_at_once;
 use crate::read_through::look_up::{Lookup, look, look_past};
 use crate::read_through::miss::MissOutcome;
+use crate::read_through::shadow::shadow;
 use crate::sync::lock;
 use crate::value::reader::EntryReader;
 
@@ -86,12 +88,13 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (key, reader) = (key.into(), TypedReader::new(&self.policy));
-        if let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
+        let audits = self.policy.audit.draws();
+        if !audits && let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
             return Ok(value);
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, loader, |own| own).await
+        self.load_if_missing(&key, &reader, audits, loader, |own| own).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
@@ -139,12 +142,13 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (key, reader) = (key.into(), SharedReader(TypedReader::new(&self.policy)));
-        if let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
+        let audits = self.policy.audit.draws();
+        if !audits && let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
             return Ok(value);
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, loader, Arc::new).await
+        self.load_if_missing(&key, &reader, audits, loader, Arc::new).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -189,7 +193,7 @@ impl StampedeGuard {
         let key = self.key(key)?;
         let reader = TypedReader::new(&self.policy);
         let loader = |own: &OwnResult<T, E>| loader_with(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, loader, |own| own).await
+        self.load_if_missing(&key, &reader, self.policy.audit.draws(), loader, |own| own).await
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -261,10 +265,12 @@ impl StampedeGuard {
     }
 
     /// Steps 2 to 8. The loader is boxed only if it is needed. `own` makes the caller's value of what its own loader has returned.
+    /// `audits` if a hit is to be audited.
     async fn load_if_missing<T, E, R>(
         &self,
         key: &Key,
         reader: &R,
+        audits: bool,
         loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
         own: impl FnOnce(T) -> R::Value,
     ) -> Result<R::Value, LoadError<E>>
@@ -273,12 +279,27 @@ impl StampedeGuard {
         E: Send + Sync + 'static,
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
+        if self.policy.shadow {
+            let result = OwnResult::default();
+            let failure = shadow(call, loader(&result)).await;
+            let result = lock(&result).take();
+            return result.unwrap_or_else(|| Err(failure.into_load_error())).map(own);
+        }
+        let audit = || audits.then(|| Audit::begin(call)).flatten();
+        // A caller that has its value lends its loader to a load in the background: no caller takes what the loader leaves in
+        // `OwnResult`.
         let (outcome, result) = match look(call, reader).await {
-            Lookup::LocalHit(value) => (Outcome::LocalHit, Ok(value)),
+            Lookup::LocalHit(value) => {
+                if let Some(audit) = audit() {
+                    audit.of_loader(loader(&OwnResult::default()));
+                }
+                (Outcome::LocalHit, Ok(value))
+            }
             Lookup::Hit { value, stale, refresh } => {
                 if let Some(caller) = refresh {
-                    // This caller has its value; no caller takes the result that the loader leaves in `OwnResult`.
                     caller.refresh(loader(&OwnResult::default()), !stale);
+                } else if !stale && let Some(audit) = audit() {
+                    audit.of_loader(loader(&OwnResult::default()));
                 }
                 (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
             }

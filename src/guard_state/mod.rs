@@ -1,5 +1,6 @@
 //! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
+mod audits;
 #[cfg(feature = "http")]
 mod http;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
 
@@ -43,6 +45,7 @@ pub(crate) struct GuardState {
     pub(crate) reads: Arc<SharedReads<Key, SharedReadResult, Hashed>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) local: Arc<LocalTier>,
+    pub(crate) audits: Audits,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
     /// Limits warnings about stored bytes that are no entry.
@@ -134,6 +137,7 @@ impl GuardState {
                 local_capacity,
                 local_term,
             ),
+            audits: Audits::default(),
             prober: Prober::new(&namespace),
             store,
             namespace,

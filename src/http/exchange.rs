@@ -14,6 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
+use super::audit;
 use super::body::{BoxError, GuardedBody};
 use super::body_warning;
 use super::cache_status::{CacheStatus, write_key, write_status};
@@ -88,11 +89,16 @@ where
         guard: StampedeGuard,
         considered: Result<ConsideredRequest<Key>, Rule>,
     ) -> BoxFuture<ClientAnswer<B, S::Error>> {
+        let (_, policy) = guard.parts();
         match considered {
+            Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
             Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
+                if audit::draws(policy, &asked) {
+                    return Box::pin(self.cached(guard, key, asked, true));
+                }
                 match self.hit_at_once(&guard, &key, &asked) {
                     Some(response) => Box::pin(std::future::ready(Ok(response))),
-                    None => Box::pin(self.cached(guard, key, asked)),
+                    None => Box::pin(self.cached(guard, key, asked, false)),
                 }
             }
             Ok(ConsideredRequest { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
@@ -147,13 +153,14 @@ where
         Ok(response)
     }
 
-    /// Steps 2 to 8 for a GET.
+    /// Steps 2 to 8 for a GET; `audits` if a hit is to be audited.
     #[allow(clippy::manual_async_fn, reason = "the future of an `async fn` has room for its arguments twice")]
     fn cached(
         self,
         guard: StampedeGuard,
         key: Key,
         asked: RequestDemands,
+        audits: bool,
     ) -> impl Future<Output = ClientAnswer<B, S::Error>> + Send {
         async move {
             let (state, policy) = guard.parts();
@@ -170,10 +177,16 @@ where
             let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
                 Lookup::LocalHit(StoredAnswer::Response(replay)) => {
                     state.answered(&key, Outcome::LocalHit);
+                    if audits {
+                        self.audit(&guard, &key);
+                    }
                     return Ok(replay.respond());
                 }
                 Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
                     state.answered(&key, Outcome::Hit);
+                    if audits {
+                        self.audit(&guard, &key);
+                    }
                     return Ok(replay.respond());
                 }
                 // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
@@ -319,7 +332,7 @@ mod tests {
         });
         let request = Request::new(Full::default());
         let own = size_of_val(&request) + size_of_val(&inner);
-        let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default());
+        let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default(), false);
         let size = size_of_val(&hit);
         assert!(size - own <= 2_560, "{} bytes beside the request", size - own);
     }

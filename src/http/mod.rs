@@ -268,6 +268,7 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
+mod audit;
 mod body;
 mod body_warning;
 mod cache_status;

@@ -8,7 +8,7 @@ use super::load_request::call;
 /// A copy of a request without a body, made before it is sent for the first time. Only the head can be copied, so
 /// the body's type must have a known empty value: that of axum's requests, with the feature `axum`.
 pub(crate) struct RetryableRequest<S, Q> {
-    inner: S,
+    pub(crate) inner: S,
     pub(crate) request: Request<Q>,
 }
 

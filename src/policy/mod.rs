@@ -2,6 +2,7 @@
 //!
 //! Every default is defined here once, with its reason.
 
+pub(crate) mod audit;
 pub(crate) mod budget;
 mod builder;
 #[cfg(feature = "http")]
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 pub use builder::PolicyBuilder;
 
+use self::audit::AuditSettings;
 use self::http::HttpSettings;
 use crate::key::{CacheKey, Key};
 use crate::value::codec::Codec;
@@ -111,6 +113,8 @@ pub struct Policy {
     pub(crate) on_store_down: OnStoreDown,
     pub(crate) max_fail_open_loads: usize,
     pub(crate) error_for: Duration,
+    pub(crate) audit: AuditSettings,
+    pub(crate) shadow: bool,
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
     pub(crate) http: HttpSettings,
@@ -273,6 +277,8 @@ impl Default for Policy {
             max_fail_open_loads: usize::MAX,
             // Only the waiters of a failed load get its failure; the next caller may try again.
             error_for: Duration::ZERO,
+            audit: AuditSettings::default(),
+            shadow: false,
             codec: Codec::MessagePack,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,

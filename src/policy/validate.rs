@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::audit::AuditSettings;
 use super::{Policy, PolicyBuilder};
 use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
@@ -33,6 +34,13 @@ impl PolicyBuilder {
             let text = format!("refresh_ahead is {}: choose from 0 to less than 1", policy.refresh_ahead);
             return Err(refused(text));
         }
+        let AuditSettings { fraction, grace, .. } = policy.audit;
+        if !(0.0..=1.0).contains(&fraction) {
+            let text =
+                format!("audit is {fraction}: choose from 0 to 1, such as 0.001 for one of a thousand hits");
+            return Err(refused(text));
+        }
+        in_range("audit_grace", grace, Duration::ZERO, day)?;
         in_range("lease", policy.lease, MILLISECOND * 100, day)?;
         in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
         in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;

@@ -63,7 +63,11 @@ pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> 
 
 #[inline]
 fn may_hit_at_once(policy: &Policy) -> bool {
-    !(policy.local_for.is_zero() || policy.is_tagged() || policy.refreshes_early() || LoadScope::is_inside())
+    !(policy.local_for.is_zero()
+        || policy.shadow
+        || policy.is_tagged()
+        || policy.refreshes_early()
+        || LoadScope::is_inside())
 }
 
 #[inline]

@@ -20,6 +20,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod alone;
+pub(crate) mod audit;
 pub(crate) mod bulkhead;
 pub(crate) mod call;
 pub(crate) mod commit;
@@ -33,5 +34,6 @@ pub(crate) mod look_up;
 pub(crate) mod miss;
 mod read;
 pub(crate) mod refresh;
+pub(crate) mod shadow;
 pub(crate) mod tag_check;
 mod wait;

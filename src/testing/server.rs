@@ -119,6 +119,7 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
     ) -> CommandAnswer;
 
     /// A node's command has given the tag of all keys a new id.
+    #[cfg(test)]
     fn tag_changed(&self, node: Uuid);
 
     /// All writes after `to` are undone.

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "testing")]
 mod asking;
+mod audits;
 mod bulkhead;
 mod cancellation;
 #[cfg(feature = "tls")]

@@ -5,6 +5,7 @@
 
 mod api;
 mod arriving;
+mod audits;
 mod authorities;
 mod bodies;
 mod bypass;

@@ -1,0 +1,246 @@
+//! Audits of hits, and the trial of a guard beside its callers' own loads. On the in-memory store with a paused clock.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::{Instant, sleep};
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+const LOAD: Duration = Duration::from_millis(20);
+
+fn audited(fraction: f64) -> PolicyBuilder {
+    Policy::builder().fresh_for(secs(3_600)).audit(fraction)
+}
+
+/// An origin with one value, which counts its loads.
+#[derive(Clone, Default)]
+struct Origin {
+    value: Arc<AtomicU64>,
+    loads: Arc<AtomicU64>,
+    most_at_once: Arc<AtomicU64>,
+    running: Arc<AtomicU64>,
+}
+
+impl Origin {
+    fn set(&self, value: u64) {
+        self.value.store(value, Ordering::SeqCst);
+    }
+
+    fn loads(&self) -> u64 {
+        self.loads.load(Ordering::SeqCst)
+    }
+
+    async fn load(self) -> Result<u64, Infallible> {
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_once.fetch_max(running, Ordering::SeqCst);
+        let value = self.value.load(Ordering::SeqCst);
+        sleep(LOAD).await;
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        Ok(value)
+    }
+}
+
+fn guard(policy: PolicyBuilder) -> StampedeGuard {
+    let policy = policy.build().expect("valid");
+    StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
+}
+
+async fn ask(guard: &StampedeGuard, key: u64, origin: &Origin) -> u64 {
+    let origin = origin.clone();
+    guard.get_or_load(("key", key), || origin.load()).await.expect("infallible")
+}
+
+/// Audits that matched, differed and failed.
+fn audits(guard: &StampedeGuard) -> (u64, u64, u64) {
+    let stats = guard.stats();
+    (stats.audits_matched, stats.audits_differed, stats.audits_failed)
+}
+
+/// Lets audits end, with their grace of a second.
+async fn settle() {
+    sleep(secs(3)).await;
+}
+
+/// The promise: at a thousand hits a second, one of a thousand audited.
+async fn seconds_until_found(policy: PolicyBuilder) -> u64 {
+    let (guard, origin) = (guard(policy), Origin::default());
+    ask(&guard, 1, &origin).await;
+    origin.set(1);
+    let began = Instant::now();
+    while audits(&guard).1 == 0 && began.elapsed() < secs(60) {
+        ask(&guard, 1, &origin).await;
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(audits(&guard).1 > 0, "not found within a minute");
+    began.elapsed().as_secs()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_invalidation_is_found_within_a_minute() {
+    seconds_until_found(audited(0.001)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_invalidation_of_a_local_copy_is_found_within_a_minute() {
+    seconds_until_found(audited(0.001).local_for(Duration::MAX)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_audits_a_hit_loads_nothing() {
+    let (guard, origin) = (guard(audited(0.0)), Origin::default());
+    for _ in 0..1_000 {
+        ask(&guard, 1, &origin).await;
+    }
+    settle().await;
+    assert_eq!((origin.loads(), audits(&guard)), (1, (0, 0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_invalidated_within_the_grace_does_not_differ() {
+    let (guard, origin) = (guard(audited(1.0)), Origin::default());
+    ask(&guard, 1, &origin).await;
+    // The program writes first and invalidates next; an audit loads in between.
+    origin.set(1);
+    assert_eq!(ask(&guard, 1, &origin).await, 0);
+    sleep(2 * LOAD).await;
+    guard.invalidate(("key", 1)).await.expect("confirmed");
+    settle().await;
+    assert_eq!(audits(&guard), (1, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_audited_once_a_second() {
+    let (guard, origin) = (guard(audited(1.0)), Origin::default());
+    for _ in 0..10 {
+        for _ in 0..100 {
+            ask(&guard, 1, &origin).await;
+        }
+        sleep(secs(1)).await;
+    }
+    settle().await;
+    assert_eq!((origin.loads(), audits(&guard)), (11, (10, 0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn audits_of_many_keys_do_not_crowd_the_origin() {
+    let (guard, origin) = (guard(audited(1.0)), Origin::default());
+    for key in 0..200 {
+        guard.insert(("key", key), &0_u64).await.expect("stored");
+    }
+    for key in 0..200 {
+        ask(&guard, key, &origin).await;
+    }
+    settle().await;
+    let most = origin.most_at_once.load(Ordering::SeqCst);
+    assert!((1..=8).contains(&most), "{most} at once");
+    assert_eq!(audits(&guard), (8, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_audit_takes_a_permit_of_the_bulkhead() {
+    let policy = audited(1.0).max_concurrent_loads(1);
+    let (guard, origin) = (guard(policy), Origin::default());
+    for key in 0..4 {
+        guard.insert(("key", key), &0_u64).await.expect("stored");
+    }
+    join_all((0..8).map(|key| ask(&guard, key, &origin))).await;
+    settle().await;
+    assert_eq!((origin.loads(), origin.most_at_once.load(Ordering::SeqCst)), (8, 1));
+    assert_eq!(audits(&guard), (4, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_audit_that_fails_or_panics_is_counted_and_harms_no_caller() {
+    let guard = guard(audited(1.0));
+    for key in 0..2_u64 {
+        guard.insert(("key", key), &7_u64).await.expect("stored");
+    }
+    let failing = || async { Err::<u64, _>("no route") };
+    assert_eq!(guard.get_or_load(("key", 0), failing).await.expect("a hit"), 7);
+    let panicking = || async { panic!("in an audit") as Result<u64, Infallible> };
+    assert_eq!(guard.get_or_load(("key", 1), panicking).await.expect("a hit"), 7);
+    settle().await;
+    assert_eq!(audits(&guard), (0, 0, 2));
+    assert_eq!(guard.get::<u64>(("key", 1)).await.expect("answered"), Some(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn values_are_compared_as_the_program_says() {
+    let policy = audited(1.0).audit_by(|served: &u64, loaded: &u64| served / 10 == loaded / 10);
+    let (guard, origin) = (guard(policy), Origin::default());
+    ask(&guard, 1, &origin).await;
+    origin.set(9);
+    ask(&guard, 1, &origin).await;
+    settle().await;
+    assert_eq!(audits(&guard), (1, 0, 0));
+    origin.set(10);
+    ask(&guard, 1, &origin).await;
+    settle().await;
+    assert_eq!(audits(&guard), (1, 1, 0));
+    guard.insert(("key", 2), &"no number").await.expect("stored");
+    let text = || async { Ok::<_, Infallible>("no number".to_owned()) };
+    guard.get_or_load::<String, _, _, _>(("key", 2), text).await.expect("a hit");
+    settle().await;
+    assert_eq!(audits(&guard), (1, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_audits() {
+    let guard = guard(audited(1.0));
+    guard.insert("key", &7_u64).await.expect("stored");
+    let hanging = || pending::<Result<u64, Infallible>>();
+    assert_eq!(guard.get_or_load("key", hanging).await.expect("a hit"), 7);
+    let began = Instant::now();
+    guard.shutdown(secs(30)).await;
+    assert!(began.elapsed() < secs(1), "{:?}", began.elapsed());
+}
+
+/// A trial: a guard that serves nothing and counts all.
+#[tokio::test(start_paused = true)]
+async fn in_a_trial_each_caller_is_answered_by_its_own_load() {
+    let policy = Policy::builder().fresh_for(secs(3_600)).shadow(true);
+    let (guard, origin) = (guard(policy), Origin::default());
+    // A stampede.
+    assert_eq!(join_all((0..100).map(|_| ask(&guard, 1, &origin))).await, [0; 100]);
+    settle().await;
+    assert_eq!(origin.loads(), 100);
+    let stats = guard.stats();
+    assert_eq!((stats.led, stats.coalesced, stats.hits), (1, 99, 0));
+    assert_eq!(stats.loads, 1, "the guard alone would have loaded once");
+    // The guard would have served the stored value, which is older than the callers' own.
+    origin.set(1);
+    assert_eq!(ask(&guard, 1, &origin).await, 1);
+    settle().await;
+    assert_eq!((guard.stats().hits, audits(&guard)), (1, (0, 1, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_trial_a_failed_load_is_its_own_callers() {
+    let guard = guard(Policy::builder().shadow(true));
+    guard.insert("key", &7_u64).await.expect("stored");
+    let failed = guard.get_or_load("key", || async { Err::<u64, _>("no route") }).await;
+    assert!(failed.is_err(), "the stored value was served");
+    let hanging = || pending::<Result<u64, Infallible>>();
+    let began = Instant::now();
+    assert!(guard.get_or_load("other", hanging).await.is_err());
+    assert_eq!(began.elapsed(), secs(30), "load_timeout");
+}
+
+#[test]
+fn impossible_settings_are_refused_by_name() {
+    for fraction in [-0.1, 1.1, f64::NAN] {
+        let text = Policy::builder().audit(fraction).build().expect_err("refused").to_string();
+        assert!(text.contains("audit is") && text.contains("choose from 0 to 1"), "{text}");
+    }
+    let text = Policy::builder().audit_grace(secs(100_000)).build().expect_err("refused").to_string();
+    assert!(text.contains("audit_grace"), "{text}");
+}
