@@ -61,8 +61,7 @@ impl World {
         let state = lock(&self.oracle.state);
         // Changes by this node, and changes of the key, divide the node's callers among several flights.
         let of_key = state.by_key.get(&call.key).and_then(|of| of.invalidated.last());
-        let has_changed =
-            state.changes.iter().any(|(at, _)| *at == node.id) || of_key.is_some_and(|(_, seq)| *seq > asked);
+        let has_changed = state.changing.contains(&node.id) || of_key.is_some_and(|(_, seq)| *seq > asked);
         let loads = state.loads.since(node.id, call.key, asked);
         drop(state);
         self.oracle.check(

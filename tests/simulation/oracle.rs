@@ -3,7 +3,7 @@
 //! It counts independently and trusts nothing that the code under test reports. The invariants have the numbers of the module's
 //! page.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Mutex;
@@ -57,8 +57,8 @@ pub(super) struct State {
     pub(super) failed_over: u64,
     /// When each call that invalidates the tag began.
     pub(super) tag_changes: Vec<u64>,
-    /// The calls that change something: the node, and when the call had returned.
-    pub(super) changes: Vec<(usize, u64)>,
+    /// The nodes with a call that changes something, from its beginning on.
+    pub(super) changing: HashSet<usize>,
 }
 
 #[derive(Debug)]

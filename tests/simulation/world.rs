@@ -186,6 +186,9 @@ impl World {
     pub(super) fn asks<'a>(&self, node: &'a Node, key: u8, does: Does) -> Asking<'a> {
         let seq = {
             let mut state = lock(&self.oracle.state);
+            if matches!(does, Does::Invalidate | Does::InvalidateTag | Does::Insert) {
+                state.changing.insert(node.id);
+            }
             match does {
                 // A refresh loads, whatever is stored.
                 Does::Refresh => state.loads.may_load_again(Some(key)),
@@ -235,13 +238,8 @@ impl World {
                 guard.insert(cache_key(key), &value).await.map(|()| None).map_err(|e| e.to_string())
             }
         };
-        if matches!(does, Does::Invalidate | Does::InvalidateTag | Does::Insert) {
-            let mut state = lock(&self.oracle.state);
-            let answered = state.next();
-            state.changes.push((id, answered));
-            if does == Does::InvalidateTag {
-                self.detached(&mut state, id);
-            }
+        if does == Does::InvalidateTag {
+            self.detached(&mut lock(&self.oracle.state), id);
         }
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
