@@ -61,8 +61,8 @@
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
-//! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
-//! | `metrics` | no | counters and histograms through the `metrics` facade |
+//! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; the matched route as a label of metrics |
+//! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
@@ -86,6 +86,9 @@ mod key;
 mod loader;
 mod local;
 pub mod lock;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub mod metrics;
 mod observe;
 mod policy;
 mod read_through;

@@ -75,7 +75,7 @@ impl StampedeGuardBuilder {
         let store = backend.into_store(policy.command_timeout);
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
         let state = GuardState::new(store, namespace, max_flights, local);
-        StampedeGuard::from_parts(Arc::new(state), Arc::new(policy))
+        StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
     pub(crate) const DEFAULT_NAMESPACE: &str = "default";

@@ -10,7 +10,7 @@ use super::entries::LONGEST;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::local::Change;
-use crate::observe::Count;
+use crate::observe::GuardCount;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
 
@@ -100,10 +100,17 @@ impl StampedeGuard {
     ) -> Result<T, Error> {
         match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
             Ok(answer) => {
-                self.state.count(Count::invalidations);
-                self.replicated(what, key).await.map(|()| answer)
+                self.state.count(GuardCount::invalidations);
+                self.state.publish_regularly();
+                let replicated = self.replicated(what, key).await;
+                replicated
+                    .inspect_err(|_| self.state.count(GuardCount::invalidations_unconfirmed))
+                    .map(|()| answer)
             }
-            Err(error) => Err(unconfirmed(what, key, error)),
+            Err(error) => {
+                self.state.count(GuardCount::invalidations_unconfirmed);
+                Err(unconfirmed(what, key, error))
+            }
         }
     }
 
@@ -111,7 +118,7 @@ impl StampedeGuard {
         &self,
         reply: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        reply.await.inspect_err(|_| self.state.count(Count::store_errors))
+        reply.await.inspect_err(|_| self.state.count(GuardCount::store_errors))
     }
 
     /// Repeats a command until `until`, past the coordination budget, because the caller asked for this change only.

@@ -347,7 +347,7 @@ impl StampedeGuard {
         outcome: Outcome,
         result: Result<T, LoadError<E>>,
     ) -> Result<T, LoadError<E>> {
-        self.state.answered(key, if result.is_ok() { outcome } else { Outcome::Failed });
+        self.count_answer(key, if result.is_ok() { outcome } else { Outcome::Failed });
         result
     }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::CacheKey;
 use crate::loader::LeaseState;
-use crate::observe::{Count, log, warn_if};
+use crate::observe::{GuardCount, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::freshness::Lifetimes;
@@ -213,7 +213,7 @@ impl<T> LoadContext<T> {
                 settings.unstored = stored_without;
             }
             Err(error) => {
-                self.state.count(Count::store_errors);
+                self.state.count(GuardCount::store_errors);
                 warn_if!(log::GUARD, self.state.unshareable_log.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LAST_RELEASES, Locks};
-use crate::observe::Stats;
+use crate::observe::{Outcome, Requests, Stats};
 use crate::policy::Policy;
 use crate::store::StoreError;
 
@@ -50,6 +50,8 @@ use crate::store::StoreError;
 pub struct StampedeGuard {
     state: Arc<GuardState>,
     policy: Arc<Policy>,
+    /// Where its requests are counted, if they have a route.
+    route: Option<Arc<Requests>>,
 }
 
 /// The result of a [`shutdown`](StampedeGuard::shutdown).
@@ -67,12 +69,13 @@ pub struct Shutdown {
 }
 
 impl StampedeGuard {
-    pub(crate) fn from_parts(state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
+    pub(crate) fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
+        state.counts(&mut policy);
         state.note_command_timeout(policy.command_timeout);
         if !policy.local_for.is_zero() {
             state.local.use_copies();
         }
-        Self { state, policy }
+        Self { state, policy: Arc::new(policy), route: None }
     }
 
     /// The policy of this handle.
@@ -90,7 +93,7 @@ impl StampedeGuard {
     /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        Self::from_parts(Arc::clone(&self.state), Arc::new(policy))
+        Self::from_parts(Arc::clone(&self.state), policy)
     }
 
     /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server
@@ -117,6 +120,7 @@ impl StampedeGuard {
             move |source: StoreError| Error::with_source(Error::kind_of(&source), what, Arc::new(source))
         };
         let (store, key) = (&self.state.store, self.unused_key("connect"));
+        self.state.publish_regularly();
         store.connect(within).await.map_err(failed("connecting to the store failed"))?;
         let left = || within.saturating_sub(began.elapsed());
         store.probe(&key, left()).await.map_err(failed("the store does not do what loads need"))?;
@@ -173,6 +177,7 @@ impl StampedeGuard {
         self.end_locks(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
+        self.state.publish();
         Shutdown {
             finished,
             handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
@@ -197,6 +202,34 @@ impl StampedeGuard {
     #[cfg(any(feature = "http", all(test, feature = "testing")))]
     pub(crate) fn parts(&self) -> (&Arc<GuardState>, &Arc<Policy>) {
         (&self.state, &self.policy)
+    }
+
+    /// Counts and logs how a request was answered.
+    pub(crate) fn count_answer(&self, key: &Key, outcome: Outcome) {
+        self.state.answered(self.requests(), key, outcome);
+    }
+
+    /// Counts a request that passed through.
+    #[cfg(feature = "http")]
+    pub(crate) fn count_pass(&self) {
+        self.state.passed(self.requests());
+    }
+
+    fn requests(&self) -> &Requests {
+        self.route.as_ref().unwrap_or_else(|| self.policy.counters.requests())
+    }
+
+    /// The same guard, for a request that this route has matched.
+    #[cfg(feature = "axum")]
+    pub(crate) fn on_route(mut self, route: &str) -> Self {
+        self.route = Some(self.policy.counters.routes.of(route));
+        self
+    }
+
+    /// As [`with_policy`](Self::with_policy), for the same request.
+    #[cfg(feature = "http")]
+    pub(crate) fn with_policy_here(&self, policy: Policy) -> Self {
+        Self { route: self.route.clone(), ..self.with_policy(policy) }
     }
 
     pub(crate) fn key(&self, key: impl Into<CacheKey>) -> Result<Key, Error> {

@@ -194,7 +194,12 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     });
     match encoded {
         Ok((_, payload)) if payload.len() > policy.max_body => {
-            unshareable(state, key, Unshareable::TooLong { size: payload.len(), max_body: policy.max_body });
+            unshareable(
+                state,
+                policy,
+                key,
+                Unshareable::TooLong { size: payload.len(), max_body: policy.max_body },
+            );
             LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }
         }
         Ok((encoding, payload)) => {
@@ -202,14 +207,14 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
                 settings.make_negative();
             }
             if settings.negative {
-                state.count(Count::negatives);
+                policy.count(Count::negatives);
             }
             let (lifetimes, validator) = (settings.lifetimes(), settings.validator.clone());
             let tags = std::mem::take(&mut settings.tags);
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
-            unshareable(state, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
+            unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
             LoadResult::Uncacheable { mark: MarkerRule::No }
         }
     }
@@ -229,8 +234,8 @@ enum Unshareable<'a> {
 }
 
 /// Warns the operator that this key has no stampede protection.
-fn unshareable(state: &GuardState, key: &Key, why: Unshareable<'_>) {
-    let is_news = state.unshareable();
+fn unshareable(state: &GuardState, policy: &Policy, key: &Key, why: Unshareable<'_>) {
+    let is_news = state.unshareable(policy);
     match why {
         Unshareable::TooLong { size, max_body } => {
             warn_if!(

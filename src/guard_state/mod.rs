@@ -3,6 +3,11 @@
 mod audits;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(not(feature = "metrics"))]
+#[path = "no_publish.rs"]
+mod publish;
+#[cfg(feature = "metrics")]
+mod publish;
 
 use std::fmt;
 use std::pin::pin;
@@ -15,6 +20,7 @@ use tokio::sync::Notify;
 use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
+use self::publish::Published;
 
 use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
@@ -25,7 +31,10 @@ use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::loader::nesting::LoadPermitId;
 use crate::local::LocalTier;
-use crate::observe::{Count, Counters, LogEveryMinute, LogOnce, Outcome, log, warn_if};
+use crate::observe::{
+    Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, log, warn_if,
+};
+use crate::policy::Policy;
 #[cfg(feature = "http")]
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
@@ -52,6 +61,8 @@ pub(crate) struct GuardState {
     unreadable_log: LogEveryMinute,
     /// Limits warnings about leases that expired because they were not renewed.
     pub(crate) unrenewed_log: LogEveryMinute,
+    /// Limits warnings about leases that ended with their holder.
+    pub(crate) expired_log: LogEveryMinute,
     /// Limits warnings about callers beyond `max_flights`.
     pub(crate) overload_log: LogEveryMinute,
     /// Running tasks of flights.
@@ -77,6 +88,7 @@ pub(crate) struct GuardState {
     /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
     left: Notify,
     longest_command_us: AtomicU64,
+    published: Published,
 }
 
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed>;
@@ -147,6 +159,7 @@ impl GuardState {
             unshareable_log: LogEveryMinute::default(),
             unreadable_log: LogEveryMinute::default(),
             unrenewed_log: LogEveryMinute::default(),
+            expired_log: LogEveryMinute::default(),
             overload_log: LogEveryMinute::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
@@ -161,6 +174,7 @@ impl GuardState {
             leaving: AtomicBool::new(false),
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
+            published: Published::default(),
         }
     }
 
@@ -204,19 +218,28 @@ impl GuardState {
         }
     }
 
-    pub(crate) fn count(&self, count: Count) {
+    pub(crate) fn count(&self, count: GuardCount) {
         self.counters.add(count);
     }
 
+    /// Has a policy counted by this guard, under its name.
+    pub(crate) fn counts(&self, policy: &mut Policy) {
+        let (counters, is_new) = self.counters.of_policy(&policy.name);
+        policy.counters = counters.into();
+        if is_new {
+            self.publish();
+        }
+    }
+
     /// Counts a value that cannot be shared; returns whether to warn.
-    pub(crate) fn unshareable(&self) -> bool {
-        self.count(Count::unshareable);
+    pub(crate) fn unshareable(&self, policy: &Policy) -> bool {
+        policy.count(Count::unshareable);
         self.unshareable_log.is_due()
     }
 
     /// Counts and logs an unusable entry. Rarely as a warning, because the cause usually affects many entries.
     pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
-        self.count(Count::unreadable);
+        self.count(GuardCount::unreadable);
         warn_if!(
             log::GUARD,
             self.unreadable_log.is_due(),
@@ -227,16 +250,24 @@ impl GuardState {
     }
 
     /// Counts and logs how a request was answered.
-    pub(crate) fn answered(&self, key: &Key, outcome: Outcome) {
-        self.counters.request(outcome);
+    pub(crate) fn answered(self: &Arc<Self>, requests: &Requests, key: &Key, outcome: Outcome) {
+        requests.add(outcome);
+        self.publish_regularly();
         // The digest is computed only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
+    /// Counts a request that passed through.
+    #[cfg(feature = "http")]
+    pub(crate) fn passed(self: &Arc<Self>, requests: &Requests) {
+        requests.add(Outcome::Bypassed);
+        self.publish_regularly();
+    }
+
     /// Counts and logs a hit from memory for which no key was made.
     #[inline]
-    pub(crate) fn hit_at_once(&self, probe: KeyProbe<'_>) {
-        self.counters.local_hit();
+    pub(crate) fn hit_at_once(&self, counters: &PolicyCounters, probe: KeyProbe<'_>) {
+        counters.local_hit();
         let outcome = Outcome::LocalHit.as_str();
         // The key is made only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
@@ -296,5 +327,6 @@ impl GuardState {
 impl Drop for GuardState {
     fn drop(&mut self) {
         self.store.close();
+        self.publish();
     }
 }

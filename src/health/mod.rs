@@ -103,6 +103,8 @@ pub struct Health {
     /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
     /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.
     pub inbox_lag: Option<Duration>,
+    /// How often the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
+    pub outages: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.
     pub local: Option<LocalTierHealth>,
 }
@@ -159,7 +161,8 @@ impl fmt::Display for Breaker {
 impl fmt::Display for Health {
     /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag, local } = self;
+        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag, outages, local } =
+            self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
         if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
@@ -170,6 +173,9 @@ impl fmt::Display for Health {
         }
         if let Some(lag) = inbox_lag {
             write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;
+        }
+        if *outages > 0 {
+            write!(f, " outages={outages}")?;
         }
         if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = local {
             let left = lease_remaining.as_secs_f32();
@@ -199,6 +205,7 @@ mod tests {
             clock,
             last_heard: Some(secs(3)),
             inbox_lag: Some(Duration::from_micros(400)),
+            outages: 2,
             local: Some(LocalTierHealth {
                 copies: 3,
                 bytes: 900,
@@ -209,10 +216,10 @@ mod tests {
         assert_eq!(
             health.to_string(),
             "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s lag=0.4ms \
-             copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
+             outages=2 copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
         );
         (health.clock, health.last_heard, health.inbox_lag, health.reason) = (None, None, None, None);
-        health.local = None;
+        (health.local, health.outages) = (None, 0);
         assert_eq!(health.to_string(), "topology=single commands=down inbox=refused breaker=open");
     }
 }

@@ -177,7 +177,7 @@ fn too_big(state: &GuardState, wanted: &LoadRequest, policy: &Policy, length: u6
     let (key, max_body) = (&wanted.resource, policy.max_body);
     warn_if!(
         log::HTTP,
-        state.unshareable(),
+        state.unshareable(policy),
         ?key,
         length,
         max_body,

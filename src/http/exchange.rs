@@ -25,6 +25,8 @@ use super::respond::{LookUpKey, Replay, ResponseReader, StoredAnswer, own_answer
 use super::tee::has_no_content;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+#[cfg(feature = "axum")]
+use crate::http_rules::axum_nesting::matched_route;
 use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::personal;
 use crate::http_rules::reason::Rule;
@@ -59,6 +61,11 @@ where
 {
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
     pub(super) fn run(mut self, guard: StampedeGuard) -> BoxFuture<ClientAnswer<B, S::Error>> {
+        #[cfg(feature = "axum")]
+        let guard = match matched_route(&self.request) {
+            Some(route) => guard.on_route(route),
+            None => guard,
+        };
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let mut considered = consider(&self.request, &policy.http.requests, join);
@@ -130,7 +137,7 @@ where
         let wants = ResponseReader { asked, headers, http, at, status };
         match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
             StoredAnswer::Response(replay) => {
-                state.answered(key, Outcome::LocalHit);
+                guard.count_answer(key, Outcome::LocalHit);
                 Some(replay.respond())
             }
             // Another variant is looked up in its own place.
@@ -144,8 +151,7 @@ where
         guard: StampedeGuard,
         status: Option<CacheStatus>,
     ) -> ClientAnswer<B, S::Error> {
-        let (state, _) = guard.parts();
-        state.counters.request(Outcome::Bypassed);
+        guard.count_pass();
         let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
         if let Some(status) = status {
             write_status(response.headers_mut(), status);
@@ -176,14 +182,14 @@ where
             // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
             let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
                 Lookup::LocalHit(StoredAnswer::Response(replay)) => {
-                    state.answered(&key, Outcome::LocalHit);
+                    guard.count_answer(&key, Outcome::LocalHit);
                     if audits {
                         self.audit(&guard, &key);
                     }
                     return Ok(replay.respond());
                 }
                 Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
-                    state.answered(&key, Outcome::Hit);
+                    guard.count_answer(&key, Outcome::Hit);
                     if audits {
                         self.audit(&guard, &key);
                     }
@@ -252,7 +258,7 @@ where
         }
         match found {
             Ok(Some(StoredAnswer::Response(mut replay))) => {
-                state.answered(&key, Outcome::Hit);
+                guard.count_answer(&key, Outcome::Hit);
                 if is_head {
                     without_body(&mut replay);
                 }
@@ -263,7 +269,7 @@ where
                 Ok(failed(&guard, &key, Failure::Guard(error)))
             }
             _ if asked.directives.only_if_cached => {
-                state.answered(&key, Outcome::Failed);
+                guard.count_answer(&key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
                 Ok(own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text))
             }
@@ -287,7 +293,7 @@ pub(super) fn of_report(
     let resource = key.of_reports(&state.namespace);
     let policy = Policy { resource, ..Policy::clone(policy) };
     *key = key.of_report(&Fingerprint::of(&report.unwrap_or_default()).half());
-    guard.with_policy(policy)
+    guard.with_policy_here(policy)
 }
 
 /// What is stored and may be served, if anything.

@@ -32,6 +32,7 @@ use crate::http_rules::reuse::{LoadFailure, instead_of};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
 use crate::loader::nesting::LoadScope;
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, MarkerRule};
+use crate::observe::Count;
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
@@ -63,6 +64,7 @@ where
             let answer = call(inner, request).await;
             return match answer {
                 Ok(response) => {
+                    count_error(&policy, &response);
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
                     LoadResult::Uncacheable { mark: MarkerRule::No }.into()
                 }
@@ -164,6 +166,7 @@ where
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
+    count_error(&policy, &response);
     let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
     let delay = asked_at.elapsed();
     if mode == LeaseState::Leased
@@ -205,6 +208,13 @@ where
             sharing.validated(head, stored).await
         }
         Some(stored) => sharing.contradicted(stored, stands_in).await,
+    }
+}
+
+/// Counts a response that says that the origin has failed. To its client it is an answer like any other.
+fn count_error<B>(policy: &Policy, response: &Response<B>) {
+    if response.status().is_server_error() {
+        policy.count(Count::load_errors);
     }
 }
 

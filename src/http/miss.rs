@@ -54,7 +54,6 @@ impl<B, E> MissHandler<'_, B, E> {
         lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
     ) -> MissStep<B, E> {
-        let (state, _) = self.guard.parts();
         let (found, outcome, loader) = match lookup {
             Lookup::Hit { value, stale, refresh } => {
                 let is_response = matches!(value, StoredAnswer::Response(_));
@@ -80,11 +79,11 @@ impl<B, E> MissHandler<'_, B, E> {
         };
         match (found, loader) {
             (StoredAnswer::Response(replay), _) => {
-                state.answered(key, outcome);
+                self.guard.count_answer(key, outcome);
                 MissStep::Answered(Ok(replay.respond()))
             }
             (StoredAnswer::Arriving(arrival), _) => {
-                state.answered(key, outcome);
+                self.guard.count_answer(key, outcome);
                 MissStep::Answered(Ok(arrival.respond()))
             }
             (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
@@ -140,7 +139,7 @@ impl<B, E> MissHandler<'_, B, E> {
             biased;
             // Before the load's end: the client gets its first byte when the inner service sends it.
             Ok(head) = &mut self.head => {
-                state.answered(key, Outcome::Led);
+                self.guard.count_answer(key, Outcome::Led);
                 return LoadedAnswer::Answered(head);
             }
             answer = caller.load(&wants, loader) => answer,
@@ -175,7 +174,7 @@ impl<B, E> MissHandler<'_, B, E> {
     /// The answer of the request's own loader, if it ran.
     fn own(&mut self, key: &Key) -> Option<ClientAnswer<B, E>> {
         let head = self.head.try_recv().ok()?;
-        self.guard.parts().0.answered(key, Outcome::Led);
+        self.guard.count_answer(key, Outcome::Led);
         Some(head)
     }
 
@@ -193,7 +192,7 @@ impl<B, E> MissHandler<'_, B, E> {
             Err(panic) => resume_unwind(panic),
         };
         let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
-        state.answered(key, Outcome::Bypassed);
+        self.guard.count_answer(key, Outcome::Bypassed);
         head.map(|mut response| {
             write_status(response.headers_mut(), status);
             response
@@ -209,8 +208,7 @@ enum LoadedAnswer<B, E> {
 
 /// The guard's own answer if there is no value. The text tells the failure, never the key.
 pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
-    let (state, _) = guard.parts();
-    state.answered(key, Outcome::Failed);
+    guard.count_answer(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
     const TOO_LONG: &str = "the load of this resource took longer than the guard's load_timeout, or the wait for it longer than \
                             wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";

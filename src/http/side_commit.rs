@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::loader::{LoadResult, MarkerRule};
-use crate::observe::Count;
+use crate::observe::GuardCount;
 use crate::policy::Policy;
 use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
 use crate::read_through::contend::contend;
@@ -113,7 +113,7 @@ impl SideLease {
             if let Some(life) = policy.longer_tag_life(lifetimes) {
                 let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
                 if state.tagged(tags, life, policy.command_timeout).await.is_err() {
-                    state.count(Count::store_errors);
+                    state.count(GuardCount::store_errors);
                 }
             }
         };

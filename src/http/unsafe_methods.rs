@@ -37,7 +37,7 @@ use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
-use crate::observe::{Count, Outcome, log, warn_if};
+use crate::observe::{GuardCount, log, warn_if};
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::tracker::Tracked;
@@ -56,7 +56,7 @@ where
     /// Passes on a method that is not answered from the store, and invalidates the responses that it may have
     /// changed.
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
-        let (state, policy) = guard.parts();
+        let (_, policy) = guard.parts();
         let invalidation = Invalidation::of(&self.request, &policy.http.requests);
         if policy.http.letter
             && let Some(invalidation) = &invalidation
@@ -64,7 +64,7 @@ where
         {
             return Box::pin(self.post(&guard, post, invalidation)).await;
         }
-        state.counters.request(Outcome::Bypassed);
+        guard.count_pass();
         let response = answered(&guard, self.inner, self.request, invalidation.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
         if let Some(invalidation) = invalidation {
@@ -88,7 +88,7 @@ where
         let guard = &of_report(guard.clone(), &mut key, &asked, self.request.headers());
         let (state, policy) = guard.parts();
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
-        state.counters.request(Outcome::Bypassed);
+        guard.count_pass();
         let asked_at = Instant::now();
         let response = answered(guard, self.inner, self.request, Some(invalidation)).await?;
         let (client, answer) = oneshot::channel();
@@ -144,7 +144,7 @@ where
         // A HEAD describes neither one of several variants nor a part well enough to update it.
         let previous = previous
             .filter(|StoredResponseToReplace { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
-        state.counters.request(Outcome::Bypassed);
+        guard.count_pass();
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
         let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
@@ -319,7 +319,8 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
         match state.http.retried_invalidations.try_enter(MOST_RETOLD) {
             Some(place) => drop(forgetting(guard, away, Some(place))),
             None => {
-                state.count(Count::store_errors);
+                state.count(GuardCount::store_errors);
+                state.count(GuardCount::invalidations_unconfirmed);
                 still_stored(state, "too many are tried again already");
             }
         }

@@ -1,4 +1,4 @@
-//! What axum reports about nested routers: a request's original URI, and the prefix that nesting removed.
+//! What axum reports about a request: the route that matched it, its original URI, and the prefix that nesting removed.
 
 use http::{Request, Uri};
 
@@ -15,6 +15,13 @@ pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
 #[cfg(not(feature = "axum"))]
 pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
     None
+}
+
+/// The route that matched the request: `/users/{id}`. A layer sees it if it was put on the router by `Router::layer` or
+/// `Router::route_layer`, which are called after the match; a service around the whole router does not.
+#[cfg(feature = "axum")]
+pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
+    request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
 }
 
 /// Whether the inner service sees this target, or the part of it that nesting left.

@@ -127,6 +127,12 @@ pub(crate) enum LoadResult {
     OnlyForCaller,
 }
 
+impl LoadResult {
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
+}
+
 impl From<LoadResult> for LoadOutput {
     fn from(result: LoadResult) -> Self {
         Self { result, settled: None }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::right::announcer_waits;
 use super::tier::LocalTier;
-use crate::observe::Count;
+use crate::observe::GuardCount;
 use crate::store::StoreError;
 use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
 use crate::sync::lock;
@@ -62,7 +62,7 @@ impl LocalTier {
             match volumes.announce(&announcement, &change.name, WITHIN).await {
                 Ok(Announced::To(audience)) => drop(tier.note(&audience)),
                 Ok(Announced::NoRegistry | Announced::Separately) => {}
-                Err(_) => tier.count(Count::store_errors),
+                Err(_) => tier.count(GuardCount::store_errors),
             }
         });
     }
@@ -139,7 +139,7 @@ impl Change<'_> {
                 Ok(announced) => return Ok((announcement.id, announced)),
                 Err(error) => error,
             };
-            self.tier.count(Count::store_errors);
+            self.tier.count(GuardCount::store_errors);
             if error.is_final() || left.is_zero() {
                 return Err(error);
             }
@@ -178,7 +178,7 @@ impl Change<'_> {
     /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as this
     /// change has returned.
     async fn forget(&self, silent: Vec<Member>) {
-        self.tier.count(Count::local_waits);
+        self.tier.count(GuardCount::local_waits);
         let volumes = self.tier.store.volumes();
         let removed =
             silent.into_iter().map(|member| volumes.remove_member(&self.tier.volume, member, WITHIN));

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::right::{Moment, micros, right_lasts};
 use super::tier::LocalTier;
-use crate::observe::{Count, log, warn_if};
+use crate::observe::{GuardCount, log, warn_if};
 use crate::store::volume::{Renewal, Renewed};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
@@ -112,10 +112,9 @@ impl RenewalTask {
             let period = tier.term / RENEWALS;
             let had_right = tier.has_right();
             let answer = tier.send_renewal().await;
-            tier.publish();
             let mut next = began + period;
             if let Err(error) = answer {
-                tier.count(Count::store_errors);
+                tier.count(GuardCount::store_errors);
                 if error.kind == StoreErrorKind::Refused {
                     next = began + period.max(REFUSED);
                 }
@@ -161,7 +160,7 @@ impl LocalTier {
             return;
         }
         if had_right {
-            self.count(Count::local_lapses);
+            self.count(GuardCount::local_lapses);
         }
         warn_if!(
             log::GUARD,
@@ -169,15 +168,5 @@ impl LocalTier {
             %error,
             "the volume lease has lapsed: nothing is served from memory until it is renewed"
         );
-    }
-
-    /// Publishes the gauges.
-    fn publish(&self) {
-        #[cfg(feature = "metrics")]
-        if let Some(health) = self.health() {
-            metrics::gauge!("stampede_guard_local_copies").set(health.copies as f64);
-            metrics::gauge!("stampede_guard_local_bytes").set(health.bytes as f64);
-            metrics::gauge!("stampede_guard_local_lease_seconds").set(health.lease_remaining.as_secs_f64());
-        }
     }
 }

@@ -17,7 +17,7 @@ use super::tickets::{Ticket, Tickets};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::key::probe::KeyProbe;
-use crate::observe::{Count, Counters, LogEveryMinute};
+use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
 use crate::store::volume::{Audience, ChangedName, HeardAnnouncement, LogPosition, Mark, Member};
 use crate::store::volume_store::VolumeListener;
@@ -171,7 +171,7 @@ impl LocalTier {
         }
         let made_at = self.clock.at(Instant::now());
         self.copies.insert(key, LocalCopy { entry: Arc::clone(entry), ticket, made_at });
-        self.count(Count::local_fills);
+        self.count(GuardCount::local_fills);
     }
 
     /// Drops the copies of a name, also those that are still on their way.
@@ -181,7 +181,7 @@ impl LocalTier {
             // A copy of a long key is under another hash; it is void, and leaves when there is no room.
             self.copies.remove(&Key::of_name(name));
         }
-        self.count(Count::local_drops);
+        self.count(GuardCount::local_drops);
     }
 
     /// Drops this node's copies of a key or a tag, for a change that is not awaited.
@@ -229,7 +229,7 @@ impl LocalTier {
         })
     }
 
-    pub(super) fn count(&self, count: Count) {
+    pub(super) fn count(&self, count: GuardCount) {
         self.counters.add(count);
     }
 }

@@ -60,6 +60,13 @@ impl PolicyBuilder {
         }
     }
 
+    /// The name under which the metrics count what happens under this policy: the label `policy`. 1 to 64 characters of `a-z`,
+    /// `A-Z`, `0-9`, `_`, `-`, `.`, `:` and `/`. A guard tells a hundred names apart. Defaults to `default`.
+    pub fn name(mut self, name: impl AsRef<str>) -> Self {
+        self.policy.name = name.as_ref().into();
+        self
+    }
+
     /// How long a value is served before it is loaded again. Over HTTP, for responses without a
     /// lifetime of their own. Defaults to 60 s.
     pub fn fresh_for(mut self, fresh_for: Duration) -> Self {

@@ -14,6 +14,8 @@ mod http;
 mod http_builder;
 mod validate;
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::PolicyBuilder;
@@ -21,6 +23,7 @@ pub use builder::PolicyBuilder;
 use self::audit::AuditSettings;
 use self::http::HttpSettings;
 use crate::key::{CacheKey, Key};
+use crate::observe::{Count, PolicyCounters};
 use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
 use crate::value::freshness::{Expiry, Lifetimes};
@@ -82,6 +85,10 @@ pub enum OnStoreDown {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
+    /// The label of its metrics.
+    pub(crate) name: Arc<str>,
+    /// Where what happens under it is counted.
+    pub(crate) counters: CountedBy,
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
     pub(crate) stale_while_revalidate: Duration,
@@ -120,7 +127,48 @@ pub struct Policy {
     pub(crate) http: HttpSettings,
 }
 
+/// The name of a policy that is given none.
+const DEFAULT_NAME: &str = "default";
+
+/// The counters of a policy: those of the guard that it was given to. Two policies with the same settings are equal wherever they are
+/// counted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CountedBy(Arc<PolicyCounters>);
+
+impl PartialEq for CountedBy {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl From<Arc<PolicyCounters>> for CountedBy {
+    fn from(counters: Arc<PolicyCounters>) -> Self {
+        Self(counters)
+    }
+}
+
+impl Deref for CountedBy {
+    type Target = Arc<PolicyCounters>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<PolicyCounters> {
+        &self.0
+    }
+}
+
 impl Policy {
+    pub(crate) fn count(&self, count: Count) {
+        self.counters.add(count);
+    }
+
+    /// Records how long a request waited for another caller's load.
+    pub(crate) fn waited(&self, wait: Duration) {
+        if wait >= self.wait_timeout.mul_f64(0.8) {
+            self.count(Count::long_waits);
+        }
+        self.counters.waited(wait);
+    }
+
     /// The default deadline of one command: the budget covers two.
     fn usual_command_timeout(&self) -> Duration {
         self.coordination_budget / 2
@@ -230,6 +278,8 @@ impl Default for Policy {
         const DEFAULT_LEASE: Duration = Duration::from_secs(2);
         const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
         Self {
+            name: DEFAULT_NAME.into(),
+            counters: CountedBy::default(),
             // Long enough to take the load off an origin, short enough that a forgotten
             // invalidation matters for a minute only.
             fresh_for: Duration::from_secs(60),

@@ -19,6 +19,7 @@ impl PolicyBuilder {
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
         policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
+        named(&policy.name)?;
         let day = Duration::from_secs(86_400);
         in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
         in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
@@ -118,6 +119,19 @@ impl PolicyBuilder {
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// A label that a dashboard can show and a query can quote.
+fn named(name: &str) -> Result<(), Error> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+    let text = if !(1..=64).contains(&name.len()) {
+        format!("name has {} bytes: choose 1 to 64", name.len())
+    } else if let Some(other) = name.chars().find(|c| !is_plain(*c)) {
+        format!("name has the character {other:?}: choose from a-z, A-Z, 0-9, _, -, ., : and /")
+    } else {
+        return Ok(());
+    };
+    Err(refused(text))
+}
 
 fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
     if (least..=most).contains(&value) {

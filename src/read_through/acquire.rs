@@ -11,6 +11,7 @@ use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
+use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
 use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
@@ -66,6 +67,10 @@ pub(super) struct Acquisition<'a> {
     pub(super) sent_at: SentAt,
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
+    /// When that holder's lease ends unless it is renewed.
+    pub(super) held_until: Instant,
+    /// The lease was handed to this flight.
+    pub(super) handed_over: bool,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
     /// When a hint said that the awaited load has ended, if that was before the deadline.
@@ -91,6 +96,8 @@ impl<'a> Acquisition<'a> {
             token,
             sent_at: SentAt::now(),
             behind: None,
+            held_until: Instant::now(),
+            handed_over: false,
             takeovers: 0,
             released: None,
             unusable: 0,
@@ -172,6 +179,22 @@ impl<'a> Acquisition<'a> {
         Ok(())
     }
 
+    /// Counts and logs a lease that ended with its holder, if this one was granted for that reason. The holder died, hung or was cut off;
+    /// it leaves no other trace.
+    pub(super) fn note_expired(&self) {
+        let AcquireRequest { state, key, policy, .. } = self.request;
+        if self.behind.is_none() || self.handed_over || Instant::now() < self.held_until {
+            return;
+        }
+        policy.count(Count::leases_expired);
+        warn_if!(
+            log::GUARD,
+            state.expired_log.is_due(),
+            ?key,
+            "the lease of another process has expired: it died, hung, or lost the store during its load. This process loads"
+        );
+    }
+
     /// Turns the granted acquire into the held lease.
     pub(super) fn lead(self) -> Lease {
         let Self {
@@ -190,6 +213,7 @@ impl<'a> Acquisition<'a> {
             watch,
             ttl: policy.lease,
             takeovers: hops,
+            counters: Arc::clone(&policy.counters),
             waited_until: self.behind.is_some().then(Instant::now),
             confirmed: Mutex::new(asked),
         }

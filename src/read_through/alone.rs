@@ -18,16 +18,27 @@ pub(crate) async fn run_alone(
     Call { state, policy, key }: Call<'_>,
     loader: Loader,
 ) -> Result<Result<(), Failure>, Box<dyn Any + Send>> {
-    state.count(Count::loads);
+    policy.count(Count::loads);
     let Loader { run, within, .. } = loader;
     let given = LoadInput::alone(policy.load_timeout);
     let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await });
-    let (ran, _) = observe::timed(timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
+    let (ran, _) =
+        observe::timed(&policy.counters, timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()))
+            .await;
     match ran {
-        Ok(loaded) => {
-            loaded?.settle();
+        Ok(Ok(loaded)) => {
+            if loaded.settle().is_failure() {
+                policy.count(Count::load_errors);
+            }
             Ok(Ok(()))
         }
-        Err(_) => Ok(Err(Failure::Guard(Error::load_timeout(key, policy.load_timeout)))),
+        Ok(Err(panic)) => {
+            policy.count(Count::loads_vanished);
+            Err(panic)
+        }
+        Err(_) => {
+            policy.count(Count::load_timeouts);
+            Ok(Err(Failure::Guard(Error::load_timeout(key, policy.load_timeout))))
+        }
     }
 }

@@ -92,9 +92,9 @@ impl Audit {
         };
         // The origin is overloaded, or its permits cannot be asked for: callers come first.
         let Ok(permit) = permit else { return };
-        state.count(Count::loads);
+        policy.count(Count::loads);
         let load = timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind());
-        let (loaded, _) = observe::timed(load).await;
+        let (loaded, _) = observe::timed(&policy.counters, load).await;
         drop(permit);
         let same = match loaded {
             Ok(Ok(Some(loaded))) => is_same(policy, &served, &loaded),
@@ -112,14 +112,14 @@ impl Audit {
                 |now: &Entry| now.stored_at == served.stored_at && now.payload == served.payload;
             same = Some(!self.served().await.as_ref().is_some_and(is_unchanged));
         }
-        state.count(match same {
+        policy.count(match same {
             Some(true) => Count::audits_matched,
             Some(false) => Count::audits_differed,
             None => Count::audits_failed,
         });
         if same == Some(false) {
             let age = Duration::from_millis(state.store.now().saturating_sub(served.stored_at));
-            observe::audit_differed(age);
+            policy.counters.audit_differed(age);
             let is_news = state.audits.log.is_due();
             warn_if!(
                 log::GUARD,

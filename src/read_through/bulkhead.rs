@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LockError, Locks, Permit, Wait};
-use crate::observe::{Count, log, warn_if};
+use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::{OnOverload, OnStoreDown, Policy};
 
 /// How long the semaphore outlives the last load.
@@ -46,14 +46,14 @@ pub(crate) async fn admit(
         // The guard is shut down: remaining loads run outside the protocol.
         Err(LockError::Closed) => Ok(None),
         Ok(None) => {
-            state.count(Count::overloaded);
+            policy.count(Count::overloaded);
             match policy.on_overload {
                 OnOverload::LoadAnyway => Ok(None),
                 OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
             }
         }
         Err(error) => {
-            state.count(Count::store_errors);
+            state.count(GuardCount::store_errors);
             tell_uncapped(state, key, &error);
             match policy.on_store_down {
                 OnStoreDown::FailOpen => Ok(None),

@@ -16,7 +16,7 @@ use crate::key::Key;
 use crate::key::flight::LoadMode;
 use crate::loader::{LoadOutput, LoadResult, MarkerRule};
 use crate::local::Ticket;
-use crate::observe::Count;
+use crate::observe::{Count, GuardCount};
 use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind};
@@ -49,7 +49,7 @@ impl FlightTask {
         }
         let asked = start.asked;
         let publication = self.classify(result, took, start, lease.is_some()).await;
-        let Self { state, flight, leader, rejected, budget, .. } = self;
+        let Self { state, policy, flight, leader, rejected, budget, .. } = self;
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
@@ -71,7 +71,7 @@ impl FlightTask {
         };
         tell_waiters(leader, &publication.outcome, current, settled);
         if told.is_err() {
-            state.count(Count::budget_exceeded);
+            policy.count(Count::budget_exceeded);
             let told = telling.await;
             publication.keep_copy(&state, &flight.key, told, replaces);
         }
@@ -251,7 +251,7 @@ impl FlightTask {
             },
             LoadResult::Failed(failure) => match self.stand_in(now) {
                 Some((entry, keep)) => {
-                    self.state.count(Count::stand_ins);
+                    self.policy.count(Count::stand_ins);
                     Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
                 }
                 None => Publication {
@@ -299,7 +299,7 @@ impl FlightTask {
         let known = found.is_ok();
         match found {
             Ok(content) => *rejected = content.map(|content| Arc::new(StoredEntry::new(content))),
-            Err(_) => state.count(Count::store_errors),
+            Err(_) => state.count(GuardCount::store_errors),
         }
         known
     }

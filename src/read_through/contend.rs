@@ -25,11 +25,14 @@ impl Acquisition<'_> {
                 return Err(AcquireOutcome::Leaving);
             }
             let Some(within) = self.within() else {
-                state.count(Count::budget_exceeded);
+                self.request.policy.count(Count::budget_exceeded);
                 return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
             match self.acquire(within).await {
-                Ok(Acquired::Granted) => return Ok(()),
+                Ok(Acquired::Granted) => {
+                    self.note_expired();
+                    return Ok(());
+                }
                 Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
                 Ok(Acquired::Ended(outcome)) => self.ended(&outcome, within).await?,
                 Ok(Acquired::Held { remaining, .. }) if !self.request.queue => {

@@ -90,7 +90,7 @@ impl CallState<'_> {
         no_capacity: NoCapacity,
     ) -> MissOutcome<R::Value> {
         let Call { state, policy, key } = self.call;
-        state.count(Count::overloaded);
+        policy.count(Count::overloaded);
         let (loader, then, text) = match (no_capacity, policy.max_concurrent_loads) {
             (NoCapacity::TooManyWaiters(loader), _) => {
                 (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))

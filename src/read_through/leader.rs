@@ -18,7 +18,7 @@ use crate::key::flight::LoadMode;
 use crate::loader::nesting::LoadPermitId;
 use crate::loader::{LoadOutput, LoadResult};
 use crate::lock::Permit;
-use crate::observe::{self, Count};
+use crate::observe::Count;
 use crate::policy::OnStoreDown;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::outcome::FlightOutcome;
@@ -110,11 +110,12 @@ impl FlightTask {
         let is_within = self.holds(&turn);
         let place = if is_within { None } else { self.state.fail_open.try_enter(most) };
         if place.is_none() && !is_within {
-            self.state.count(Count::overloaded);
+            self.policy.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
             return self.end(failure.into(), Duration::ZERO, LoadStart::none(), None).await;
         }
-        self.state.count(Count::fail_open_loads);
+        self.policy.count(Count::fail_open_loads);
+        self.state.store.went_without();
         if self.policy.max_concurrent_loads.is_some() {
             bulkhead::tell_uncapped(&self.state, &self.flight.key, &error);
         }
@@ -196,17 +197,17 @@ impl FlightTask {
                     && lease.hand_over(hops).await
                     && vanished
                 {
-                    self.state.count(Count::takeovers);
+                    self.policy.count(Count::takeovers);
                 }
                 return self.leader.finish(FlightOutcome::Gone);
             };
             if vanished {
-                self.state.count(Count::takeovers);
+                self.policy.count(Count::takeovers);
             }
             if let (Some(since), Some(until)) = (loader.since, waited_until)
                 && until > since
             {
-                observe::waited(until - since);
+                self.policy.waited(until - since);
             }
             let start = self.load_start().await;
             match self.load(loader, turn.clone(), &mut lease).await {
@@ -233,7 +234,7 @@ impl FlightTask {
                     let stand_in =
                         self.stand_in(self.state.store.now()).map(|(older, _)| FlightOutcome::Stale(older));
                     if stand_in.is_some() {
-                        self.state.count(Count::stand_ins);
+                        self.policy.count(Count::stand_ins);
                     }
                     slot.tell(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
                 }

@@ -10,7 +10,7 @@ use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::flight::{FlightKey, LoadMode};
-use crate::observe::{Count, log, warn_if};
+use crate::observe::{Count, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Fail, HandOver, HandedOver, LATEST, LeaseWatch, StoreError, Token, TokenCheck};
 use crate::sync::lock;
@@ -27,6 +27,8 @@ pub(crate) struct Lease {
     pub(super) ttl: Duration,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
+    /// Where its end is counted.
+    pub(super) counters: Arc<PolicyCounters>,
     /// When it was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
     /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that, so a caller
@@ -100,7 +102,7 @@ impl Lease {
                 Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = asked,
                 Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
                 // The lease may still be held: the next renewal tells, and the commit decides.
-                Err(_) => self.state.count(Count::store_errors),
+                Err(_) => self.state.count(GuardCount::store_errors),
             }
         }
     }
@@ -111,7 +113,7 @@ impl Lease {
         // caller has its own bound on waiting for this.
         let done = self.state.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
         if matches!(done, Ok(TokenCheck::Lost | TokenCheck::ForeignData)) {
-            self.state.count(Count::commits_refused);
+            self.counters.add(Count::commits_refused);
             // Otherwise the key was invalidated or the lease evicted, which is normal.
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
@@ -160,7 +162,7 @@ impl Lease {
             Ok(done) => return Some(done),
             Err(error) => error,
         };
-        self.state.count(Count::store_errors);
+        self.state.count(GuardCount::store_errors);
         tracing::debug!(target: log::GUARD, key = %self.key.digest(), %error, "the end of a lease was not confirmed");
         release_later(self.state, self.key, self.token, self.ttl, self._held);
         None

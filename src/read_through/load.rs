@@ -85,7 +85,7 @@ impl FlightTask {
     ) -> LoadEnd {
         let Loader { run, span, within, .. } = loader;
         let end = Instant::now() + self.policy.load_timeout;
-        self.state.count(Count::loads);
+        self.policy.count(Count::loads);
         let mode = if lease.is_some() { LeaseState::Leased } else { LeaseState::Unleased };
         let previous = self.rejected.as_ref().and_then(|rejected| rejected.value()).cloned();
         let (losing, lost) = watch::channel(false);
@@ -96,11 +96,23 @@ impl FlightTask {
             LoadScope::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
-        let (loaded, took) = observe::timed(self.renewing(lease, end, &losing, &mut load.0)).await;
+        let (loaded, took) =
+            observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
         match loaded {
-            Some(Ok(loaded)) => LoadEnd::Loaded(Box::new(loaded), took),
-            Some(Err(error)) => LoadEnd::Vanished(describe(error)),
-            None => LoadEnd::TimedOut,
+            Some(Ok(loaded)) => {
+                if loaded.result.is_failure() {
+                    self.policy.count(Count::load_errors);
+                }
+                LoadEnd::Loaded(Box::new(loaded), took)
+            }
+            Some(Err(error)) => {
+                self.policy.count(Count::loads_vanished);
+                LoadEnd::Vanished(describe(error))
+            }
+            None => {
+                self.policy.count(Count::load_timeouts);
+                LoadEnd::TimedOut
+            }
         }
     }
 
@@ -152,7 +164,7 @@ impl FlightTask {
                     in_doubt = event == LeaseEvent::Invalidated;
                     let Some(ended) = lease.take_if(|_| !in_doubt) else { continue };
                     if event == LeaseEvent::Lost {
-                        self.state.count(Count::leases_lost);
+                        self.policy.count(Count::leases_lost);
                         let_go_since(&self.leader, ended.confirmed());
                         losing.send_replace(true);
                     } else {

@@ -47,7 +47,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     let probe = state.prober.probe(key);
     let (copy, at) = state.local.find(probe, policy.local_for)?;
     let CopyLookup::Fresh(value) = judge(state, policy, &copy, at, reader) else { return None };
-    state.hit_at_once(probe);
+    state.hit_at_once(&policy.counters, probe);
     Some(value)
 }
 

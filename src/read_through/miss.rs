@@ -7,8 +7,8 @@ use super::look_up::{Lookup, look};
 use crate::error::Failure;
 use crate::key::flight::LoadMode;
 use crate::loader::Loader;
-use crate::observe::{self, Count};
-use crate::policy::OnWaitTimeout;
+use crate::observe::Count;
+use crate::policy::{OnWaitTimeout, Policy};
 use crate::value::outcome::FlightOutcome;
 use crate::value::reader::EntryReader;
 
@@ -68,17 +68,17 @@ impl CallState<'_> {
                 stand_in = self.soft_timeout(reader) => {
                     // The flight may still use this caller's loader, but the caller no longer waits.
                     if waiter.amend_loader(|loader| loader.since = None) {
-                        observe::waited(joined_at.elapsed());
+                        self.call.policy.waited(joined_at.elapsed());
                     }
                     waiter.stop_waiting();
-                    self.call.state.count(Count::soft_timeouts);
+                    self.call.policy.count(Count::soft_timeouts);
                     return MissOutcome::Stale(stand_in, None);
                 }
             };
             // Frees the slot for another caller.
             drop(waiter);
             if own.is_some() {
-                waited(joined_at, leads, &outcome);
+                waited(self.call.policy, joined_at, leads, &outcome);
             }
             if let FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) = &outcome
                 && self.would_have_passed(reader, entry)
@@ -159,9 +159,9 @@ impl CallState<'_> {
 
 /// Records the wait for another caller's load, however that ended. (If the waiter's own loader is used in the end, its wait
 /// is recorded where that load begins.)
-fn waited(joined_at: Instant, leads: bool, outcome: &FlightOutcome) {
+fn waited(policy: &Policy, joined_at: Instant, leads: bool, outcome: &FlightOutcome) {
     if !(leads && outcome.is_refusal()) {
-        observe::waited(joined_at.elapsed());
+        policy.waited(joined_at.elapsed());
     }
 }
 

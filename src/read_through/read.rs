@@ -16,7 +16,7 @@ use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
 use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
-use crate::observe::Count;
+use crate::observe::GuardCount;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::Entry;
 use crate::value::stored::{Found, StoredEntry};
@@ -182,7 +182,7 @@ fn read_result(
         Ok(None) => ReadResult::Nothing,
         Ok(Some(content)) => ReadResult::Found(StoredEntry::new(content)),
         Err(error) => {
-            state.count(Count::store_errors);
+            state.count(GuardCount::store_errors);
             ReadResult::Failed(error)
         }
     }

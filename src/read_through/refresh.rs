@@ -19,9 +19,9 @@ impl CallState<'_> {
         // If a refresh of the key already runs in this process, the loader is dropped.
         if let Joined::Leader(leader, slot) = state.flights.join(&flight, loader, FlightOutcome::Abandoned, 1)
         {
-            state.count(Count::refreshes);
+            policy.count(Count::refreshes);
             if early {
-                state.count(Count::early_refreshes);
+                policy.count(Count::early_refreshes);
             }
             // The caller does not wait for the refresh, so the refresh takes its own permit.
             FlightTask { _unattended: Some(slot), ..FlightTask::new(&self, flight, leader) }.start();

@@ -71,7 +71,7 @@ async fn guard_beside(call: Call<'_>, loaded: oneshot::Receiver<LoadResult>) {
             MissOutcome::Alone(_) => Outcome::Bypassed,
         },
     };
-    call.state.answered(call.key, outcome);
+    call.state.answered(call.policy.counters.requests(), call.key, outcome);
 }
 
 /// Compares what the guard would have served with what its caller has loaded.

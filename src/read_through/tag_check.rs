@@ -9,7 +9,7 @@ use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::local::Ticket;
-use crate::observe::Count;
+use crate::observe::GuardCount;
 use crate::store::StoreError;
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::tags::TagId;
@@ -122,7 +122,7 @@ impl FlightTask {
         let tags =
             state.tagged(policy.tag_keys(&state.namespace), policy.tag_life(), policy.command_timeout).await;
         if tags.is_err() {
-            state.count(Count::store_errors);
+            state.count(GuardCount::store_errors);
         }
         LoadStart { asked, tags }
     }

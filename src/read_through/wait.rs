@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::acquire::{AcquireOutcome, AcquireRequest, Acquisition};
 use super::lease::{detach_unleased, release_later};
-use crate::observe::Count;
+use crate::observe::{Count, GuardCount};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
@@ -21,6 +21,7 @@ impl Acquisition<'_> {
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, policy, .. } = self.request;
         (self.behind, self.released) = (Some(holder), None);
+        self.held_until = self.sent_at.at + remaining;
         let wakes = Instant::now() + sleep_for(remaining, policy.lease, state.store.hints_arrive());
         loop {
             tokio::select! {
@@ -46,11 +47,11 @@ impl Acquisition<'_> {
     /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its
     /// budget, instead of repeating the load that is running.
     pub(super) async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, budget, .. } = &mut self.request;
-        state.count(Count::store_errors);
+        let AcquireRequest { state, key, policy, budget, .. } = &mut self.request;
+        state.count(GuardCount::store_errors);
         // The acquire was given the rest of the budget, which is less than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
-            state.count(Count::budget_exceeded);
+            policy.count(Count::budget_exceeded);
         }
         let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
         let mut is_back = false;
@@ -85,6 +86,7 @@ impl Acquisition<'_> {
     /// Applies the hints that arrived.
     pub(super) fn apply_hints(&mut self, hints: Hints) {
         detach_unleased(self.request.state, self.request.key, &hints);
+        self.handed_over |= hints.granted.is_some();
         self.takeovers = hints.granted.unwrap_or(self.takeovers);
         // A wake may name a later holder; then the next acquire asks for that holder's outcome.
         self.behind = hints.finished.or_else(|| self.behind.take());

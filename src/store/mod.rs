@@ -163,6 +163,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Counts a load that goes without the store, for the report at the end of the outage.
+    fn went_without(&self) {}
+
     /// Ends background work and connections. Later commands fail at once.
     fn close(&self);
 

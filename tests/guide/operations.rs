@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Router, routing::get};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use stampede_guard::StampedeGuard;
 
 #[tokio::test]
@@ -40,6 +41,35 @@ async fn operators_ask() -> Result<(), Box<dyn Error>> {
     for path in ["/status", "/doctor"] {
         let request = axum::http::Request::get(path).body(axum::body::Body::empty())?;
         assert_eq!(for_operators(guard.clone()).oneshot(request).await?.status(), 200);
+    }
+    Ok(())
+}
+
+#[test]
+fn histograms_have_buckets() -> Result<(), Box<dyn Error>> {
+    let mut exporter = PrometheusBuilder::new();
+    for (name, bounds) in stampede_guard::metrics::BUCKETS {
+        exporter = exporter.set_buckets_for_metric(Matcher::Full((*name).to_owned()), bounds)?;
+    }
+
+    let recorder = exporter.build_recorder();
+    let page = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        runtime.block_on(async {
+            let guard = StampedeGuard::in_memory();
+            guard.get_or_load("key", || async { Ok::<_, std::io::Error>(1_u8) }).await.map(drop)
+        })
+    })?;
+    let page = page.render();
+    for line in [
+        "# TYPE stampede_guard_load_seconds histogram",
+        "stampede_guard_load_seconds_bucket{policy=\"default\",le=\"60\"} 1",
+        "# HELP stampede_guard_loads_total Loads that were started, of every kind.",
+        "stampede_guard_loads_total{policy=\"default\"} 1",
+        "stampede_guard_leases_lost_total{policy=\"default\"} 0",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is missing:\n{page}");
     }
     Ok(())
 }

@@ -1,92 +1,287 @@
-//! The metrics that the runbook lists are those that the `metrics` facade sees.
+//! The metrics that a recorder is told of, and the pages that list them.
 
+mod recorder;
+#[cfg(feature = "axum")]
+mod routes;
 mod samples;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use stampede_guard::StampedeGuard;
+use metrics::Unit;
+use recorder::{Recorded, virtual_time};
+use stampede_guard::metrics::{BUCKETS, Kind, METRICS};
+use stampede_guard::{ErrorKind, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
+use tokio::time::sleep;
 
-/// Remembers every name and label it is asked for.
-#[derive(Default)]
-struct Names(Arc<Mutex<BTreeSet<String>>>);
-
-impl Names {
-    fn note(&self, key: &Key) {
-        let labels = key.labels().map(|label| format!("{}={}", label.key(), label.value()));
-        let name = format!("{} {}", key.name(), labels.collect::<Vec<_>>().join(","));
-        self.0.lock().expect("no panic").insert(name.trim_end().to_owned());
-    }
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
 }
 
-impl Recorder for Names {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.note(key);
-        Counter::noop()
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.note(key);
-        Gauge::noop()
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.note(key);
-        Histogram::noop()
-    }
+async fn loads_after(time: Duration) -> Result<u8, String> {
+    sleep(time).await;
+    Ok(1)
 }
 
 /// S2.5: leaders, waiters and the duration of waits.
 #[test]
 fn requests_loads_and_waits_are_counted_without_keys_in_labels() {
-    let names = Names::default();
-    let seen = Arc::clone(&names.0);
-    metrics::with_local_recorder(&names, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        runtime.block_on(async {
-            let guard = StampedeGuard::in_memory();
-            let load = || async {
-                tokio::task::yield_now().await;
-                Ok::<_, String>(1u8)
-            };
-            let both = tokio::join!(guard.get_or_load("secret", load), guard.get_or_load("secret", load));
-            assert_eq!((both.0.expect("loaded"), both.1.expect("loaded")), (1, 1));
-            guard.get_or_load("secret", load).await.expect("hit");
-            guard.get_or_load("other", || async { Err::<u8, _>("no") }).await.expect_err("fails");
-        });
+    let recorded = Recorded::default();
+    recorded.during(async {
+        let guard = StampedeGuard::in_memory();
+        let load = || loads_after(secs(1));
+        let both = tokio::join!(guard.get_or_load("secret", load), guard.get_or_load("secret", load));
+        assert_eq!((both.0.expect("loaded"), both.1.expect("loaded")), (1, 1));
+        guard.get_or_load("secret", load).await.expect("hit");
+        guard.get_or_load("other", || async { Err::<u8, _>("no") }).await.expect_err("fails");
     });
-    let seen = seen.lock().expect("no panic");
-    // Only a hit has a tier; for the other outcomes the label is empty.
-    let expected = [
-        "stampede_guard_load_seconds",
-        "stampede_guard_loads_saved_total",
-        "stampede_guard_loads_total",
-        "stampede_guard_requests_total outcome=coalesced,tier=",
-        "stampede_guard_requests_total outcome=failed,tier=",
-        "stampede_guard_requests_total outcome=hit,tier=store",
-        "stampede_guard_requests_total outcome=led,tier=",
-        "stampede_guard_wait_seconds",
-    ];
-    assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    let count = |series: &str| recorded.count(series).unwrap_or_else(|| panic!("no {series}"));
+    for (outcome, requests) in [
+        ("outcome=led,policy=default", 1),
+        ("outcome=coalesced,policy=default", 1),
+        ("outcome=hit,policy=default,tier=store", 1),
+        ("outcome=hit,policy=default,tier=local", 0),
+        ("outcome=failed,policy=default", 1),
+        ("outcome=stale,policy=default", 0),
+        ("outcome=bypassed,policy=default", 0),
+    ] {
+        assert_eq!(count(&format!("stampede_guard_requests_total{{{outcome}}}")), requests, "{outcome}");
+    }
+    assert_eq!(count("stampede_guard_loads_total{policy=default}"), 2);
+    assert_eq!(count("stampede_guard_loads_saved_total{policy=default}"), 2);
+    assert_eq!(count("stampede_guard_load_seconds{policy=default}"), 2);
+    assert_eq!(count("stampede_guard_wait_seconds{policy=default}"), 1);
+    assert_eq!(count("stampede_guard_load_failures_total{policy=default,reason=error}"), 1);
+    let names = recorded.names().concat();
+    assert!(!names.contains("secret") && !names.contains("other"), "{names}");
+}
+
+#[test]
+fn counters_exist_from_the_start_with_their_units_and_help_texts() {
+    let recorded = Recorded::default();
+    // No runtime: a guard can be made before there is one.
+    let guard = metrics::with_local_recorder(&recorded, StampedeGuard::in_memory);
+    let names = recorded.names();
+    for metric in METRICS.iter().filter(|metric| metric.kind == Kind::Counter) {
+        let of_metric = |name: &&String| name.split('{').next() == Some(metric.name);
+        assert!(names.iter().any(|name| of_metric(&name)), "{} is missing: {names:?}", metric.name);
+    }
+    let described = recorded.described();
+    for metric in METRICS {
+        let (unit, help) = &described[metric.name];
+        assert_eq!(help, metric.help);
+        let expected = if metric.name.ends_with("_seconds") {
+            Some(Unit::Seconds)
+        } else if metric.name.ends_with("_bytes") {
+            Some(Unit::Bytes)
+        } else {
+            None
+        };
+        assert_eq!(*unit, expected, "{}", metric.name);
+        assert_eq!(metric.name.ends_with("_total"), metric.kind == Kind::Counter, "{}", metric.name);
+    }
+    assert_eq!(described.len(), METRICS.len());
+    drop(guard);
+}
+
+#[test]
+fn each_series_has_the_labels_of_its_metric() {
+    let recorded = Recorded::default();
+    recorded.during(async {
+        let guard = StampedeGuard::builder(MemoryStore::new()).namespace("shop").build().expect("valid");
+        guard.get_or_load("key", || loads_after(secs(1))).await.expect("loaded");
+    });
+    for series in recorded.names() {
+        let (name, labels) = series.trim_end_matches('}').split_once('{').expect("a series");
+        let metric = METRICS.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("{name}"));
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            let (label, _) = label.split_once('=').expect("a label");
+            assert!(metric.labels.contains(&label), "{series}");
+        }
+    }
+    assert_eq!(
+        recorded.gauge("stampede_guard_breaker_open{namespace=shop}"),
+        Some(1.0),
+        "the guard has ended"
+    );
+}
+
+#[test]
+fn each_histogram_has_bounds_that_grow() {
+    let histograms: BTreeSet<_> =
+        METRICS.iter().filter(|metric| metric.kind == Kind::Histogram).map(|metric| metric.name).collect();
+    assert_eq!(BUCKETS.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(), histograms);
+    for (name, bounds) in BUCKETS {
+        assert!(bounds.is_sorted_by(|a, b| a < b) && bounds.len() > 5, "{name}");
+    }
+}
+
+#[test]
+fn a_recorder_that_is_installed_later_is_told_of_all_that_was_counted_before() {
+    let recorded = Recorded::default();
+    virtual_time(async {
+        let guard = StampedeGuard::in_memory();
+        for key in 0..7_u32 {
+            guard.get_or_load(("k", key), || loads_after(secs(1))).await.expect("loaded");
+        }
+        let _installed = metrics::set_default_local_recorder(&recorded);
+        // A second, and the time of the task that publishes.
+        sleep(secs(2)).await;
+        assert_eq!(recorded.count("stampede_guard_loads_total{policy=default}"), Some(7));
+        guard.get_or_load("last", || loads_after(secs(1))).await.expect("loaded");
+        sleep(secs(2)).await;
+        assert_eq!(recorded.count("stampede_guard_loads_total{policy=default}"), Some(8));
+        assert_eq!(recorded.described().len(), METRICS.len());
+    });
+}
+
+#[test]
+fn guards_of_one_process_add_up() {
+    let recorded = Recorded::default();
+    recorded.during(async {
+        for namespace in ["a", "b"] {
+            let guard =
+                StampedeGuard::builder(MemoryStore::new()).namespace(namespace).build().expect("valid");
+            guard.get_or_load("key", || loads_after(secs(1))).await.expect("loaded");
+            sleep(secs(1)).await;
+        }
+    });
+    assert_eq!(recorded.count("stampede_guard_loads_total{policy=default}"), Some(2));
+    let up = "stampede_guard_connected{connection=commands,namespace=";
+    assert_eq!(
+        (recorded.gauge(&format!("{up}a}}")), recorded.gauge(&format!("{up}b}}"))),
+        (Some(0.0), Some(0.0))
+    );
+}
+
+#[test]
+fn each_policy_is_counted_under_its_name() {
+    let recorded = Recorded::default();
+    recorded.during(async {
+        let guard = StampedeGuard::in_memory();
+        let reports = guard.with_policy(Policy::builder().name("reports").build().expect("valid"));
+        assert_eq!(recorded.count("stampede_guard_loads_total{policy=reports}"), Some(0), "from the start");
+        let brief = reports.policy().to_builder().fresh_for(secs(1)).build().expect("valid");
+        guard.get_or_load("a", || loads_after(secs(1))).await.expect("loaded");
+        for (key, guard) in [("b", &reports), ("c", &reports), ("d", &guard.with_policy(brief))] {
+            guard.get_or_load(key, || loads_after(secs(1))).await.expect("loaded");
+        }
+        // The stats are those of the guard.
+        assert_eq!((guard.stats().loads, reports.stats().loads), (4, 4));
+    });
+    assert_eq!(recorded.count("stampede_guard_loads_total{policy=default}"), Some(1));
+    assert_eq!(recorded.count("stampede_guard_loads_total{policy=reports}"), Some(3));
+    assert_eq!(recorded.count("stampede_guard_load_seconds{policy=reports}"), Some(3));
+}
+
+#[test]
+fn a_name_that_no_dashboard_could_show_is_refused() {
+    for (name, words) in [
+        ("", "name has 0 bytes: choose 1 to 64"),
+        (&*"x".repeat(65), "name has 65 bytes"),
+        ("my reports", "the character ' '"),
+        ("a\"b", "the character '\"'"),
+        ("kö", "the character 'ö'"),
+    ] {
+        let error = Policy::builder().name(name).build().expect_err(name);
+        assert_eq!(error.kind(), ErrorKind::InvalidPolicy);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let policy = Policy::builder().name("api/v1:user.list_2-x").build().expect("valid");
+    assert_ne!(policy, Policy::default());
+}
+
+#[test]
+fn failures_of_loads_are_counted_by_their_reason() {
+    let recorded = Recorded::default();
+    recorded.during(async {
+        let policy = Policy::builder().load_timeout(secs(5)).build().expect("valid");
+        let guard = StampedeGuard::in_memory().with_policy(policy);
+        guard.get_or_load("a", || async { Err::<u8, _>("no") }).await.expect_err("fails");
+        guard.get_or_load("b", || loads_after(secs(9))).await.expect_err("too slow");
+        guard
+            .get_or_load("c", || async { panic!("scripted") as Result<u8, String> })
+            .await
+            .expect_err("panics");
+        let stats = guard.stats();
+        assert_eq!((stats.load_errors, stats.load_timeouts, stats.loads_vanished), (1, 1, 1));
+    });
+    for reason in ["error", "timeout", "vanished"] {
+        let series = format!("stampede_guard_load_failures_total{{policy=default,reason={reason}}}");
+        assert_eq!(recorded.count(&series), Some(1), "{series}");
+    }
+}
+
+/// The alert "waits near wait_timeout" counts these, because each policy has another `wait_timeout`.
+#[test]
+fn waits_of_four_fifths_of_wait_timeout_are_long() {
+    virtual_time(async {
+        let policy = Policy::builder().wait_timeout(secs(10), OnWaitTimeout::Load).build().expect("valid");
+        let guard = StampedeGuard::in_memory().with_policy(policy);
+        for (key, time) in [("short", 7), ("long", 9), ("longer", 15)] {
+            let ask = || guard.get_or_load(key, move || loads_after(secs(time)));
+            let (first, second) = tokio::join!(ask(), ask());
+            assert!(first.is_ok() && second.is_ok());
+        }
+        assert_eq!(guard.stats().long_waits, 2);
+    });
+}
+
+/// A leader that is killed says nothing; its successor notices.
+#[test]
+fn a_lease_that_ends_with_its_holder_is_counted_by_its_successor() {
+    let store = MemoryStore::new();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let policy = || Policy::builder().lease(Duration::from_millis(300)).build().expect("valid");
+    let (dead, live) =
+        [store.clone(), store].map(|store| StampedeGuard::new(store).with_policy(policy())).into();
+    let dying = runtime();
+    dying.block_on(async {
+        let load = dead.get_or_load("key", std::future::pending::<Result<u8, String>>);
+        tokio::time::timeout(Duration::from_millis(50), load).await.expect_err("it has no end");
+    });
+    // With its runtime the load ends, and the renewals of its lease.
+    drop(dying);
+    runtime().block_on(async {
+        live.get_or_load("key", || loads_after(Duration::ZERO)).await.expect("loaded after the lease");
+        assert_eq!((live.stats().leases_expired, live.stats().led), (1, 1));
+        // A lease that its holder has ended is none of these.
+        live.invalidate("key").await.expect("invalidated");
+        live.get_or_load("key", || loads_after(Duration::ZERO)).await.expect("loaded");
+        assert_eq!(live.stats().leases_expired, 1);
+    });
+}
+
+#[test]
+fn a_lease_that_is_handed_over_has_not_expired() {
+    virtual_time(async {
+        let store = MemoryStore::new();
+        let (here, there) = [store.clone(), store].map(StampedeGuard::new).into();
+        let panics = || async {
+            sleep(secs(5)).await;
+            panic!("scripted") as Result<u8, String>
+        };
+        let late = async {
+            sleep(secs(1)).await;
+            there.get_or_load("key", || loads_after(secs(1))).await
+        };
+        let (first, second) = tokio::join!(here.get_or_load("key", panics), late);
+        assert!(first.is_err() && second.is_ok());
+        assert_eq!(there.stats().leases_expired, 0);
+    });
 }
 
 /// The names of metrics in a text.
-fn named(text: &str) -> BTreeSet<String> {
+fn named(text: &str) -> BTreeSet<&str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .filter(|word| word.starts_with("stampede_guard_") && word.len() > "stampede_guard_".len())
-        .map(str::to_owned)
         .collect()
 }
 
 /// Every metric is in the runbook, and the runbook lists no other.
 #[test]
 fn the_runbook_explains_each_metric() {
-    // The gauges of the local tier are published where its lease is renewed.
-    let published = concat!(include_str!("../../src/observe.rs"), include_str!("../../src/local/renewal.rs"));
-    assert_eq!(named(published), named(include_str!("../../docs/operations.md")));
+    let all: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+    assert_eq!(all.len(), METRICS.len(), "a name is there twice");
+    assert_eq!(named(include_str!("../../docs/operations.md")), all);
 }

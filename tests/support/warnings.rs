@@ -1,4 +1,4 @@
-//! Captures the warnings that the library logs during one test.
+//! Captures the warnings, or all events, that the library logs during one test.
 
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -7,9 +7,15 @@ use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
-/// The warnings that were logged on the listening test's thread.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
+/// The events that were logged on the listening test's thread: warnings and errors, unless it asks for more.
+#[derive(Clone, Debug)]
+pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>, Level);
+
+impl Default for Warnings {
+    fn default() -> Self {
+        Self::up_to(Level::WARN)
+    }
+}
 
 struct Text(String);
 
@@ -28,7 +34,7 @@ impl Visit for Text {
 
 impl<S: Subscriber> Layer<S> for Warnings {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if *event.metadata().level() <= Level::WARN {
+        if *event.metadata().level() <= self.1 {
             let mut text = Text(String::new());
             event.record(&mut text);
             self.0.lock().expect("nothing panics in here").push(text.0);
@@ -41,6 +47,11 @@ impl<S: Subscriber> Layer<S> for Warnings {
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
 impl Warnings {
+    /// Captures the events of this level and of more serious ones.
+    pub(crate) fn up_to(level: Level) -> Self {
+        Self(Arc::default(), level)
+    }
+
     pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
         LazyLock::force(&SECOND);
         tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone()))

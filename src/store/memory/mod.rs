@@ -398,6 +398,7 @@ impl Store for MemoryNode {
             clock: None,
             last_heard: None,
             inbox_lag: None,
+            outages: 0,
             local: None,
         }
     }

@@ -237,8 +237,13 @@ impl Store for RedisStore {
             clock: self.commands.clock(),
             last_heard: self.inbox.last_heard(),
             inbox_lag: self.inbox.lag(),
+            outages: self.outages.begun(),
             local: None,
         }
+    }
+
+    fn went_without(&self) {
+        self.outages.load();
     }
 
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {

@@ -1,5 +1,6 @@
 //! The ways to connect to one server: Unix sockets, databases, both protocols, users and their passwords.
 
+use stampede_guard::health::Breaker;
 use stampede_guard::lock::{Locks, Mutex};
 use stampede_guard::{LoadError, OnStoreDown};
 
@@ -258,6 +259,44 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
         connects(&guard).await;
         // A connection that breaks sooner belongs to the same outage.
         tokio::time::sleep(ms(1_500)).await;
+    }
+}
+
+/// An operator who reads the log later learns how long the outage was and what it cost. An invalidation that was not confirmed is
+/// counted meanwhile.
+#[tokio::test]
+async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
+    let server = RedisServer::start();
+    let guard = connected(&server.url()).await;
+    let events = Warnings::up_to(tracing::Level::INFO);
+    let _listening = events.listen();
+    for outage in 1..=2 {
+        server.kill();
+        eventually_eq("it is noticed", SOON, Breaker::Open, async || guard.health().breaker).await;
+        let began = tokio::time::Instant::now();
+        for key in 0..12 {
+            answer(&guard, &format!("k{outage}.{key}"), 1).await;
+        }
+        assert_eq!(guard.stats().fail_open_loads, outage * 12);
+        guard.invalidate("k").await.expect_err("the server is dead");
+        assert_eq!(guard.stats().invalidations_unconfirmed, outage);
+        server.start_again();
+        let told = || events.about("redis is back after").len() as u64;
+        eventually_eq("it is told", SOON, outage, async || told()).await;
+        let line = events.about("redis is back after").pop().expect("told");
+        assert!(line.contains(" s; 12 loads went without it"), "{line}");
+        let took: f64 = line
+            .split("after ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next())
+            .expect("a time")
+            .parse()
+            .expect("a number");
+        let most = began.elapsed().as_secs_f64() + 2.0;
+        assert!((1.9..most).contains(&took), "{line}");
+        assert_eq!(told(), outage, "{:?}", events.about(""));
+        assert!(guard.health().outages >= outage);
+        assert_eq!(guard.health().breaker, Breaker::Closed);
     }
 }
 

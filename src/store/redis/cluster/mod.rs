@@ -33,6 +33,7 @@ pub(super) use slot_map::{Coverage, MasterNode};
 
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
+use super::connection::outages::Outages;
 use super::errors::outage_log::OutageLog;
 use super::topology::cluster::endpoint::ClusterEndpoint;
 use super::topology::cluster::nodes::ClusterNodes;
@@ -54,6 +55,8 @@ pub(super) struct Cluster {
     changes: watch::Sender<u64>,
     /// Wakes the surveyor: the map may be out of date.
     looks: Arc<DiscoveryWake>,
+    /// The outages of all masters.
+    outages: Arc<Outages>,
 }
 
 struct ClusterState {
@@ -106,7 +109,12 @@ impl Cluster {
             running: AtomicBool::new(false),
             changes: watch::Sender::new(0),
             looks: Arc::default(),
+            outages: Arc::default(),
         })
+    }
+
+    pub(super) fn outages(&self) -> &Arc<Outages> {
+        &self.outages
     }
 
     pub(super) fn atlas(&self) -> &Arc<ClusterNodes> {
@@ -134,10 +142,8 @@ impl Cluster {
             return Ok(Arc::clone(&kept.server));
         }
         // Outside the lock: it runs code of the client, and its maker's.
-        let server = Supervisor::new(Connector::to(
-            Arc::new(ClusterEndpoint::new(&self.atlas.client_of(address)?)),
-            self.answer,
-        ));
+        let endpoint = Arc::new(ClusterEndpoint::new(&self.atlas.client_of(address)?));
+        let server = Supervisor::new(Connector::to(endpoint, self.answer).sharing(&self.outages));
         let mut state = self.state();
         if matches!(state.chart, SlotMap::Closed) {
             // For a command that was under way at the close and is redirected: its connection would never be closed.

@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 
+use super::outages::Outages;
 use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
 use crate::store::redis::errors::advice::advised;
@@ -41,6 +42,7 @@ pub(crate) struct Connector {
     pub(crate) idle: Duration,
     /// How long one may be used without being checked.
     pub(crate) clock: Duration,
+    pub(crate) outages: Arc<Outages>,
 }
 
 /// A connection for messages.
@@ -57,7 +59,13 @@ impl Connector {
     }
 
     pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
-        Self { endpoint, answer, idle: IDLE, clock: CLOCK_PERIOD }
+        Self { endpoint, answer, idle: IDLE, clock: CLOCK_PERIOD, outages: Arc::default() }
+    }
+
+    /// The same, for another server of the same node.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn sharing(self, outages: &Arc<Outages>) -> Self {
+        Self { outages: Arc::clone(outages), ..self }
     }
 
     /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there

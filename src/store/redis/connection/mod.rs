@@ -13,6 +13,7 @@ pub(crate) mod connector;
 mod clock;
 #[cfg(feature = "cluster")]
 mod node;
+pub(crate) mod outages;
 mod reconnect;
 mod refusal_log;
 mod send;
@@ -39,6 +40,7 @@ use tokio::time::error::Elapsed;
 
 use backoff::STABLE;
 use connector::Connector;
+use outages::Outage;
 use refusal_log::RefusalLog;
 use silence::{Silence, silent};
 
@@ -81,6 +83,8 @@ struct ConnectionSlot {
     keeper: Option<AbortHandle>,
     /// The reasons told of the present outage. A connection that breaks at once does not end an outage.
     told: OutageLog,
+    /// The present outage, until a connection was stable.
+    outage: Option<Outage>,
 }
 
 enum ConnectionState {
@@ -114,6 +118,7 @@ impl Supervisor {
                 keepers: 0,
                 keeper: None,
                 told: OutageLog::default(),
+                outage: None,
             }),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
@@ -273,6 +278,7 @@ impl Supervisor {
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
+            self.dial.outages.begin(&mut slot.outage);
             (std::mem::replace(&mut slot.state, ConnectionState::Down(Some(why))), is_news)
         };
         drop(lost);

@@ -8,7 +8,7 @@ use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, STABLE};
 use super::connector::Connector;
 use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
@@ -51,9 +51,15 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
         if let Some(generation) = generation {
             let opened_at = Instant::now();
             let (mut again, mut looked_at) = (false, opened_at);
+            let mut recovers = keeper.recovers();
             loop {
-                let told = again || timeout(dial.look_period(), look.notified()).await.is_ok();
+                let period = if recovers { STABLE } else { dial.look_period() };
+                let told = again || timeout(period, look.notified()).await.is_ok();
                 let Some(mut connection) = keeper.connection(generation) else { break };
+                if recovers && opened_at.elapsed() >= STABLE {
+                    keeper.is_back(opened_at);
+                    recovers = false;
+                }
                 if !told && looked_at.elapsed() < dial.clock && !keeper.has_to_look() {
                     continue;
                 }
@@ -107,6 +113,9 @@ impl Reconnector {
             Err(error) => {
                 let why = supervisor.dial.failure(error);
                 let is_news = slot.told.is_news(&why);
+                if !matches!(slot.state, ConnectionState::Down(_)) {
+                    supervisor.dial.outages.begin(&mut slot.outage);
+                }
                 slot.state = ConnectionState::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
@@ -125,6 +134,21 @@ impl Reconnector {
         match &supervisor.slot().state {
             ConnectionState::Up(up) if up.generation == generation => Some(up.connection.clone()),
             _ => None,
+        }
+    }
+
+    /// Whether the connection ends an outage, if it is stable.
+    fn recovers(&self) -> bool {
+        self.supervisor.upgrade().is_some_and(|supervisor| supervisor.slot().outage.is_some())
+    }
+
+    /// The connection that was opened at this moment is stable: the outage is over.
+    fn is_back(&self, opened_at: Instant) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let outage = supervisor.slot().outage.take();
+        if let Some(outage) = outage {
+            let node = supervisor.dial.address().filter(|_| supervisor.dial.is_node());
+            outage.tell_end(&supervisor.dial.outages, opened_at, node);
         }
     }
 

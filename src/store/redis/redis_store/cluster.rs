@@ -17,7 +17,8 @@ impl RedisStore {
         let cluster = Cluster::new(client, command_timeout);
         let mut place = DefaultHasher::new();
         cluster.atlas().described().hash(&mut place);
-        let inbox = Connector::to(Arc::clone(cluster.atlas()) as _, command_timeout);
+        let inbox =
+            Connector::to(Arc::clone(cluster.atlas()) as _, command_timeout).sharing(cluster.outages());
         Self::of(inbox, Some(cluster.into()), Topology::Cluster, place.finish())
     }
 }

@@ -21,6 +21,7 @@ use super::commands::announce::Announcing;
 use super::commands::lock_leaving::LeaveBatches;
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
+use super::connection::outages::Outages;
 use super::errors::classify::code_of;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
@@ -47,6 +48,7 @@ pub(crate) struct RedisStore {
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
+    pub(super) outages: Arc<Outages>,
     /// Permits for callers that wait for replicas, each with a connection.
     pub(super) replicating: Semaphore,
     /// The one server that this node knows has refused a script because its keys are in two slots.
@@ -66,7 +68,7 @@ impl RedisStore {
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.
     fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
-        let command_timeout = dial.answer;
+        let (command_timeout, outages) = (dial.answer, Arc::clone(&dial.outages));
         let watches = Arc::new(LeaseWaiters::default());
         let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
         let grants = Arc::new(LockWaiters::default());
@@ -83,6 +85,7 @@ impl RedisStore {
             grants,
             leaving: LeaveBatches::default(),
             keyspace,
+            outages,
             replicating,
             splits_keys: AtomicBool::new(false),
         }
@@ -127,6 +130,7 @@ impl fmt::Debug for RedisStore {
             grants: _,
             leaving: _,
             keyspace: _,
+            outages: _,
             replicating: _,
             splits_keys: _,
         } = self;

@@ -1,0 +1,257 @@
+//! Publishes a guard's counters and gauges through the `metrics` facade: once a second, at the end, and where a policy is new.
+//!
+//! The counters are the guard's; a recorder is told of what was added since. So a hit costs no look-up of a handle, and a recorder
+//! that is installed later is told of all that was counted before.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use metrics::{
+    Counter, Gauge, IntoF64, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
+    with_recorder,
+};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use super::GuardState;
+use crate::health::{Breaker, Health, LinkState};
+use crate::metrics::{Kind, METRICS};
+use crate::observe::{Outcome, PolicyCounters, Requests, Series};
+
+const PERIOD: Duration = Duration::from_secs(1);
+const METADATA: Metadata<'_> = Metadata::new("stampede_guard", Level::INFO, Some("stampede_guard"));
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What a guard has published.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    /// There is a task that publishes.
+    runs: AtomicBool,
+    /// A recorder was told what the metrics mean.
+    described: AtomicBool,
+    /// A recorder knows all counters of the guard.
+    registered: AtomicBool,
+}
+
+impl GuardState {
+    /// Starts the task that publishes, if there is none and this is called in a runtime.
+    #[inline]
+    pub(crate) fn publish_regularly(self: &Arc<Self>) {
+        if !self.published.runs.load(Ordering::Relaxed) {
+            self.start_publishing();
+        }
+    }
+
+    #[cold]
+    fn start_publishing(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !self.published.runs.swap(true, Ordering::Relaxed) {
+            runtime.spawn(PublishTask { state: Arc::downgrade(self) }.run());
+        }
+    }
+
+    /// Tells the recorder what was counted since the last time, and the gauges as they are.
+    pub(crate) fn publish(&self) {
+        with_recorder(|recorder| {
+            // The counts must not be spent on a recorder that is not there yet.
+            if is_installed(recorder, &self.namespace) {
+                self.publish_to(recorder);
+            }
+        });
+    }
+
+    fn publish_to(&self, recorder: &dyn Recorder) {
+        if !self.published.described.swap(true, Ordering::Relaxed) {
+            describe(recorder);
+        }
+        let is_first = !self.published.registered.swap(true, Ordering::Relaxed);
+        for (series, counter) in self.counters.guard.all() {
+            let count = counter.untold();
+            if count > 0 || is_first {
+                recorder.register_counter(&key(series, Vec::new()), &METADATA).increment(count);
+            }
+        }
+        for policy in self.counters.policies() {
+            publish_policy(recorder, &policy);
+        }
+        self.publish_gauges(recorder);
+    }
+
+    fn publish_gauges(&self, recorder: &dyn Recorder) {
+        let Health {
+            topology, commands, inbox, breaker, clock, last_heard, inbox_lag, local, outages, ..
+        } = Health { local: self.local.health(), ..self.store.health() };
+        let guard = GuardGauges { recorder, namespace: &self.namespace };
+        let opened = self.counters.outages.untold_of(outages);
+        guard.counter("stampede_guard_breaker_opened_total").increment(opened);
+        guard.set(
+            "stampede_guard_breaker_open",
+            match breaker {
+                Breaker::Closed => 0.0,
+                Breaker::Partly => 0.5,
+                Breaker::Open => 1.0,
+            },
+        );
+        for (connection, link) in [("commands", commands), ("inbox", inbox)] {
+            let up = if link == LinkState::Up { 1.0 } else { 0.0 };
+            let labels = vec![Label::new("connection", connection)];
+            guard.gauge("stampede_guard_connected", labels).set(up);
+        }
+        let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
+        guard.set("stampede_guard_inbox_lag_seconds", seconds(inbox_lag));
+        guard.set("stampede_guard_inbox_silence_seconds", seconds(last_heard));
+        guard.set(
+            "stampede_guard_clock_ahead_seconds",
+            clock.map_or(0.0, |clock| clock.ahead_ms as f64 / 1e3),
+        );
+        guard.set("stampede_guard_flights", self.flights.len() as f64);
+        guard.set("stampede_guard_tasks", self.tasks.count() as f64);
+        guard.set("stampede_guard_leases", self.leases.count() as f64);
+        if let Some(local) = local {
+            guard.set("stampede_guard_local_copies", local.copies as f64);
+            guard.set("stampede_guard_local_bytes", local.bytes as f64);
+            guard.set("stampede_guard_local_capacity_bytes", local.capacity as f64);
+            guard.set("stampede_guard_local_lease_seconds", local.lease_remaining.as_secs_f64());
+        }
+        let labels = vec![Label::new("version", VERSION), Label::new("topology", topology.to_string())];
+        guard.gauge("stampede_guard_info", labels).set(1.0);
+    }
+}
+
+fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
+    let name = || Label::new("policy", SharedString::from_shared(Arc::clone(&policy.name)));
+    let is_first = policy.is_first_told();
+    for (series, counter) in policy.counts.all() {
+        let count = counter.untold();
+        if count > 0 || is_first {
+            recorder.register_counter(&key(series, vec![name()]), &METADATA).increment(count);
+        }
+    }
+    let mut saved = 0;
+    // The outcomes of requests without a route exist from the start, those of a route from its first request on.
+    saved += publish_requests(recorder, &name(), None, policy.requests(), is_first);
+    policy.routes.each(|route, requests| {
+        saved += publish_requests(recorder, &name(), Some(route), requests, false);
+    });
+    if saved > 0 || is_first {
+        let series = Series { metric: "stampede_guard_loads_saved_total", label: None };
+        recorder.register_counter(&key(series, vec![name()]), &METADATA).increment(saved);
+    }
+}
+
+/// Returns how many of these requests did not load for themselves.
+fn publish_requests(
+    recorder: &dyn Recorder,
+    policy: &Label,
+    route: Option<&Arc<str>>,
+    requests: &Requests,
+    is_first: bool,
+) -> u64 {
+    let mut saved = 0;
+    for (outcome, count) in requests.untold() {
+        if count == 0 && !is_first {
+            continue;
+        }
+        // A hit says which tier it came from; the label is empty for all other outcomes.
+        let tier = match outcome {
+            Outcome::LocalHit => "local",
+            Outcome::Hit => "store",
+            _ => "",
+        };
+        if matches!(outcome, Outcome::LocalHit | Outcome::Hit | Outcome::Stale | Outcome::Coalesced) {
+            saved += count;
+        }
+        let route =
+            route.map_or(SharedString::const_str(""), |route| SharedString::from_shared(Arc::clone(route)));
+        let labels = vec![policy.clone(), Label::new("route", route), Label::new("tier", tier)];
+        let series =
+            Series { metric: "stampede_guard_requests_total", label: Some(("outcome", outcome.as_str())) };
+        recorder.register_counter(&key(series, labels), &METADATA).increment(count);
+    }
+    saved
+}
+
+fn key(series: Series, mut labels: Vec<Label>) -> Key {
+    labels.extend(series.label.map(|(name, value)| Label::new(name, value)));
+    Key::from_parts(series.metric, labels)
+}
+
+struct GuardGauges<'a> {
+    recorder: &'a dyn Recorder,
+    namespace: &'a str,
+}
+
+impl GuardGauges<'_> {
+    fn gauge(&self, name: &'static str, mut labels: Vec<Label>) -> Gauge {
+        labels.push(Label::new("namespace", self.namespace.to_owned()));
+        self.recorder.register_gauge(&Key::from_parts(name, labels), &METADATA)
+    }
+
+    fn set(&self, name: &'static str, value: f64) {
+        self.gauge(name, Vec::new()).set(value);
+    }
+
+    fn counter(&self, name: &'static str) -> Counter {
+        let labels = vec![Label::new("namespace", self.namespace.to_owned())];
+        self.recorder.register_counter(&Key::from_parts(name, labels), &METADATA)
+    }
+}
+
+/// Whether the recorder is more than the one that stands in for a missing one. The facade does not say, but only a real gauge asks for the
+/// number that it is set to.
+fn is_installed(recorder: &dyn Recorder, namespace: &str) -> bool {
+    struct Asked<'a>(&'a Cell<bool>);
+    impl IntoF64 for Asked<'_> {
+        fn into_f64(self) -> f64 {
+            self.0.set(true);
+            0.0
+        }
+    }
+    let asked = Cell::new(false);
+    let labels = vec![Label::new("namespace", namespace.to_owned())];
+    let gauge = recorder.register_gauge(&Key::from_parts("stampede_guard_flights", labels), &METADATA);
+    gauge.increment(Asked(&asked));
+    asked.get()
+}
+
+fn describe(recorder: &dyn Recorder) {
+    for metric in METRICS {
+        let unit = match metric.unit() {
+            Some("seconds") => Some(Unit::Seconds),
+            Some("bytes") => Some(Unit::Bytes),
+            _ => None,
+        };
+        let (name, help) = (KeyName::from_const_str(metric.name), SharedString::const_str(metric.help));
+        match metric.kind {
+            Kind::Counter => recorder.describe_counter(name, unit, help),
+            Kind::Gauge => recorder.describe_gauge(name, unit, help),
+            Kind::Histogram => recorder.describe_histogram(name, unit, help),
+        }
+    }
+}
+
+/// The task's reference to the guard. Weak: dropping the guard ends its task.
+struct PublishTask {
+    state: Weak<GuardState>,
+}
+
+impl Drop for PublishTask {
+    /// The task ended with its runtime: the next caller starts another.
+    fn drop(&mut self) {
+        if let Some(state) = self.state.upgrade() {
+            state.published.runs.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+impl PublishTask {
+    async fn run(self) {
+        loop {
+            sleep(PERIOD).await;
+            let Some(state) = self.state.upgrade() else { return };
+            state.publish();
+        }
+    }
+}

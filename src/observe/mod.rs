@@ -1,0 +1,132 @@
+//! Counters and log events of the guard; [`Stats`], metrics, logs and tests use the same names.
+//!
+//! Labels and fields never carry a key's text or a value: keys appear as a digest.
+
+mod counters;
+mod policy_counters;
+mod routes;
+mod spread;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+#[cfg(feature = "metrics")]
+pub(crate) use counters::Series;
+pub use counters::Stats;
+pub(crate) use counters::{Count, Counters, GuardCount};
+pub(crate) use policy_counters::{PolicyCounters, Requests};
+
+use crate::key::Key;
+use crate::sync::lock;
+
+/// How one request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Outcome {
+    /// From the store.
+    Hit,
+    /// From this process's memory.
+    LocalHit,
+    /// With a stale value from the store. Its new load runs in the background, has failed, or takes long.
+    Stale,
+    /// By the load that this request led.
+    Led,
+    /// By a load that another request led, here or in another process.
+    Coalesced,
+    /// By its own load or pass-through, outside the guard's protocol.
+    Bypassed,
+    /// With an error.
+    Failed,
+}
+
+impl Outcome {
+    /// The word used in metrics and logs.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hit | Self::LocalHit => "hit",
+            Self::Stale => "stale",
+            Self::Led => "led",
+            Self::Coalesced => "coalesced",
+            Self::Bypassed => "bypassed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// The targets of spans and events. They name a part of the crate and not a module, so that moved code does not break users' filters.
+pub(crate) mod log {
+    pub(crate) const GUARD: &str = "stampede_guard";
+    #[cfg(feature = "http")]
+    pub(crate) const HTTP: &str = "stampede_guard::http";
+    pub(crate) const LOCK: &str = "stampede_guard::lock";
+    #[cfg(feature = "redis")]
+    pub(crate) const REDIS: &str = "stampede_guard::redis";
+}
+
+/// WARN if this is news, DEBUG otherwise: a warning for each request would bury all others.
+macro_rules! warn_if {
+    ($log:expr, $is_news:expr, $($event:tt)+) => {
+        if $is_news {
+            tracing::warn!(target: $log, $($event)+)
+        } else {
+            tracing::debug!(target: $log, $($event)+)
+        }
+    };
+}
+pub(crate) use warn_if;
+
+/// Whether an operation is failing, so that it is reported once per outage.
+#[derive(Debug, Default)]
+pub(crate) struct LogOnce(AtomicBool);
+
+impl LogOnce {
+    /// Records a failure. Returns whether it is news: the first failure since the last success.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// Records a success.
+    pub(crate) fn is_over(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// When a warning was last logged whose cause recurs with each load.
+#[derive(Debug, Default)]
+pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
+
+impl LogEveryMinute {
+    /// Whether to warn again: once a minute.
+    pub(crate) fn is_due(&self) -> bool {
+        const PAUSE: Duration = Duration::from_secs(60);
+        let (mut last, now) = (lock(&self.0), Instant::now());
+        let is_due = last.is_none_or(|last| now - last >= PAUSE);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+}
+
+/// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
+pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
+    let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key);
+    if span.is_disabled() { parent.clone() } else { span }
+}
+
+/// Logs the decision about a response, and the rule that made it.
+#[cfg(feature = "http")]
+pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
+    tracing::debug!(target: log::HTTP, decision, %rule, "stampede_guard.judged");
+}
+
+/// Runs a load and records how long it took.
+pub(crate) async fn timed<T>(counters: &PolicyCounters, load: impl Future<Output = T>) -> (T, Duration) {
+    let started = Instant::now();
+    let done = load.await;
+    let took = started.elapsed();
+    counters.loaded(took);
+    (done, took)
+}
