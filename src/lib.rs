@@ -108,7 +108,7 @@ pub use crate::value::codec::Codec;
 pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
-pub use observe::Stats;
+pub use observe::{FlightId, SpanLinks, Stats};
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 

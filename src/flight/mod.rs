@@ -231,6 +231,11 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.leave_if(outcome, is_such);
     }
 
+    /// Shows the loaders of the callers that wait.
+    pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
+        self.flight.each_loader(see);
+    }
+
     /// Whether a caller waits for the flight. A caller that has taken its loader back does not.
     pub(crate) fn is_awaited(&self) -> bool {
         self.flight.is_awaited()
@@ -280,6 +285,12 @@ impl<L, O: Clone> Announcer<L, O> {
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         self.flight.announce(outcome);
+    }
+
+    /// As [`Leader::each_loader`].
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
+    pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
+        self.flight.each_loader(see);
     }
 }
 

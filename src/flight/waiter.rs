@@ -137,6 +137,15 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
+    /// Shows the loaders of the callers that wait. `see` runs under the locks.
+    pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
+        for slot in &lock(&self.state).all {
+            if let Some(loader) = &*lock(&slot.loader) {
+                see(loader);
+            }
+        }
+    }
+
     pub(crate) fn is_awaited(&self) -> bool {
         let is_awaited =
             |slot: &Arc<WaiterSlot<L, O>>| !slot.outcome.is_closed() && lock(&slot.loader).is_some();

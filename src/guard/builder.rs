@@ -8,6 +8,7 @@ use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
+use crate::observe::{SpanLinks, Spans};
 use crate::policy::Policy;
 use crate::store::backend::Backend;
 use crate::store::memory::MemoryStore;
@@ -28,6 +29,7 @@ pub struct StampedeGuardBuilder {
     max_flights: usize,
     local_capacity: u64,
     local_term: Duration,
+    spans: Spans,
 }
 
 impl StampedeGuard {
@@ -66,15 +68,16 @@ impl StampedeGuardBuilder {
             max_flights: Self::DEFAULT_MAX_FLIGHTS,
             local_capacity: DEFAULT_CAPACITY,
             local_term: DEFAULT_TERM,
+            spans: Spans::default(),
         }
     }
 
     /// The guard, with valid settings: the defaults, or those that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
-        let Self { backend, namespace, policy, max_flights, local_capacity, local_term } = self;
+        let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans } = self;
         let store = backend.into_store(policy.command_timeout);
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
-        let state = GuardState::new(store, namespace, max_flights, local);
+        let state = GuardState::new(store, namespace, max_flights, local, spans);
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
@@ -120,6 +123,13 @@ impl StampedeGuardBuilder {
     #[cfg(feature = "local")]
     pub fn local_term(mut self, term: Duration) -> Self {
         self.local_term = term;
+        self
+    }
+
+    /// Links the spans of loads and of the callers that wait for them, across processes. Defaults to no links; the field `flight` of
+    /// the spans is there in any case.
+    pub fn span_links(mut self, links: impl SpanLinks) -> Self {
+        self.spans = Spans::linked_by(links);
         self
     }
 

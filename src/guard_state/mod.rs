@@ -32,7 +32,8 @@ use crate::loader::Loader;
 use crate::loader::nesting::LoadPermitId;
 use crate::local::LocalTier;
 use crate::observe::{
-    Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, log, warn_if,
+    Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, Spans, log,
+    warn_if,
 };
 use crate::policy::Policy;
 #[cfg(feature = "http")]
@@ -65,6 +66,7 @@ pub(crate) struct GuardState {
     pub(crate) expired_log: LogEveryMinute,
     /// Limits warnings about callers beyond `max_flights`.
     pub(crate) overload_log: LogEveryMinute,
+    pub(crate) spans: Spans,
     /// Running tasks of flights.
     pub(crate) tasks: Arc<Tracker>,
     /// Held leases.
@@ -139,6 +141,7 @@ impl GuardState {
         namespace: Box<str>,
         max_flights: usize,
         (local_capacity, local_term): (u64, Duration),
+        spans: Spans,
     ) -> Self {
         let counters = Arc::<Counters>::default();
         Self {
@@ -161,6 +164,7 @@ impl GuardState {
             unrenewed_log: LogEveryMinute::default(),
             expired_log: LogEveryMinute::default(),
             overload_log: LogEveryMinute::default(),
+            spans,
             tasks: Arc::default(),
             leases: Arc::default(),
             possible_leases: Arc::default(),

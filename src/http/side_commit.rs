@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tracing::Span;
 
 use crate::guard_state::GuardState;
 use crate::key::Key;
@@ -184,6 +185,8 @@ async fn lease_if_free(
         rejected: &mut rejected,
         budget: &mut policy.budget(),
         tags: &[],
+        span: &Span::none(),
+        waits_for: &mut None,
         since: u64::MAX,
         // Without `queue` the attempt never waits.
         deadline: Instant::now(),

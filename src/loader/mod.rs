@@ -4,7 +4,7 @@ pub(crate) mod nesting;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use crate::error::Failure;
 use crate::failure_text::panic_text;
 use crate::flight;
 use crate::flight::order::Arrival;
+use crate::observe::FlightId;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
 use crate::value::outcome::FlightOutcome;
@@ -25,7 +26,25 @@ use nesting::{LoadPermitId, LoadScope};
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
 /// Tells a load's waiters that its value is on its way.
-pub(crate) type Announcer = flight::Announcer<Loader, FlightOutcome>;
+#[derive(Debug)]
+pub(crate) struct Announcer {
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    pub(crate) waiters: flight::Announcer<Loader, FlightOutcome>,
+    /// The load's identity, if spans of waits are wanted.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    pub(crate) flight: Option<FlightId>,
+}
+
+impl Announcer {
+    /// As [`flight::Announcer::announce`].
+    #[cfg(feature = "http")]
+    pub(crate) fn announce(&self, outcome: FlightOutcome) {
+        if let Some(flight) = self.flight {
+            self.waiters.each_loader(|loader| loader.waits_for(flight));
+        }
+        self.waiters.announce(outcome);
+    }
+}
 
 /// A caller's loader, boxed at the API so that the code behind it is compiled once.
 pub(crate) struct Loader {
@@ -38,6 +57,8 @@ pub(crate) struct Loader {
     pub(crate) came: Arrival,
     /// When the caller began to wait on a flight.
     pub(crate) since: Option<Instant>,
+    /// The load that the caller waits for, as far as it is known.
+    pub(crate) waits_for: OnceLock<FlightId>,
 }
 
 /// For which callers a loader runs, and whether its result may be stored.
@@ -145,6 +166,11 @@ impl Loader {
         self.within.as_ref().is_some_and(|outer| outer.holds(turn))
     }
 
+    /// Records which load the caller waits for. The first one counts.
+    pub(crate) fn waits_for(&self, flight: FlightId) {
+        let _ = self.waits_for.set(flight);
+    }
+
     /// Boxes a caller's loader, with the caller's span and the chain of loads it runs inside.
     pub(crate) fn new<F, Fut>(run: F) -> Self
     where
@@ -157,6 +183,7 @@ impl Loader {
             within: LoadScope::current(),
             came: Arrival::now(),
             since: None,
+            waits_for: OnceLock::new(),
         }
     }
 }

@@ -3,20 +3,25 @@
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
 mod counters;
+mod links;
 mod policy_counters;
 mod routes;
 mod spread;
 
-use std::sync::Mutex;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::Span;
+use tracing::field::Empty;
 
 #[cfg(feature = "metrics")]
 pub(crate) use counters::Series;
 pub use counters::Stats;
 pub(crate) use counters::{Count, Counters, GuardCount};
+pub use links::{FlightId, SpanLinks};
 pub(crate) use policy_counters::{PolicyCounters, Requests};
 
 use crate::key::Key;
@@ -110,10 +115,54 @@ impl LogEveryMinute {
     }
 }
 
-/// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
-pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
-    let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key);
-    if span.is_disabled() { parent.clone() } else { span }
+/// The spans of loads and waits, and the user's links between them.
+#[derive(Clone, Default)]
+pub(crate) struct Spans(Option<Arc<dyn SpanLinks>>);
+
+impl Spans {
+    pub(crate) fn linked_by(links: impl SpanLinks) -> Self {
+        Self(Some(Arc::new(links)))
+    }
+
+    /// Whether a subscriber may want the spans of waits. (Without one, finding out for whom a caller waited is work for nothing.)
+    pub(crate) fn are_wanted(&self) -> bool {
+        tracing::enabled!(target: log::GUARD, tracing::Level::DEBUG)
+    }
+
+    /// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
+    pub(crate) fn load(&self, parent: &Span, key: &Key, flight: impl FnOnce() -> FlightId) -> Span {
+        let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key, flight = Empty);
+        if span.is_disabled() {
+            return parent.clone();
+        }
+        let flight = flight();
+        span.record("flight", tracing::field::display(flight));
+        if let Some(links) = &self.0 {
+            links.load(&span, flight);
+        }
+        span
+    }
+
+    /// The span of a wait for another caller's load.
+    pub(crate) fn wait(&self, parent: &Span, key: &Key) -> Span {
+        tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.wait", ?key, flight = Empty)
+    }
+
+    /// Tells which load was waited for.
+    pub(crate) fn waited(&self, span: &Span, flight: FlightId) {
+        if !span.is_disabled() {
+            span.record("flight", tracing::field::display(flight));
+            if let Some(links) = &self.0 {
+                links.wait(span, flight);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Spans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spans").field("linked", &self.0.is_some()).finish()
+    }
 }
 
 /// Logs the decision about a response, and the rule that made it.

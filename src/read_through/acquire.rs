@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
+use tracing::Span;
 
 use super::lease::{Lease, detach_unleased, release_later};
 use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::observe::{Count, log, warn_if};
+use crate::observe::{Count, FlightId, log, warn_if};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
 use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
@@ -51,6 +52,10 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
+    /// The span of the first caller.
+    pub(crate) span: &'a Span,
+    /// Is set to the load that the flight waits for.
+    pub(crate) waits_for: &'a mut Option<FlightId>,
     /// The time on the store's clock when the flight began.
     pub(crate) since: u64,
     pub(crate) deadline: Instant,
@@ -71,6 +76,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) held_until: Instant,
     /// The lease was handed to this flight.
     pub(super) handed_over: bool,
+    /// The span of the wait behind that holder.
+    pub(super) wait_span: Span,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
     /// When a hint said that the awaited load has ended, if that was before the deadline.
@@ -98,6 +105,7 @@ impl<'a> Acquisition<'a> {
             behind: None,
             held_until: Instant::now(),
             handed_over: false,
+            wait_span: Span::none(),
             takeovers: 0,
             released: None,
             unusable: 0,

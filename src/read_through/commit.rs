@@ -38,6 +38,7 @@ impl FlightTask {
         // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
         // commit on the same connection, so it sees the change.
         self.leader.detach();
+        self.note_waits();
         let LoadOutput { result, settled } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
             settled.into_iter().for_each(|settled| settled());

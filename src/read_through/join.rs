@@ -1,5 +1,7 @@
 //! Step 3: a caller joins the flight of its key or starts one, and waits for its end.
 
+use std::sync::OnceLock;
+
 use tokio::time::{Instant, sleep_until};
 
 use super::call::{Call, CallState, LookUpState};
@@ -23,6 +25,7 @@ impl CallState<'_> {
     ) -> Result<(FlightWaiter, bool), NoCapacity> {
         let Call { state, policy, .. } = self.call;
         (loader.came, loader.since) = (self.came, Some(Instant::now()));
+        loader.waits_for = OnceLock::new();
         let flight = self.flight(mode);
         // A caller that may be served an older value at `soft_timeout` does not wait for the load, so the load must not use the
         // permit of the load that the caller runs inside.

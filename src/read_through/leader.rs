@@ -135,6 +135,9 @@ impl FlightTask {
     }
 
     fn finish<T>(self, outcome: FlightOutcome) -> Option<T> {
+        // No caller joins from here on, so all that wait are told for whom.
+        self.leader.detach();
+        self.note_waits();
         self.leader.finish(outcome);
         None
     }
@@ -159,6 +162,8 @@ impl FlightTask {
             rejected: &mut self.rejected,
             budget: &mut self.budget,
             tags: &self.policy.tag_keys(&self.state.namespace),
+            span: &self.span,
+            waits_for: &mut self.waits_for,
             since: self.state.store.now(),
             deadline: Instant::now() + wait_timeout,
             goes_on: &goes_on,
@@ -179,7 +184,7 @@ impl FlightTask {
 
     /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
     async fn load_and_end(
-        self,
+        mut self,
         mut lease: Option<Lease>,
         permit: Option<Permit>,
         turn: Option<LoadPermitId>,

@@ -10,7 +10,7 @@ use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::flight::{FlightKey, LoadMode};
-use crate::observe::{Count, GuardCount, PolicyCounters, log, warn_if};
+use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Fail, HandOver, HandedOver, LATEST, LeaseWatch, StoreError, Token, TokenCheck};
 use crate::sync::lock;
@@ -55,6 +55,11 @@ impl Lease {
 
     pub(crate) fn waited_until(&self) -> Option<Instant> {
         self.waited_until
+    }
+
+    /// What its load is called in traces.
+    pub(crate) fn flight(&self) -> FlightId {
+        self.token.flight()
     }
 
     /// Up to when the lease was certainly held.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use super::bulkhead;
 use super::call::{Call, CallState};
@@ -16,9 +16,9 @@ use crate::flight::order::SentAt;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::flight::FlightKey;
 use crate::loader::nesting::{LoadPermitId, LoadScope};
-use crate::loader::{AbortOnDrop, LeaseState, LoadInput, LoadOutput, Loader, describe};
+use crate::loader::{AbortOnDrop, Announcer, LeaseState, LoadInput, LoadOutput, Loader, describe};
 use crate::lock::Permit;
-use crate::observe::{self, Count};
+use crate::observe::{self, Count, FlightId};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
 use crate::store::StoreError;
@@ -38,6 +38,10 @@ pub(crate) struct FlightTask {
     pub(crate) budget: Budget,
     /// The chain of loads inside which the first caller waits for this one.
     pub(crate) within: Option<Arc<LoadScope>>,
+    /// The span of the first caller.
+    pub(crate) span: Span,
+    /// The load that its callers wait for, if spans of waits are wanted.
+    pub(crate) waits_for: Option<FlightId>,
     /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
 }
@@ -72,13 +76,25 @@ impl FlightTask {
         let Call { state, policy, .. } = caller.call;
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let (rejected, budget) = (caller.rejected.clone(), caller.budget);
-        Self { state, policy, flight, leader, rejected, budget, within: None, _unattended: None }
+        let (span, waits_for) = (Span::current(), None);
+        Self {
+            state,
+            policy,
+            flight,
+            leader,
+            rejected,
+            budget,
+            within: None,
+            span,
+            waits_for,
+            _unattended: None,
+        }
     }
 
     /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
     /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
     pub(super) async fn load(
-        &self,
+        &mut self,
         loader: Loader,
         turn: Option<LoadPermitId>,
         lease: &mut Option<Lease>,
@@ -89,13 +105,19 @@ impl FlightTask {
         let mode = if lease.is_some() { LeaseState::Leased } else { LeaseState::Unleased };
         let previous = self.rejected.as_ref().and_then(|rejected| rejected.value()).cloned();
         let (losing, lost) = watch::channel(false);
-        let announcer = Some(self.leader.announcer());
+        let mut flight = None;
+        let mut identity =
+            || *flight.get_or_insert_with(|| lease.as_ref().map_or_else(FlightId::random, Lease::flight));
+        let load_span = self.state.spans.load(&span, &self.flight.key, &mut identity);
+        self.waits_for = self.state.spans.are_wanted().then(identity);
+        // Callers that give up before the load ends know what they waited for.
+        self.note_waits();
+        let announcer = Some(Announcer { waiters: self.leader.announcer(), flight: self.waits_for });
         let given = LoadInput { mode, previous, deadline: end, lost, announcer };
         let place = self.state.store.place();
         let load =
             LoadScope::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
-        let mut load =
-            AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
+        let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
         match loaded {
@@ -113,6 +135,13 @@ impl FlightTask {
                 self.policy.count(Count::load_timeouts);
                 LoadEnd::TimedOut
             }
+        }
+    }
+
+    /// Tells the callers that wait which load it is that they wait for.
+    pub(crate) fn note_waits(&self) {
+        if let Some(flight) = self.waits_for {
+            self.leader.each_loader(|loader| loader.waits_for(flight));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Steps 3 to 8 from a caller's point of view: it joins or starts flights until it has an answer.
 
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
 
 use super::call::{CallState, LookUpState};
 use super::look_up::{Lookup, look};
@@ -46,6 +47,7 @@ impl CallState<'_> {
         reader: &R,
         mut loader: Loader,
     ) -> MissOutcome<R::Value> {
+        let spans = self.call.state.spans.clone();
         for _ in 0..ROUNDS {
             let joined_at = Instant::now();
             // 3 join
@@ -62,9 +64,12 @@ impl CallState<'_> {
                 // still is.
                 return MissOutcome::Alone(own);
             }
+            // The flight has a span for the wait of the caller that began it, if it has to wait.
+            let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
+            let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
             let (outcome, mut own) = tokio::select! {
                 biased;
-                ended = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased) => ended,
+                ended = ending.instrument(span.clone()) => ended,
                 stand_in = self.soft_timeout(reader) => {
                     // The flight may still use this caller's loader, but the caller no longer waits.
                     if waiter.amend_loader(|loader| loader.since = None) {
@@ -77,6 +82,10 @@ impl CallState<'_> {
             };
             // Frees the slot for another caller.
             drop(waiter);
+            if let Some(flight) = own.as_ref().and_then(|own| own.waits_for.get()) {
+                spans.waited(&span, *flight);
+            }
+            drop(span);
             if own.is_some() {
                 waited(self.call.policy, joined_at, leads, &outcome);
             }

@@ -20,6 +20,7 @@ impl Acquisition<'_> {
     /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, policy, .. } = self.request;
+        self.waits_behind(&holder);
         (self.behind, self.released) = (Some(holder), None);
         self.held_until = self.sent_at.at + remaining;
         let wakes = Instant::now() + sleep_for(remaining, policy.lease, state.store.hints_arrive());
@@ -42,6 +43,19 @@ impl Acquisition<'_> {
                 () = state.leaving() => return Err(AcquireOutcome::Leaving),
             }
         }
+    }
+
+    /// Begins the span of a wait for another process's load, which is the first caller's; the other callers of this process have
+    /// their own.
+    fn waits_behind(&mut self, holder: &Token) {
+        let AcquireRequest { state, key, span, .. } = self.request;
+        if self.behind.as_ref() == Some(holder) || !state.spans.are_wanted() {
+            return;
+        }
+        let flight = holder.flight();
+        *self.request.waits_for = Some(flight);
+        self.wait_span = state.spans.wait(span, key);
+        state.spans.waited(&self.wait_span, flight);
     }
 
     /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its

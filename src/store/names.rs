@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::observe::FlightId;
+
 /// The holder of a lease, or a waiter for one: `<node>:<flight>`, both random.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Token(Arc<str>);
@@ -44,6 +46,11 @@ impl Token {
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// What the load under the lease of this token is called in traces.
+    pub(crate) fn flight(&self) -> FlightId {
+        FlightId::of(&self.0)
     }
 
     /// The node's half.

@@ -64,6 +64,7 @@ mod stale;
 mod support;
 mod tag_storms;
 mod tags;
+mod traces;
 #[cfg(feature = "testing")]
 mod unheard;
 mod unshareable;
