@@ -52,9 +52,10 @@ impl fmt::Debug for FlightId {
 ///
 /// Both methods are called on the data path of a miss, never of a hit: they should be brief, and must not block.
 pub trait SpanLinks: Send + Sync + 'static {
-    /// A load begins: `span` was made for it, inside the span of the request that leads it, and was not entered yet.
-    fn load(&self, span: &Span, flight: FlightId);
+    /// A load begins: `span` was made for it, inside `request`, the span of the request that leads it, and was not entered yet.
+    fn load(&self, span: &Span, request: &Span, flight: FlightId);
 
-    /// The caller of the span around `span` waited for this load, here or in another process.
+    /// A caller waits, or has waited, for this load, here or in another process. `span` is the span of that wait, inside the one of its
+    /// request.
     fn wait(&self, span: &Span, flight: FlightId);
 }

@@ -138,7 +138,7 @@ impl Spans {
         let flight = flight();
         span.record("flight", tracing::field::display(flight));
         if let Some(links) = &self.0 {
-            links.load(&span, flight);
+            links.load(&span, parent, flight);
         }
         span
     }

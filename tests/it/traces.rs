@@ -69,7 +69,8 @@ impl Spans {
 struct Links(Arc<Mutex<Vec<(&'static str, FlightId)>>>);
 
 impl SpanLinks for Links {
-    fn load(&self, span: &Span, flight: FlightId) {
+    fn load(&self, span: &Span, request: &Span, flight: FlightId) {
+        assert_eq!(request.metadata().expect("a span").name(), "request");
         assert_eq!(span.metadata().expect("a span").name(), "stampede_guard.load");
         self.0.lock().expect("no panic").push(("load", flight));
     }
