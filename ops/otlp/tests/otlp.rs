@@ -208,7 +208,15 @@ fn a_waiters_span_links_to_the_load_in_another_process_and_all_metrics_arrive() 
     let took = eventually("the histogram is exported", || of("stampede_guard_load"));
     assert_eq!(took["unit"], "s");
     let bounds = list(&list(&took["histogram"], "dataPoints")[0], "explicitBounds").len();
-    assert_eq!(bounds, stampede_guard::metrics::BUCKETS.iter().find(|(name, _)| *name == "stampede_guard_load_seconds").expect("a histogram").1.len());
+    assert_eq!(
+        bounds,
+        stampede_guard::metrics::BUCKETS
+            .iter()
+            .find(|(name, _)| *name == "stampede_guard_load_seconds")
+            .expect("a histogram")
+            .1
+            .len()
+    );
     eventually("the gauges are exported", || of("stampede_guard_connected"));
     eventually("requests are exported by route", || {
         let requests =

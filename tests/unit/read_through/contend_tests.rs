@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::guard::StampedeGuard;
 use crate::key::{CacheKey, Key};
+use crate::observe::FlightId;
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
 use crate::read_through::lease::Lease;
@@ -30,6 +31,8 @@ struct Side {
     queue: bool,
     /// How long before now the flight began.
     began: Duration,
+    span: tracing::Span,
+    waits_for: Option<FlightId>,
 }
 
 impl Side {
@@ -39,7 +42,8 @@ impl Side {
 
     fn at(guard: StampedeGuard) -> Self {
         let key = guard.key(CacheKey::from("k")).expect("a key");
-        Self { guard, key, rejected: None, queue: true, began: Duration::ZERO }
+        let span = tracing::Span::none();
+        Self { guard, key, rejected: None, queue: true, began: Duration::ZERO, span, waits_for: None }
     }
 
     fn now(&self) -> u64 {
@@ -59,6 +63,8 @@ impl Side {
             since: state.store.clock_at(Instant::now() - self.began),
             deadline: Instant::now() + policy.lease * 4,
             goes_on: &|| None,
+            span: &self.span,
+            waits_for: &mut self.waits_for,
         }
     }
 

@@ -210,8 +210,19 @@ impl World {
             None
         };
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
-        let (budget, within) = (policy.budget(), None);
-        FlightTask { state, policy, flight, leader, rejected, budget, within, _unattended: unattended }
+        let budget = policy.budget();
+        FlightTask {
+            state,
+            policy,
+            flight,
+            leader,
+            rejected,
+            budget,
+            within: None,
+            span: tracing::Span::none(),
+            waits_for: None,
+            _unattended: unattended,
+        }
     }
 
     /// In the middle of a load that was begun now.
