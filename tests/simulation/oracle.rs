@@ -55,6 +55,7 @@ pub(super) struct State {
     pub(super) commits: u64,
     /// When the store last went back to an older state.
     pub(super) failed_over: u64,
+    pub(super) failed_over_at: Option<Instant>,
     /// When each call that invalidates the tag began.
     pub(super) tag_changes: Vec<u64>,
     /// The nodes with a call that changes something, from its beginning on.
@@ -230,14 +231,14 @@ impl Oracle {
         );
     }
 
-    /// I3, as callers see it; I10.
-    pub(super) fn check_value(&self, node: usize, key: u8, asked: u64, value: Value) {
+    /// I3, as callers see it; I10. Without `asked` the value may be older than a change.
+    pub(super) fn check_value(&self, node: usize, key: u8, asked: Option<u64>, value: Value) {
         let (whose, load) = value;
         self.check(whose == key, format_args!("I10: key {key} was given a value of key {whose}"));
         let state = lock(&self.state);
         let known = state.loads.all.get(load as usize).cloned();
         let older = known.as_ref().and_then(|known| {
-            let confirmed = state.by_key.get(&key)?.confirmed.iter();
+            let (asked, confirmed) = (asked?, state.by_key.get(&key)?.confirmed.iter());
             confirmed
                 .filter(|confirmed| {
                     // Another node's change does not reach a load without a lease.
@@ -269,6 +270,11 @@ impl Oracle {
         }
         let confirmed = Confirmed { node, began, ended, at: Instant::now() };
         state.by_key.entry(key).or_default().confirmed.push(confirmed);
+    }
+
+    /// Whether the store went back to an older state less than this before that moment.
+    pub(super) fn has_failed_over(&self, within: Duration, before: Instant) -> bool {
+        lock(&self.state).failed_over_at.is_some_and(|at| before < at + within)
     }
 
     pub(super) fn invalidations(&self, key: u8, since: u64) -> usize {

@@ -240,6 +240,7 @@ impl Witness for Oracle {
         self.note(format_args!("failover, back {:?}", to.elapsed()));
         let mut state = lock(&self.state);
         state.failed_over = state.next();
+        state.failed_over_at = Some(Instant::now());
         for of in state.by_key.values_mut() {
             // Invalidations that the failover has undone no longer count.
             of.invalidated.retain(|(at, _)| *at < to);
