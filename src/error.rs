@@ -32,6 +32,8 @@ pub enum ErrorKind {
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
+    /// What was given is no address of a server.
+    InvalidAddress,
     /// The store could not be reached, or refused.
     Store,
     /// A time limit passed: that of the load, or that of waiting for another caller's load.

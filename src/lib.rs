@@ -103,14 +103,20 @@ mod value;
 pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::load_context::LoadContext;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
+pub use crate::guard::outcome::AnswerInfo;
 pub use crate::store::backend::Backend;
 pub use crate::value::codec::Codec;
 pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
-pub use observe::{FlightId, SpanLinks, Stats};
+pub use observe::{FlightId, Outcome, SpanLinks, Stats};
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
+
+/// The version of `redis` that a client for [`StampedeGuard::new`] must come from.
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use redis;
 
 #[cfg(all(test, feature = "testing", feature = "local"))]
 #[path = "../tests/simulation/mod.rs"]

@@ -47,6 +47,28 @@ impl StampedeGuard {
         StampedeGuardBuilder::new(backend.into()).assemble()
     }
 
+    /// A guard on the server at this URL, or with this `redis::ConnectionInfo`: [`new`](Self::new) without a client. Does no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidAddress`] for what is no address of a server.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::open("redis://127.0.0.1/")?;
+    /// assert!(StampedeGuard::open("127.0.0.1:6379").is_err(), "without redis://");
+    /// # let _ = guard;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    pub fn open(address: impl redis::IntoConnectionInfo) -> Result<Self, Error> {
+        Ok(Self::new(Backend::open(address)?))
+    }
+
     /// A guard for one process, without a server.
     pub fn in_memory() -> Self {
         Self::new(MemoryStore::new())

@@ -9,21 +9,10 @@ use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
 use super::load_context::LoadContext;
-use super::typed::{ForcedReader, OwnResult, SharedReader, TypedReader, loader, loader_with};
-use crate::error::{Failure, LoadError};
-use crate::failure_text::panic_text;
-use crate::key::{CacheKey, Key};
-use crate::loader::Loader;
-use crate::observe::Outcome;
-use crate::read_through::alone::run_alone;
-use crate::read_through::audit::Audit;
-use crate::read_through::call::Call;
+use super::typed::{OwnResult, SharedReader, TypedReader, loader, loader_with};
+use crate::error::LoadError;
+use crate::key::CacheKey;
 use crate::read_through::local::hit_at_once;
-use crate::read_through::look_up::{Lookup, look, look_past};
-use crate::read_through::miss::MissOutcome;
-use crate::read_through::shadow::shadow;
-use crate::sync::lock;
-use crate::value::reader::EntryReader;
 
 impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
@@ -94,7 +83,7 @@ impl StampedeGuard {
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, audits, loader, |own| own).await
+        self.load_if_missing(&key, &reader, audits, loader, |own, _| own).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
@@ -148,7 +137,7 @@ impl StampedeGuard {
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, audits, loader, Arc::new).await
+        self.load_if_missing(&key, &reader, audits, loader, |own, _| Arc::new(own)).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -193,7 +182,7 @@ impl StampedeGuard {
         let key = self.key(key)?;
         let reader = TypedReader::new(&self.policy);
         let loader = |own: &OwnResult<T, E>| loader_with(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, self.policy.audit.draws(), loader, |own| own).await
+        self.load_if_missing(&key, &reader, self.policy.audit.draws(), loader, |own, _| own).await
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -262,123 +251,5 @@ impl StampedeGuard {
     {
         let key = self.key(key)?;
         self.load_anyway(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
-    }
-
-    /// Steps 2 to 8. The loader is boxed only if it is needed. `own` makes the caller's value of what its own loader has returned.
-    /// `audits` if a hit is to be audited.
-    async fn load_if_missing<T, E, R>(
-        &self,
-        key: &Key,
-        reader: &R,
-        audits: bool,
-        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
-        own: impl FnOnce(T) -> R::Value,
-    ) -> Result<R::Value, LoadError<E>>
-    where
-        R: EntryReader,
-        E: Send + Sync + 'static,
-    {
-        let call = Call { state: &self.state, policy: &self.policy, key };
-        if self.policy.shadow {
-            let result = OwnResult::default();
-            let failure = shadow(call, loader(&result)).await;
-            let result = lock(&result).take();
-            return result.unwrap_or_else(|| Err(failure.into_load_error())).map(own);
-        }
-        let audit = || audits.then(|| Audit::begin(call)).flatten();
-        // A caller that has its value lends its loader to a load in the background: no caller takes what the loader leaves in
-        // `OwnResult`.
-        let (outcome, result) = match look(call, reader).await {
-            Lookup::LocalHit(value) => {
-                if let Some(audit) = audit() {
-                    audit.of_loader(loader(&OwnResult::default()));
-                }
-                (Outcome::LocalHit, Ok(value))
-            }
-            Lookup::Hit { value, stale, refresh } => {
-                if let Some(caller) = refresh {
-                    caller.refresh(loader(&OwnResult::default()), !stale);
-                } else if !stale && let Some(audit) = audit() {
-                    audit.of_loader(loader(&OwnResult::default()));
-                }
-                (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
-            }
-            Lookup::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-            Lookup::Miss(caller) => {
-                let result = OwnResult::default();
-                let answer = caller.load(reader, loader(&result)).await;
-                self.conclude(key, answer, &result, own).await
-            }
-        };
-        self.answered(key, outcome, result)
-    }
-
-    /// Steps 2 to 8 for a caller that wants a load whatever is stored: step 2 reads the entry, but never serves it.
-    async fn load_anyway<T, E>(
-        &self,
-        key: &Key,
-        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
-    ) -> Result<T, LoadError<E>>
-    where
-        T: DeserializeOwned + 'static,
-        E: Send + Sync + 'static,
-    {
-        let call = Call { state: &self.state, policy: &self.policy, key };
-        let (outcome, result) = match look_past(call).await {
-            Ok(caller) => {
-                let own = OwnResult::default();
-                let reader = ForcedReader(TypedReader::new(&self.policy));
-                let answer = caller.load(&reader, loader(&own)).await;
-                self.conclude(key, answer, &own, |own| own).await
-            }
-            Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-        };
-        // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
-        let result = match result {
-            Ok(value) => self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard),
-            failed => failed,
-        };
-        self.answered(key, outcome, result)
-    }
-
-    fn answered<T, E>(
-        &self,
-        key: &Key,
-        outcome: Outcome,
-        result: Result<T, LoadError<E>>,
-    ) -> Result<T, LoadError<E>> {
-        self.count_answer(key, if result.is_ok() { outcome } else { Outcome::Failed });
-        result
-    }
-
-    /// Step 8 for a caller that brought its loader.
-    async fn conclude<V, T, E>(
-        &self,
-        key: &Key,
-        answer: MissOutcome<V>,
-        result: &OwnResult<T, E>,
-        own: impl FnOnce(T) -> V,
-    ) -> (Outcome, Result<V, LoadError<E>>)
-    where
-        E: Send + Sync + 'static,
-    {
-        let own = || lock(result).take().map(|result| result.map(own));
-        match answer {
-            MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
-            MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),
-            MissOutcome::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
-            MissOutcome::Led(ending) => {
-                (Outcome::Led, own().unwrap_or_else(|| Err(ending.into_failure().into_load_error())))
-            }
-            MissOutcome::Alone(loader) => {
-                let call = Call { state: &self.state, policy: &self.policy, key };
-                let failure = match run_alone(call, loader).await {
-                    Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
-                    Err(panic) => Failure::Panicked(panic_text(&*panic)),
-                };
-                let result = own().unwrap_or_else(|| Err(failure.into_load_error()));
-                (Outcome::Bypassed, result)
-            }
-        }
     }
 }

@@ -9,6 +9,8 @@ mod confirmed;
 mod doctor;
 mod entries;
 mod load;
+pub(crate) mod outcome;
+mod steps;
 
 use std::fmt;
 use std::sync::Arc;
@@ -94,6 +96,44 @@ impl StampedeGuard {
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
         Self::from_parts(Arc::clone(&self.state), policy)
+    }
+
+    /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
+    /// [`Stats::bypassed`], and over HTTP each request passes. What is stored stays, loads that run are stored, and changes are made as
+    /// ever: [`invalidate`](Self::invalidate), unsafe methods.
+    ///
+    /// For a flag that an operator turns without a restart. [`get`](Self::get) still returns what is stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert("rate", &107_u32).await?;
+    /// guard.set_bypass(true);
+    /// assert_eq!(guard.get_or_load("rate", || async { Ok::<_, std::io::Error>(108_u32) }).await?, 108);
+    /// guard.set_bypass(false);
+    /// assert_eq!(guard.get_or_load("rate", || async { Ok::<_, std::io::Error>(108_u32) }).await?, 107);
+    /// # Ok(()) }
+    /// ```
+    pub fn set_bypass(&self, bypassed: bool) {
+        self.state.set_bypass(bypassed);
+    }
+
+    /// The digest of a key, as logs and errors of this namespace name it: `#` and 16 hexadecimal digits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let digest = StampedeGuard::in_memory().digest(("user", 7));
+    /// assert!(digest.starts_with('#') && digest.len() == 17);
+    /// ```
+    pub fn digest(&self, key: impl Into<CacheKey>) -> String {
+        format!("#{}", Key::new(&self.state.namespace, &key.into()).digest())
     }
 
     /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server

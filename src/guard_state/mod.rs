@@ -85,6 +85,8 @@ pub(crate) struct GuardState {
     pub(crate) background: Arc<Tracker>,
     /// Set by `shutdown`: calls ask the store nothing from then on.
     closed: AtomicBool,
+    /// Set by the operator: callers load for themselves.
+    bypassed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
     /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
@@ -175,6 +177,7 @@ impl GuardState {
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
+            bypassed: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
@@ -199,6 +202,14 @@ impl GuardState {
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_bypassed(&self) -> bool {
+        self.bypassed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_bypass(&self, bypassed: bool) {
+        self.bypassed.store(bypassed, Ordering::Relaxed);
     }
 
     /// Whether a shutdown's deadline has passed.

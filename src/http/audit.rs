@@ -73,7 +73,7 @@ where
     pub(super) async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
         if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
             let (_, policy) = guard.parts();
-            let guard = guard.with_policy(Policy { shadow: false, ..Policy::clone(policy) });
+            let guard = guard.with_policy_here(Policy { shadow: false, ..Policy::clone(policy) });
             tokio::spawn(async move {
                 // The response is dropped: a load that has begun goes on and is stored.
                 drop(Self { inner, request }.run(guard).await);

@@ -96,8 +96,11 @@ where
         guard: StampedeGuard,
         considered: Result<ConsideredRequest<Key>, Rule>,
     ) -> BoxFuture<ClientAnswer<B, S::Error>> {
-        let (_, policy) = guard.parts();
+        let (state, policy) = guard.parts();
         match considered {
+            Ok(_) if state.is_bypassed() => {
+                Box::pin(self.pass(guard, Some(CacheStatus::bypass("switched-off"))))
+            }
             Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
             Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
                 if audit::draws(policy, &asked) {

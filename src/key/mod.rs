@@ -188,6 +188,18 @@ macro_rules! from_text {
 }
 from_text!(&str, String, &String);
 
+macro_rules! from_number {
+    ($($source:ty),*) => {$(
+        /// A part that is the number's decimal digits.
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                Self::from((source,))
+            }
+        }
+    )*};
+}
+from_number!(i32, i64, i128, isize, u16, u32, u64, u128, usize, uuid::Uuid);
+
 /// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
 impl From<&Self> for CacheKey {
     fn from(key: &Self) -> Self {

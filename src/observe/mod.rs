@@ -29,7 +29,8 @@ use crate::sync::lock;
 
 /// How one request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Outcome {
+#[non_exhaustive]
+pub enum Outcome {
     /// From the store.
     Hit,
     /// From this process's memory.
@@ -47,8 +48,8 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// The word used in metrics and logs.
-    pub(crate) const fn as_str(self) -> &'static str {
+    /// The word used in metrics and logs; a hit from memory is a `hit` there, with another `tier`.
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Hit | Self::LocalHit => "hit",
             Self::Stale => "stale",

@@ -41,7 +41,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     key: &CacheKey,
     reader: &R,
 ) -> Option<R::Value> {
-    if !may_hit_at_once(policy) {
+    if !may_hit_at_once(policy) || state.is_bypassed() {
         return None;
     }
     let probe = state.prober.probe(key);

@@ -47,6 +47,7 @@ mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;
+mod outcomes;
 mod panics;
 #[cfg(feature = "redis")]
 mod redis;

@@ -1,0 +1,117 @@
+//! How a caller was answered, with the value; and the switch that turns a guard off. On the in-memory store with a paused clock.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use stampede_guard::{AnswerInfo, MemoryStore, Outcome, Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::sleep;
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn guard(policy: PolicyBuilder) -> StampedeGuard {
+    let policy = policy.ttl_jitter(0.0).build().expect("valid");
+    StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
+}
+
+/// A value that takes a second to load.
+async fn ask(guard: &StampedeGuard) -> (u64, AnswerInfo) {
+    let load = || async {
+        sleep(secs(1)).await;
+        Ok::<_, Infallible>(7)
+    };
+    guard.get_or_load_with_outcome("key", load).await.expect("infallible")
+}
+
+fn is(info: AnswerInfo, outcome: Outcome, age: u64, fresh_for: u64) {
+    let seconds = |duration: Duration| duration.as_millis().div_ceil(1_000) as u64;
+    let told = (info.outcome, info.age.as_secs(), seconds(info.fresh_for));
+    assert_eq!(told, (outcome, age, fresh_for), "{info:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_is_told_how_it_was_answered() {
+    let guard = guard(Policy::builder().fresh_for(secs(60)).stale_while_revalidate(secs(60)));
+    let (led, joined) = tokio::join!(ask(&guard), ask(&guard));
+    assert_eq!((led.0, joined.0), (7, 7));
+    is(led.1, Outcome::Led, 0, 60);
+    is(joined.1, Outcome::Coalesced, 0, 60);
+    sleep(secs(20)).await;
+    is(ask(&guard).await.1, Outcome::Hit, 20, 40);
+    sleep(secs(50)).await;
+    is(ask(&guard).await.1, Outcome::Stale, 70, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hit_from_memory_is_told_from_one_of_the_store() {
+    let guard = guard(Policy::builder().fresh_for(secs(60)).local_for(Duration::MAX));
+    guard.connect().await.expect("there is no server");
+    ask(&guard).await;
+    ask(&guard).await;
+    sleep(secs(20)).await;
+    let mut last = ask(&guard).await.1;
+    // The right to serve from memory is renewed by the first caller after a pause.
+    for _ in 0..100 {
+        sleep(Duration::from_millis(1)).await;
+        last = ask(&guard).await.1;
+    }
+    is(last, Outcome::LocalHit, 20, 40);
+    let load = || async { Ok::<_, Infallible>(7_u64) };
+    let (value, info) = guard.get_or_load_shared_with_outcome("key", load).await.expect("infallible");
+    assert_eq!(*value, 7);
+    is(info, Outcome::LocalHit, 20, 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_not_stored_is_not_fresh() {
+    let guard = guard(Policy::builder().max_body(1));
+    let load = || async { Ok::<_, Infallible>("longer than a byte".to_owned()) };
+    let (_, info) = guard.get_or_load_with_outcome("key", load).await.expect("infallible");
+    is(info, Outcome::Led, 0, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_switched_off_lets_each_caller_load() {
+    for local_for in [Duration::ZERO, Duration::MAX] {
+        let guard = guard(Policy::builder().fresh_for(secs(600)).local_for(local_for));
+        let loads = Arc::<AtomicU64>::default();
+        let ask = async || {
+            let loads = Arc::clone(&loads);
+            let load = || async move { Ok::<_, Infallible>(loads.fetch_add(1, Ordering::SeqCst)) };
+            guard.get_or_load("key", load).await.expect("infallible")
+        };
+        assert_eq!((ask().await, ask().await, ask().await), (0, 0, 0));
+        // All clones and policies of the guard are switched.
+        guard.with_policy(Policy::default()).set_bypass(true);
+        assert_eq!((ask().await, ask().await), (1, 2));
+        assert_eq!(guard.stats().bypassed, 2);
+        guard.invalidate("key").await.expect("changes are made as ever");
+        guard.set_bypass(false);
+        assert_eq!((ask().await, ask().await), (3, 3));
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn what_is_no_address_is_refused_without_its_password() {
+    use stampede_guard::ErrorKind;
+    for address in ["localhost", "http://guard:secret@cache/", "redis://guard:secret@cache:port/"] {
+        let error = StampedeGuard::open(address).expect_err("no address");
+        assert_eq!(error.kind(), ErrorKind::InvalidAddress);
+        let text = format!("{error} {error:?}");
+        assert!(text.contains("redis://") && !text.contains("secret"), "{text}");
+    }
+    StampedeGuard::open("redis://guard:secret@cache/3").expect("an address");
+    let parts = stampede_guard::redis::Client::open("redis://cache/").expect("an address");
+    StampedeGuard::open(parts.get_connection_info().clone()).expect("an address");
+}
+
+#[test]
+fn numbers_are_keys() {
+    use stampede_guard::CacheKey;
+    assert_eq!(CacheKey::from(42_u64), CacheKey::from("42"));
+    assert_eq!(CacheKey::from(-7), CacheKey::from("-7"));
+}
