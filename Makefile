@@ -2,6 +2,8 @@
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of docs/performance.md
+# alerts-test
+#        a real Prometheus scrapes the lab's fleet: each alert of ops/ fires by a fault and ends after it; the dashboard has data
 # conformance, conformance-current, conformance-both
 #        the public tests of HTTP caches: their last release, their current state, and both at once (tests/conformance)
 # redis-6.2
@@ -34,7 +36,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -98,6 +100,10 @@ conformance-current: redis node
 conformance-both: redis node
 	node tests/conformance/run.mjs released current
 
+# Ten minutes; ALERTS='RedisDown Inbox' for some of the alerts.
+alerts-test: redis prometheus
+	tests/ops/alerts.py $(ALERTS)
+
 sentinel: redis
 	scripts/sentinel.sh
 
@@ -121,6 +127,7 @@ imports:
 	scripts/imports --test
 
 pages:
+	scripts/dashboard --check
 	scripts/pages
 	scripts/pages --test
 	scripts/pictures --check
@@ -169,6 +176,17 @@ firewall:
 	if [ "$$(id -u)" = 0 ]; then sudo=; elif [ -n "$$CI" ]; then sudo=sudo; else exit 0; fi; \
 	if command -v apt-get >/dev/null; then \
 	echo "nft or ip is missing: installing them"; $$sudo apt-get update && $$sudo apt-get install -y nftables iproute2; fi
+
+# Debian's package has promtool, too, and starts a server where there is systemd, which is stopped: the test starts one of its own.
+prometheus:
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null && exit 0; \
+	echo "prometheus or promtool is missing: installing them"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then \
+	$$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends prometheus && \
+	{ $$sudo systemctl disable --now prometheus >/dev/null 2>&1 || true; }; \
+	elif command -v brew >/dev/null; then brew install prometheus; \
+	else echo "no apt-get and no brew here: install prometheus, with promtool, by hand" >&2; exit 1; fi
 
 python:
 	@command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 && exit 0; \

@@ -8,6 +8,8 @@ mod http;
 mod publish;
 #[cfg(feature = "metrics")]
 mod publish;
+#[cfg(feature = "metrics")]
+mod published;
 
 use std::fmt;
 use std::pin::pin;
@@ -20,7 +22,8 @@ use tokio::sync::Notify;
 use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
-use self::publish::Published;
+#[cfg(feature = "metrics")]
+use self::published::Published;
 
 use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
@@ -92,6 +95,7 @@ pub(crate) struct GuardState {
     /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
     left: Notify,
     longest_command_us: AtomicU64,
+    #[cfg(feature = "metrics")]
     published: Published,
 }
 
@@ -181,6 +185,7 @@ impl GuardState {
             leaving: AtomicBool::new(false),
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
+            #[cfg(feature = "metrics")]
             published: Published::default(),
         }
     }

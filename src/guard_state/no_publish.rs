@@ -4,9 +4,6 @@ use std::sync::Arc;
 
 use super::GuardState;
 
-#[derive(Debug, Default)]
-pub(crate) struct Published;
-
 impl GuardState {
     #[inline]
     pub(crate) fn publish_regularly(self: &Arc<Self>) {}

@@ -4,7 +4,7 @@
 //! that is installed later is told of all that was counted before.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,17 +23,6 @@ use crate::observe::{Outcome, PolicyCounters, Requests, Series};
 const PERIOD: Duration = Duration::from_secs(1);
 const METADATA: Metadata<'_> = Metadata::new("stampede_guard", Level::INFO, Some("stampede_guard"));
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// What a guard has published.
-#[derive(Debug, Default)]
-pub(crate) struct Published {
-    /// There is a task that publishes.
-    runs: AtomicBool,
-    /// A recorder was told what the metrics mean.
-    described: AtomicBool,
-    /// A recorder knows all counters of the guard.
-    registered: AtomicBool,
-}
 
 impl GuardState {
     /// Starts the task that publishes, if there is none and this is called in a runtime.

@@ -105,20 +105,24 @@ impl Drop for RenewalTask {
 impl RenewalTask {
     async fn run(self) {
         let mut idle = 0;
+        // There was a right, and its end was not counted. It may end during an attempt to renew it, or between two that fail at once.
+        let mut held = self.tier.upgrade().is_some_and(|tier| tier.has_right());
         loop {
             let Some(tier) = self.tier.upgrade() else { return };
             let _ = tier.store.volumes().until_heard(Duration::ZERO).await;
             let began = Instant::now();
             let period = tier.term / RENEWALS;
-            let had_right = tier.has_right();
             let answer = tier.send_renewal().await;
             let mut next = began + period;
+            held |= answer.is_ok();
             if let Err(error) = answer {
                 tier.count(GuardCount::store_errors);
                 if error.kind == StoreErrorKind::Refused {
                     next = began + period.max(REFUSED);
                 }
-                tier.lapsed(had_right, &error);
+                if !tier.has_right() {
+                    tier.lapsed(std::mem::take(&mut held), &error);
+                }
             }
             idle = if tier.asked.swap(false, Ordering::Relaxed) { 0 } else { idle + 1 };
             if idle >= IDLE_TERMS * RENEWALS {
@@ -154,12 +158,9 @@ impl LocalTier {
         self.end_membership(stamp, self.term / RENEWALS).await;
     }
 
-    /// Counts and logs that a RENEW has failed, if there is no right any more.
-    fn lapsed(&self, had_right: bool, error: &StoreError) {
-        if self.has_right() {
-            return;
-        }
-        if had_right {
+    /// Counts and logs that there is no right any more because a RENEW has failed.
+    fn lapsed(&self, is_news: bool, error: &StoreError) {
+        if is_news {
             self.count(GuardCount::local_lapses);
         }
         warn_if!(

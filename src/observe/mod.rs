@@ -2,9 +2,13 @@
 //!
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
+mod counter;
 mod counters;
+mod counts;
 mod links;
+mod outcome;
 mod policy_counters;
+mod requests;
 mod routes;
 mod spread;
 
@@ -18,48 +22,17 @@ use tracing::Span;
 use tracing::field::Empty;
 
 #[cfg(feature = "metrics")]
-pub(crate) use counters::Series;
-pub use counters::Stats;
-pub(crate) use counters::{Count, Counters, GuardCount};
+pub(crate) use counter::Series;
+pub(crate) use counters::Counters;
+pub use counts::Stats;
+pub(crate) use counts::{Count, GuardCount};
 pub use links::{FlightId, SpanLinks};
-pub(crate) use policy_counters::{PolicyCounters, Requests};
+pub use outcome::Outcome;
+pub(crate) use policy_counters::PolicyCounters;
+pub(crate) use requests::Requests;
 
 use crate::key::Key;
 use crate::sync::lock;
-
-/// How one request was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// From the store.
-    Hit,
-    /// From this process's memory.
-    LocalHit,
-    /// With a stale value from the store. Its new load runs in the background, has failed, or takes long.
-    Stale,
-    /// By the load that this request led.
-    Led,
-    /// By a load that another request led, here or in another process.
-    Coalesced,
-    /// By its own load or pass-through, outside the guard's protocol.
-    Bypassed,
-    /// With an error.
-    Failed,
-}
-
-impl Outcome {
-    /// The word used in metrics and logs; a hit from memory is a `hit` there, with another `tier`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hit | Self::LocalHit => "hit",
-            Self::Stale => "stale",
-            Self::Led => "led",
-            Self::Coalesced => "coalesced",
-            Self::Bypassed => "bypassed",
-            Self::Failed => "failed",
-        }
-    }
-}
 
 /// The targets of spans and events. They name a part of the crate and not a module, so that moved code does not break users' filters.
 pub(crate) mod log {

@@ -3,15 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 #[cfg(feature = "metrics")]
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Outcome;
-#[cfg(feature = "metrics")]
-use super::counters::untold;
-use super::counters::{Count, Counter, PolicyCounts};
+use super::counts::{Count, PolicyCounts};
+use super::requests::Requests;
 use super::routes::Routes;
-use super::spread::SpreadCounter;
 
 /// Where the requests and loads of all policies of one name are counted.
 #[derive(Default)]
@@ -85,64 +82,5 @@ impl PolicyCounters {
 impl fmt::Debug for PolicyCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PolicyCounters").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// How requests were answered.
-#[derive(Debug, Default)]
-pub(crate) struct Requests {
-    hits: Counter,
-    stale: Counter,
-    led: Counter,
-    coalesced: Counter,
-    bypassed: Counter,
-    failed: Counter,
-    local_hits: SpreadCounter,
-    #[cfg(feature = "metrics")]
-    local_hits_told: AtomicU64,
-}
-
-impl Requests {
-    /// Counts a hit from memory.
-    #[inline]
-    pub(crate) fn local_hit(&self) {
-        self.local_hits.add();
-    }
-
-    pub(crate) fn add(&self, outcome: Outcome) {
-        let counter = match outcome {
-            Outcome::LocalHit => return self.local_hit(),
-            Outcome::Hit => &self.hits,
-            Outcome::Stale => &self.stale,
-            Outcome::Led => &self.led,
-            Outcome::Coalesced => &self.coalesced,
-            Outcome::Bypassed => &self.bypassed,
-            Outcome::Failed => &self.failed,
-        };
-        counter.add();
-    }
-
-    pub(super) fn local_hits(&self) -> u64 {
-        self.local_hits.sum()
-    }
-
-    /// The requests of each outcome but local hits.
-    pub(crate) fn answered(&self) -> [(Outcome, &Counter); 6] {
-        [
-            (Outcome::Hit, &self.hits),
-            (Outcome::Stale, &self.stale),
-            (Outcome::Led, &self.led),
-            (Outcome::Coalesced, &self.coalesced),
-            (Outcome::Bypassed, &self.bypassed),
-            (Outcome::Failed, &self.failed),
-        ]
-    }
-
-    /// As [`Counter::untold`], for each outcome.
-    #[cfg(feature = "metrics")]
-    pub(crate) fn untold(&self) -> impl Iterator<Item = (Outcome, u64)> {
-        let local = untold(self.local_hits(), &self.local_hits_told);
-        let stored = self.answered().map(|(outcome, counter)| (outcome, counter.untold()));
-        std::iter::once((Outcome::LocalHit, local)).chain(stored)
     }
 }

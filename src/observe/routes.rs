@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::policy_counters::Requests;
+use super::requests::Requests;
 
 /// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
 #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "no request has a route"))]
@@ -41,7 +41,7 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::Outcome;
+    use crate::observe::outcome::Outcome;
 
     #[test]
     fn further_routes_are_counted_as_other() {

@@ -130,6 +130,25 @@ async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns
     assert!(two.1.stats().local_lapses > 0);
 }
 
+/// The lease may end during an attempt to renew it, or between two attempts that fail at once.
+#[tokio::test(start_paused = true)]
+async fn each_lapse_of_the_lease_is_counted_once() {
+    let (_chaos, [(replica, guard)]) = fleet(keeping);
+    let origin = Origin::new();
+    for lapses in 1..=3 {
+        version(&guard, &origin).await;
+        warm(&guard, "k").await;
+        replica.cut();
+        for _ in 0..60 {
+            version(&guard, &origin).await;
+            sleep(TERM / 20).await;
+        }
+        assert_eq!(guard.stats().local_lapses, lapses);
+        replica.resume();
+        sleep(TERM * 2).await;
+    }
+}
+
 // Without `local_while_down` an outage ends the hits; with it, they go on for so long, told as stale.
 #[tokio::test(start_paused = true)]
 async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
