@@ -69,6 +69,7 @@ bench: redis wrk
 	cargo bench --bench micro
 	cargo bench --bench lock
 	cargo bench --bench scripts
+	cargo bench -p stampede-guard-otlp --bench observe
 
 # Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
 # dependencies of all other tests (Cargo.toml optimises those that matter).
