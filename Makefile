@@ -1,4 +1,7 @@
 # run    the main example, with no set-up
+# lab    a fleet to look at and to break, on a page in the browser; until Ctrl-C
+# lab-test
+#        the lab in a headless Chromium: each preset is clicked, and the page's numbers are compared with the origin's (ONLY=preset for one)
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of docs/performance.md
@@ -36,13 +39,19 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus
+.PHONY: run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
 
 run:
 	cargo run --example quickstart
+
+lab:
+	cargo run --example lab
+
+lab-test: redis chromium python
+	tests/lab/run.py
 
 test: redis firewall
 	tests/scripts/test.sh --workspace --all-features
@@ -188,6 +197,14 @@ prometheus:
 	{ $$sudo systemctl disable --now prometheus >/dev/null 2>&1 || true; }; \
 	elif command -v brew >/dev/null; then brew install prometheus; \
 	else echo "no apt-get and no brew here: install prometheus, with promtool, by hand" >&2; exit 1; fi
+
+# The names that tests/lab/browser.py looks for.
+chromium:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name >/dev/null && exit 0; done; \
+	echo "Chromium is missing: installing it"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y chromium; \
+	else echo "no apt-get here: install Chromium or Chrome by hand, so that \`chromium\` or \`google-chrome\` runs it" >&2; exit 1; fi
 
 python:
 	@command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 && exit 0; \

@@ -1,0 +1,107 @@
+//! The last minute, four times a second, as the page's charts show it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::board::{Histogram, OUTCOMES, Outcome};
+use crate::lab::Lab;
+
+pub(crate) const PERIOD: Duration = Duration::from_millis(250);
+/// A minute and a bit, so that the oldest point lies outside of the chart.
+const KEPT: usize = 244;
+/// A quantile is taken over this many samples.
+const SMOOTHED: usize = 4;
+/// The keys that the page draws.
+const DRAWN_KEYS: u64 = 6;
+
+#[derive(Default)]
+pub(crate) struct History {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    samples: VecDeque<Value>,
+    times: VecDeque<Histogram>,
+    taken: u64,
+    loads: u64,
+    commands: u64,
+    local_hits: u64,
+}
+
+impl History {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The samples after one that the page has.
+    pub(crate) fn since(&self, seq: u64) -> Vec<Value> {
+        let state = self.state();
+        let newer = state.samples.iter().filter(|sample| sample["seq"].as_u64() > Some(seq));
+        newer.cloned().collect()
+    }
+
+    fn take(&self, lab: &Lab) {
+        let counts = lab.board.take_sample();
+        let pressure = lab.origin.pressure();
+        let longest_queue = lab.origin.take_longest_queue();
+        let lanes = lab.origin.take_lanes();
+        let (commands, local_hits) = (lab.fleet.commands(), lab.fleet.local_hits());
+        let keys = lab.controls.borrow().keys.min(DRAWN_KEYS);
+        let leases = (1..=keys).map(|key| {
+            let lane = lanes.get(&key);
+            json!([
+                lane.map_or(0, |lane| lane.most),
+                lane.map_or(0, |lane| lane.replica),
+                lab.board.waiting_for(key)
+            ])
+        });
+        let leases: Value = leases.collect();
+        let mode = lab.controls.borrow().mode;
+
+        let state = &mut *self.state();
+        state.taken += 1;
+        state.times.push_back(counts.times.clone());
+        if state.times.len() > SMOOTHED {
+            state.times.pop_front();
+        }
+        let mut times = Histogram::new();
+        state.times.iter().for_each(|slot| times.merge(slot));
+
+        let loads = pressure.loads - state.loads;
+        let from_memory = local_hits.saturating_sub(state.local_hits).min(counts.of(Outcome::Hit));
+        let mut sample = json!({
+            "seq": state.taken, "at_ms": lab.board.now_ms(), "mode": mode, "store": lab.store.state(),
+            "loads": loads, "running": pressure.running, "queue": longest_queue,
+            "waiting": lab.board.in_flight(), "p50": times.quantile(0.5), "p99": times.quantile(0.99),
+            "commands": commands.saturating_sub(state.commands), "leases": leases, "memory": from_memory,
+        });
+        for (outcome, name) in OUTCOMES {
+            sample[name] = counts.of(outcome).into();
+        }
+        sample["hit"] = (counts.of(Outcome::Hit) - from_memory).into();
+        (state.loads, state.commands, state.local_hits) = (pressure.loads, commands, local_hits);
+        state.samples.push_back(sample);
+        if state.samples.len() > KEPT {
+            state.samples.pop_front();
+        }
+        // Four samples are a second.
+        let last = state.samples.iter().rev().take(SMOOTHED);
+        let loads_per_second = last.filter_map(|sample| sample["loads"].as_f64()).sum();
+        lab.story.look(longest_queue, loads_per_second);
+    }
+}
+
+/// Takes samples until the lab ends.
+pub(crate) async fn record(lab: Arc<Lab>) {
+    let mut period = interval(PERIOD);
+    period.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        period.tick().await;
+        lab.history.take(&lab);
+    }
+}

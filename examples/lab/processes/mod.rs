@@ -1,0 +1,54 @@
+//! Child processes that do not outlive the lab, however it ends.
+
+pub(crate) mod keeper;
+pub(crate) mod redis_server;
+pub(crate) mod signals;
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::process::{Child, Command};
+
+use keeper::Keeper;
+use signals::Signal;
+
+/// A child process. The keeper kills it when the lab is gone, also if the child is stopped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    pid: u32,
+    keeper: Arc<Keeper>,
+}
+
+impl Process {
+    pub(crate) fn spawn(command: &mut Command, keeper: &Arc<Keeper>) -> io::Result<Self> {
+        // In a process group of its own, so that Ctrl-C reaches the lab alone, which then ends its children in order.
+        #[cfg(unix)]
+        command.process_group(0);
+        let child = command.kill_on_drop(true).spawn()?;
+        let pid = child.id().ok_or_else(|| io::Error::other("the process has ended already"))?;
+        keeper.keep(pid);
+        Ok(Self { child, pid, keeper: keeper.clone() })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The child itself, to take its standard streams.
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        signals::send(self.pid, signal)
+    }
+
+    /// Kills the process, or buries one that has ended. When this returns, the process is gone.
+    pub(crate) async fn end(mut self) {
+        let _ = self.child.start_kill();
+        // Before the process is reaped: until then no other process can have its number.
+        self.keeper.let_go(self.pid);
+        let _ = self.child.wait().await;
+    }
+}

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Tests the lab in a real browser: clicks its presets, and compares the numbers on the page with the origin's own account.
+
+    make lab-test                      everything
+    make lab-test ONLY=expiring-key    one preset, with what each run tests besides
+
+Screenshots go to target/lab, or to the folder of LAB_SCREENSHOTS. A test that fails keeps one as well.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, HERE)
+
+from browser import Browser  # noqa: E402
+from fleet import Lab, build  # noqa: E402
+
+PRESETS = ["cold-deploy", "expiring-key", "dying-leader", "redis-down"]
+SHOTS = os.environ.get("LAB_SCREENSHOTS") or os.path.join(ROOT, "target", "lab")
+# The most loads that a preset needs with the guard on: of each key once per lifetime, and of what a fault has interrupted once more.
+MOST_LOADS = {"cold-deploy": 75, "expiring-key": 6, "dying-leader": 14, "redis-down": 900}
+# What happened to requests is counted exactly. A machine that stands still for seconds may cost some an answer, but not more.
+MOST_ERRORS = 0.02
+
+
+def number(text):
+    return int(text.replace(",", ""))
+
+
+def shot(browser, name):
+    browser.screenshot(os.path.join(SHOTS, f"{name}.png"))
+
+
+def result_rows(browser):
+    return browser.run(
+        "[...document.querySelectorAll('#results tbody tr')].map((row) => ({...row.dataset,"
+        " ...Object.fromEntries([...row.cells].map((cell) => [cell.dataset.column, cell.textContent]))}))"
+    )
+
+
+def wait_for_results(browser, count, seconds):
+    script = f"document.querySelectorAll('#results tbody tr').length >= {count} && document.querySelector('#progress').hidden"
+    browser.wait(script, seconds, f"{count} results are on the page")
+    return result_rows(browser)
+
+
+def check_result(lab, row):
+    """A row of the page against the origin's account of the same period, and against itself."""
+    origin = lab.origin(f"?from_ms={row['from']}&to_ms={row['to']}")
+    loads, requests, failed = (number(row[name]) for name in ["loads", "requests", "failed"])
+    assert loads == origin["loads"], f"the page has {loads} loads, the origin {origin['loads']}: {row}"
+    result = next(r for r in lab.state()["results"] if str(r["from_ms"]) == row["from"])
+    assert result["answered"] + result["failed"] == requests == result["requests"], f"{row} is not {result}"
+    name = row["name"]
+    print(f"  {name}, guard {row['mode']}: {requests} requests, {failed} errors, {loads} loads, p99 {row['p99']}")
+    if row["mode"] != "off":
+        assert loads <= MOST_LOADS[name], f"{loads} loads with the guard on, at most {MOST_LOADS[name]} are needed"
+        assert failed <= requests * MOST_ERRORS, f"{failed} errors with the guard on"
+    return loads
+
+
+def run_preset(lab, browser, name, compare):
+    """Clicks a preset, and checks what the page says about it."""
+    before = len(result_rows(browser))
+    if browser.run("document.querySelector('#compare').checked") != compare:
+        browser.click("#compare")
+    browser.click(f"[data-preset={name}]")
+    browser.wait(f"document.querySelector('[data-preset={name}]').getAttribute('aria-pressed') === 'true'", 10, f"{name} runs")
+    if compare:
+        wait_for_results(browser, before + 1, 90)
+        time.sleep(0.6)
+        shot(browser, f"{name}-guard-off")
+    rows = wait_for_results(browser, before + (2 if compare else 1), 90)
+    shot(browser, f"{name}-guard-on")
+    loads = [check_result(lab, row) for row in rows[: 2 if compare else 1]]
+    if compare and name in ("cold-deploy", "expiring-key"):
+        assert loads[1] > 3 * loads[0], f"the guard spares loads: {loads[1]} without it, {loads[0]} with it"
+    sentence = browser.run("document.querySelector('#log').textContent")
+    assert "requests, " in sentence, f"the page says the result in a sentence: {sentence!r}"
+
+
+def check_totals(lab, browser):
+    """The page's totals are those of the origin once no request comes."""
+    lab.post("/control", requests_per_second=0)
+    lab.wait(lambda state: state["totals"]["in_flight"] == 0 and state["origin"]["running"] == 0, 30, "the lab is quiet")
+    time.sleep(1)
+    shown = number(browser.run("document.querySelector('#total-loads').textContent"))
+    requests = number(browser.run("document.querySelector('#total-requests').textContent"))
+    assert shown == lab.origin()["loads"], f"the page has {shown} loads, the origin {lab.origin()['loads']}"
+    totals = lab.state()["totals"]
+    outcomes = sum(totals[name] for name in ["hit", "stale", "loaded", "waited", "alone", "failed"])
+    assert requests == totals["requests"] == outcomes, f"the page has {requests} requests, and their outcomes are {totals}"
+    print(f"  totals: {requests} requests, {shown} loads, as the origin has counted")
+    lab.post("/control", requests_per_second=300)
+
+
+def check_page(lab, browser):
+    """No fault in the console, no request but to the lab, nothing wider than the window."""
+    assert not browser.faults, f"the console has faults: {browser.faults}"
+    foreign = [url for url in browser.requests if not url.startswith((lab.url + "/", "data:"))]
+    assert not foreign, f"the page asks other hosts: {foreign}"
+    unnamed = browser.run(
+        "[...document.querySelectorAll('button, input')].filter((it) => it.offsetParent && !it.textContent.trim() &&"
+        " !it.ariaLabel && !it.labels?.length).map((it) => it.outerHTML)"
+    )
+    assert not unnamed, f"a screen reader has no name for {unnamed}"
+    charts = browser.run("[...document.querySelectorAll('.chart svg')].map((svg) => svg.getAttribute('role') + svg.ariaLabel)")
+    assert len(charts) == 6 and all(text.startswith("img") and "now" in text for text in charts), charts
+
+
+def check_sizes(browser):
+    for width in [900, 1280, 1680]:
+        browser.resize(width, 900)
+        time.sleep(0.5)
+        wide = browser.run("document.documentElement.scrollWidth")
+        assert wide <= width, f"the page is {wide} wide in a window of {width}"
+        shot(browser, f"width-{width}")
+    browser.resize(1280, 900)
+    for scheme in ["dark", "light"]:
+        browser.colours(scheme)
+        time.sleep(0.5)
+        shot(browser, scheme)
+
+
+def check_keyboard(browser):
+    """A preset is reached by Tab and begun and stopped by a key."""
+    browser.run("document.body.focus(); document.activeElement?.blur()")
+    for _ in range(120):
+        browser.press("Tab")
+        if browser.run("document.activeElement.dataset.preset") == "cold-deploy":
+            break
+    else:
+        raise AssertionError("Tab does not reach the preset")
+    ring = browser.run("getComputedStyle(document.activeElement).outlineStyle")
+    assert ring != "none", "the focus is not visible"
+    pressed = "document.querySelector('[data-preset=cold-deploy]').getAttribute('aria-pressed')"
+    browser.press("Enter")
+    browser.wait(f"{pressed} === 'true'", 10, "Enter begins the preset")
+    assert browser.run("document.activeElement.dataset.preset") == "cold-deploy", "the focus stays"
+    browser.press(" ")
+    browser.wait(f"{pressed} === 'false'", 20, "Space stops the preset")
+
+
+def check_input(lab, browser):
+    """Wrong values are answered with a sentence, on the page and by the API."""
+    browser.run("(() => { const it = document.querySelector('#capacity'); it.value = 0; it.dispatchEvent(new Event('change')); })()")
+    text = browser.wait("document.querySelector('#capacity-error').textContent", 10, "the page refuses a capacity of 0")
+    assert "choose a whole number from 1" in text, text
+    browser.run("(() => { const it = document.querySelector('#capacity'); it.value = 8; it.dispatchEvent(new Event('change')); })()")
+    browser.wait("document.querySelector('#capacity-error').hidden", 10, "the sentence goes")
+    for path, body in [
+        ("/control", {"requests_per_second": -1}), ("/control", {"replicas": 13}), ("/control", {"keys": "many"}),
+        ("/control", {"mode": "maybe"}), ("/control", {"nonsense": 1}), ("/fault", {"what": "kill", "replica": 99}),
+        ("/fault", {"what": "hurt", "replica": 1}), ("/redis", {"what": "eat"}), ("/preset", {"name": "none"}), ("/redis", {}),
+    ]:
+        status, answer = lab.post(path, **body)
+        assert status in (400, 409) and "choose" in answer["error"] or "missing" in answer["error"], (path, body, status, answer)
+
+
+def check_faults(lab):
+    """Each fault and its end; all replicas dead at once; fewer and more replicas."""
+    for what, state, back in [("kill", "dead", "start"), ("pause", "paused", "resume"), ("cut", "cut", "heal")]:
+        assert lab.post("/fault", what=what, replica=2)[0] == 200
+        assert lab.state()["replicas"][1]["state"] == state
+        assert lab.post("/fault", what=what, replica=2)[0] == (200 if what == "cut" else 409)
+        assert lab.post("/fault", what=back, replica=2)[0] == 200
+        lab.wait(lambda s: s["replicas"][1]["state"] == "up", 20, f"replica 2 is up again after {what}")
+    for replica in range(1, 7):
+        lab.post("/fault", what="kill", replica=replica)
+    assert all(replica["state"] == "dead" for replica in lab.state()["replicas"])
+    assert lab.post("/fault", what="kill", replica="leader")[0] == 409
+    assert lab.post("/control", replicas=2)[0] == 200
+    assert lab.post("/control", replicas=4)[0] == 200
+    for replica in (1, 2):
+        assert lab.post("/fault", what="start", replica=replica)[0] == 200
+    lab.wait(lambda s: [r["state"] for r in s["replicas"]] == ["up"] * 4, 20, "four replicas are up")
+    for first, second in [("hang", "resume"), ("stop", "start"), ("hang", "stop"), ("start", "restart")]:
+        assert lab.post("/redis", what=first)[0] == 200, first
+        assert lab.post("/redis", what=second)[0] == 200, second
+    print("  faults: kill, pause, cut off, all dead, fewer and more replicas, Redis hung, stopped and restarted")
+
+
+def check_ends(program):
+    """All processes end with the lab, also one that is paused, however the lab ends."""
+    for how in [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]:
+        lab = Lab(program)
+        assert lab.post("/fault", what="pause", replica=1)[0] == 200
+        assert lab.post("/redis", what="hang")[0] == 200
+        count = lab.end(how)
+        assert count >= 8, f"six replicas, Redis and the keeper: {count}"
+        print(f"  {signal.Signals(how).name}: {count} processes ended with the lab")
+
+
+def main():
+    only = os.environ.get("ONLY")
+    if only and only not in PRESETS:
+        raise SystemExit(f"there is no preset `{only}`: choose ONLY from {', '.join(PRESETS)}")
+    os.makedirs(SHOTS, exist_ok=True)
+    program = build(ROOT)
+    lab, browser = Lab(program), Browser(1280, 900)
+    try:
+        browser.colours("light")
+        browser.open(lab.url + "/")
+        browser.wait("document.querySelectorAll('.chart svg path').length > 6", 20, "the charts are drawn")
+        if only:
+            run_preset(lab, browser, only, compare=False)
+        else:
+            check_keyboard(browser)
+            for name in PRESETS:
+                run_preset(lab, browser, name, compare=True)
+        check_totals(lab, browser)
+        check_page(lab, browser)
+        if not only:
+            check_input(lab, browser)
+            check_sizes(browser)
+            check_faults(lab)
+            check_page(lab, browser)
+        children = lab.end()
+        browser.wait("!document.querySelector('#lost').hidden", 10, "the page says that the lab has ended")
+        print(f"  SIGTERM: {children} processes ended with the lab")
+        if not only:
+            check_ends(program)
+    except BaseException:
+        shot(browser, "failed")
+        print(f"screenshots are in {SHOTS}", file=sys.stderr)
+        raise
+    finally:
+        browser.close()
+        if lab.process.poll() is None:
+            lab.process.kill()
+            lab.process.wait()
+    print(f"the lab holds what it shows; screenshots are in {os.path.relpath(SHOTS, ROOT)}")
+
+
+main()
