@@ -27,7 +27,7 @@ use crate::proxy::Gate;
 use crate::replica::AUTHORITY;
 use crate::replica::plain_cache::PlainMemory;
 use crate::store::{Address, Kind, Store};
-use crate::story::{Story, grouped, report, seconds};
+use crate::story::{Story, grouped, number, report, seconds};
 
 /// An invalidation waits for processes that do not answer, and then for a server that does not.
 const INVALIDATION: Duration = Duration::from_secs(15);
@@ -124,20 +124,30 @@ impl Lab {
         )
     }
 
-    /// Changes settings, and returns the sentence about it.
+    /// Changes settings, and tells it.
     pub(crate) async fn control(&self, changes: &Map<String, Value>) -> Result<String, String> {
+        let before = self.controls.borrow().clone();
+        self.set(changes).await?;
+        let text = told(&before, &self.controls.borrow());
+        if text.is_empty() { Ok("Nothing has changed.".to_owned()) } else { Ok(self.story.say(text)) }
+    }
+
+    /// Changes settings.
+    pub(crate) async fn set(&self, changes: &Map<String, Value>) -> Result<(), String> {
         let _changing = self.changing.lock().await;
         let before = self.controls.borrow().clone();
         let after = before.changed(changes)?;
-        if after == before {
-            return Ok("Nothing has changed.".to_owned());
-        }
         self.controls.send_replace(after.clone());
         self.fleet.settings.send_replace(after.for_replica());
         if after.replicas != before.replicas {
             self.fleet.scale(after.replicas as usize).await?;
         }
-        Ok(self.story.say(told(&before, &after)))
+        Ok(())
+    }
+
+    /// Begins a new version, of which no key is cached.
+    pub(crate) fn new_version(&self) -> u64 {
+        self.version.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Does something to a replica: `"what"` to `"replica"`, a number or `"leader"`.
@@ -183,12 +193,10 @@ impl Lab {
     /// Invalidates a report through a replica, or all of them by a new version. Returns the sentence and the time it took.
     pub(crate) async fn invalidate(&self, name: &str) -> Result<(String, u64), String> {
         if name == "*" {
-            let version = self.version.fetch_add(1, Ordering::Relaxed) + 1;
-            let keys = grouped(self.controls.borrow().keys);
-            return Ok((
-                self.story.say(format!("Version {version} is out: none of its {keys} reports is cached.")),
-                0,
-            ));
+            let version = self.new_version();
+            let reports = number(self.controls.borrow().keys, "report", "reports");
+            let text = format!("Version {version} is out: nothing of its {reports} is cached.");
+            return Ok((self.story.say(text), 0));
         }
         let key = self.key(name)?;
         let port = self.fleet.any_up().ok_or("no replica is up: start or resume one")?;
@@ -326,20 +334,24 @@ fn told(before: &Controls, after: &Controls) -> String {
             Mode::Local => "The guard serves hits from each replica's memory.".to_owned(),
         });
     }
-    let mut number = |is: u64, was: u64, text: &str| {
+    let mut changed = |is: u64, was: u64, text: &str| {
         if is != was {
             told.push(text.replace("{}", &grouped(is)));
         }
     };
-    number(after.requests_per_second, before.requests_per_second, "{} requests a second from now on.");
-    number(after.replicas, before.replicas, "The fleet has {} replicas now.");
-    number(after.keys, before.keys, "The requests are for {} reports now.");
-    number(after.latency_ms, before.latency_ms, "A load takes {} ms at the origin now.");
-    number(after.capacity, before.capacity, "The origin runs {} loads at once now.");
-    number(after.failure_percent, before.failure_percent, "{} % of the loads fail from now on.");
-    number(after.fresh_ms, before.fresh_ms, "A value is fresh for {} ms now.");
-    number(after.body_bytes, before.body_bytes, "A value has {} bytes now.");
-    number(
+    changed(
+        after.requests_per_second,
+        before.requests_per_second,
+        "The clients send {} requests a second now.",
+    );
+    changed(after.replicas, before.replicas, "The size of the fleet is {} now.");
+    changed(after.keys, before.keys, "The number of hot reports is {} now.");
+    changed(after.latency_ms, before.latency_ms, "A load takes {} ms at the origin now.");
+    changed(after.capacity, before.capacity, "The origin's capacity is {} loads at once now.");
+    changed(after.failure_percent, before.failure_percent, "Of all loads {} % fail from now on.");
+    changed(after.fresh_ms, before.fresh_ms, "A value is fresh for {} ms now.");
+    changed(after.body_bytes, before.body_bytes, "A value has {} bytes now.");
+    changed(
         after.wait_timeout_ms,
         before.wait_timeout_ms,
         "A request waits for another's load for {} ms now.",

@@ -65,7 +65,7 @@ impl Generator {
         loop {
             tick.tick().await;
             // A machine that stood still does not send all that it has missed.
-            let passed = last.elapsed().min(Duration::from_millis(100));
+            let passed = last.elapsed().min(Duration::from_millis(500));
             last = Instant::now();
             if !*self.runs.borrow() {
                 due = 0.0;

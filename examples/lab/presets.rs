@@ -162,8 +162,10 @@ impl Presets {
 
     /// Ends the preset that runs, and mends what it has broken.
     pub(crate) async fn stop(lab: &Arc<Lab>) -> Result<String, String> {
-        let stop = lab.presets.state().stop.take().filter(|_| lab.presets.is_running());
-        let stop = stop.ok_or("no preset runs")?;
+        let stop = {
+            let state = &mut *lab.presets.state();
+            state.present.as_ref().and(state.stop.take()).ok_or("no preset runs")?
+        };
         stop.abort();
         let mended = mend(lab).await;
         lab.runs.send_replace(true);
@@ -211,8 +213,8 @@ async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, Str
     };
     let usual = json!({ "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0, "mode": mode });
     settings.extend(usual.as_object().cloned().unwrap_or_default());
-    lab.control(&settings).await?;
-    lab.invalidate("*").await?;
+    lab.set(&settings).await?;
+    lab.new_version();
     // The settings are with all replicas a moment later.
     sleep(Duration::from_millis(200)).await;
     if name != Name::ColdDeploy {
@@ -254,7 +256,7 @@ async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, Str
     let results = &mut lab.presets.state().results;
     results.push(json!({
         "name": name.id(), "title": name.title(), "mode": mode, "requests": requests, "answered": requests - failed,
-        "failed": failed, "loads": loads, "queue": lab.origin.window_queue(), "p50_ms": counts.times.quantile(0.5),
+        "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(), "p50_ms": counts.times.quantile(0.5),
         "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
     }));
     if results.len() > KEPT {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use crate::board::{Board, Outcome};
+use crate::board::Board;
 use crate::fleet::Fleet;
 use crate::processes::redis_server::RedisServer;
 use crate::proxy::Gate;
@@ -71,7 +71,7 @@ enum Condition {
 pub(crate) struct Store {
     kind: Kind,
     text: String,
-    /// Since when the store has not been up, and the loads without it until then.
+    /// Since when the store has not been up, and how many loads there were until then.
     state: Mutex<(Condition, Option<(u64, u64)>)>,
     board: Arc<Board>,
     story: Arc<Story>,
@@ -154,12 +154,12 @@ impl Store {
                 Condition::Stopped => Gate::Refusing,
             });
         }
-        Ok(self.story.say(self.change(what, before, after)))
+        Ok(self.story.say(self.change(what, before, after, fleet.origin.pressure().loads)))
     }
 
-    /// Notes the new condition, and returns the sentence about it.
-    fn change(&self, what: &str, before: Condition, after: Condition) -> String {
-        let (now, alone) = (self.board.now_ms(), self.board.totals().of(Outcome::Alone));
+    /// Notes the new condition, and returns the sentence about it. `loads` is how many the origin has been asked for so far.
+    fn change(&self, what: &str, before: Condition, after: Condition, loads: u64) -> String {
+        let now = self.board.now_ms();
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.0 = after;
         let was_up = before == Condition::Up;
@@ -171,13 +171,13 @@ impl Store {
                 "Redis was restarted: all connections broke, and it is empty.".to_owned()
             }
             Condition::Up => {
-                let (since, alone_before) = state.1.take().unwrap_or((now, alone));
-                let (time, loads) = (seconds(now - since), number(alone - alone_before, "load", "loads"));
+                let (since, loads_before) = state.1.take().unwrap_or((now, loads));
+                let (time, loads) = (seconds(now - since), number(loads - loads_before, "load", "loads"));
                 format!("Redis is back after {time}; {loads} went without it.")
             }
             Condition::Hung | Condition::Stopped => {
                 if was_up {
-                    state.1 = Some((now, alone));
+                    state.1 = Some((now, loads));
                 }
                 let what = if what == "hang" { "Redis hangs" } else { "Redis was stopped" };
                 format!("{what}. Requests go on without it: the replicas load for themselves.")

@@ -4,7 +4,8 @@
     make lab-test                      everything
     make lab-test ONLY=expiring-key    one preset, with what each run tests besides
 
-Screenshots go to target/lab, or to the folder of LAB_SCREENSHOTS. A test that fails keeps one as well.
+Screenshots go to target/lab, or to the folder of LAB_SCREENSHOTS. A test that fails keeps one as well. LAB_PROGRAM names a lab that
+is built already.
 """
 
 import os
@@ -201,7 +202,7 @@ def main():
     if only and only not in PRESETS:
         raise SystemExit(f"there is no preset `{only}`: choose ONLY from {', '.join(PRESETS)}")
     os.makedirs(SHOTS, exist_ok=True)
-    program = build(ROOT)
+    program = os.environ.get("LAB_PROGRAM") or build(ROOT)
     lab, browser = Lab(program), Browser(1280, 900)
     try:
         browser.colours("light")

@@ -124,7 +124,7 @@ function draw({ controls }) {
   charts.times.draw(samples);
   charts.redis.draw(samples, perSecond(samples, "commands"), {
     least: 100, unit: "per second", isBad: () => false,
-    shade: { holds: (sample) => sample.store !== "up" && sample.mode !== "off", text: "Redis down" },
+    shade: { holds: (sample) => sample.store !== "up", text: "Redis down", kind: "down" },
   });
   charts.leases.draw(samples);
 }

@@ -3,7 +3,7 @@
 const SPAN = 60_000;
 const PER_SECOND = 4; // samples
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 18;
+const LEFT = 48, RIGHT = 8, TOP = 10, BOTTOM = 18;
 
 export function number(value) {
   if (value == null) return "–";
@@ -34,10 +34,10 @@ export function perSecond(samples, name) {
   });
 }
 
-/// The least of 1, 2, 5, 10, 20 .. that is not below a value.
+/// The least of 1, 2, 3, 4, 6, 8, 10, 20 .. that is not below a value.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value) ?? 10 * power;
+  return [1, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value) ?? 10 * power;
 }
 
 /// A card with a title, the present value, a chart and a legend.
@@ -52,6 +52,7 @@ class Card {
     this.now = this.card.querySelector(".now");
     this.svg = element("svg", { role: "img", "aria-label": title });
     this.card.insertBefore(this.svg, this.card.querySelector(".legend"));
+    this.left = LEFT;
     this.right = RIGHT;
     this.values = new Map();
     for (const [name, text] of legend) {
@@ -95,13 +96,14 @@ class Card {
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.end = samples.at(-1).at_ms;
     this.parts = [];
+    this.labels = [];
     this.bottom = this.height - BOTTOM;
     const axis = this.bottom + 0.5;
     this.shade(samples, (sample) => sample.mode === "off", "guard off");
     for (const [at, text, anchor] of [[0, "60 s ago", "start"], [SPAN / 2, "30 s ago", "middle"], [SPAN, "now", "end"]]) {
       this.add("text", { x: this.x(this.end - SPAN + at), y: this.height - 4, "text-anchor": anchor }, text);
     }
-    this.add("line", { class: "axis", x1: LEFT, x2: this.width - this.right, y1: axis, y2: axis });
+    this.add("line", { class: "axis", x1: this.left, x2: this.width - this.right, y1: axis, y2: axis });
   }
 
   add(name, attributes, text) {
@@ -109,12 +111,12 @@ class Card {
   }
 
   finish() {
-    this.svg.replaceChildren(...this.parts);
+    this.svg.replaceChildren(...this.parts, ...this.labels);
   }
 
   x(at) {
-    const x = this.width - this.right - ((this.end - at) / SPAN) * (this.width - LEFT - this.right);
-    return Math.max(LEFT, Math.round(x * 10) / 10);
+    const x = this.width - this.right - ((this.end - at) / SPAN) * (this.width - this.left - this.right);
+    return Math.max(this.left, Math.round(x * 10) / 10);
   }
 
   y(value) {
@@ -124,15 +126,15 @@ class Card {
     return Math.round((this.bottom - Math.min(share, 1) * (this.bottom - TOP)) * 10) / 10;
   }
 
-  /// Shades the times for which `holds`, and writes `text` where there is room.
-  shade(samples, holds, text) {
+  /// Shades the times for which `holds`, and writes `text` in a row where there is room.
+  shade(samples, holds, text, kind = "off", row = 0) {
     let from = null;
     const draw = (until) => {
       const x = this.x(from);
       const width = this.x(until) - x;
       if (width <= 0) return;
-      this.add("rect", { class: "off", x, y: TOP - 8, width, height: this.bottom - TOP + 8 });
-      if (width > 58) this.add("text", { class: "off-text", x: x + 5, y: TOP + 4 }, text);
+      this.add("rect", { class: kind, x, y: TOP - 8, width, height: this.bottom - TOP + 8 });
+      if (width > 58) this.labels.push(element("text", { class: `${kind}-text`, x: x + 5, y: TOP + 4 + row * 15 }, text));
     };
     samples.forEach((sample) => {
       if (holds(sample)) from ??= sample.at_ms - 250;
@@ -157,8 +159,8 @@ class Card {
 
   tick(value, text) {
     const y = this.y(value);
-    this.add("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y + 0.5, y2: y + 0.5 });
-    this.add("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, text);
+    this.add("line", { class: "grid", x1: this.left, x2: this.width - RIGHT, y1: y + 0.5, y2: y + 0.5 });
+    this.add("text", { x: this.left - 6, y: y + 4, "text-anchor": "end" }, text);
   }
 
   line(samples, values, name, isFilled = false) {
@@ -191,14 +193,14 @@ export class Area extends Card {
 
   draw(samples, values, { least, bound, boundText, unit, isBad, shade }) {
     this.begin(samples);
-    if (shade) this.shade(samples, shade.holds, shade.text);
+    if (shade) this.shade(samples, shade.holds, shade.text, shade.kind, 1);
     const highest = Math.max(...values, bound ?? 0, least);
     this.scale(roundUp(highest * 1.05));
     this.line(samples, values, this.name, true);
     if (bound != null) {
       const y = this.y(bound);
-      this.add("line", { class: "bound", x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y });
-      this.add("text", { class: "bound-text", x: LEFT + 5, y: y - 4 }, boundText);
+      this.add("line", { class: "bound", x1: this.left, x2: this.width - RIGHT, y1: y, y2: y });
+      this.labels.push(element("text", { class: "bound-text", x: this.left + 5, y: y - 4 }, boundText));
     }
     this.finish();
     const now = values.at(-1);
@@ -268,7 +270,8 @@ export class Times extends Card {
 export class Lanes extends Card {
   draw(samples) {
     // Beside the lanes stands what they are now.
-    this.right = 150;
+    this.left = 66;
+    this.right = 132;
     this.begin(samples);
     const keys = samples.at(-1).leases.length;
     const lane = (this.bottom - 2) / Math.max(keys, 4);
@@ -276,7 +279,7 @@ export class Lanes extends Card {
     const texts = [];
     for (let key = 0; key < keys; key++) {
       const floor = Math.round((key + 1) * lane);
-      this.add("line", { class: "grid", x1: LEFT, x2: this.width - this.right, y1: floor + 0.5, y2: floor + 0.5 });
+      this.add("line", { class: "grid", x1: this.left, x2: this.width - this.right, y1: floor + 0.5, y2: floor + 0.5 });
       const paths = new Map();
       const put = (kind, from, until, height) => {
         const x = this.x(from);
@@ -288,13 +291,13 @@ export class Lanes extends Card {
         const from = sample.at_ms - 250;
         if (waiting > 1) put("wait", from, sample.at_ms, Math.max(2, Math.round((waiting / mostWaiting) * (lane - 4))));
         if (loads > 1) put("many", from, sample.at_ms, Math.min(lane - 3, 4 + 2 * Math.log2(loads)));
-        else if (loads === 1) put(`r${replica}`, from, sample.at_ms, 4);
+        else if (loads === 1) put(`r${replica}`, from, sample.at_ms, 6);
       }
       for (const [kind, d] of paths) this.add("path", { class: kind, d });
       const [loads, replica, waiting] = samples.at(-1).leases[key];
       const who = loads > 1 ? `${loads} loads` : loads === 1 ? `replica ${replica} loads` : "";
       const text = [who, waiting > 1 ? `${waiting} wait` : ""].filter(Boolean).join(", ");
-      this.add("text", { class: "lane", x: LEFT - 6, y: floor - 4, "text-anchor": "end" }, `:${key + 1}`);
+      this.add("text", { class: "lane", x: this.left - 6, y: floor - 4, "text-anchor": "end" }, `report:${key + 1}`);
       if (text) this.add("text", { class: "lane-now", x: this.width - this.right + 8, y: floor - 4 }, text);
       if (text) texts.push(`report:${key + 1}, ${text}`);
     }

@@ -11,9 +11,9 @@ const FIELDS = {
 };
 const MODES = {
   off: "A plain cache in the same Redis: each request that misses loads.",
-  on: "One request of the fleet loads, the others wait for it.",
-  stale: "As on; a stale value is served while one request loads, and when a load fails.",
-  local: "As on; hits come from each replica's memory, and invalidations reach it.",
+  on: "One request of the fleet loads; the others wait.",
+  stale: "Stale values are served while one request loads, and when its load fails.",
+  local: "Hits come from each replica's memory; invalidations reach it.",
 };
 
 const $ = (id) => document.getElementById(id);

@@ -18,6 +18,8 @@ pub(crate) struct Process {
     child: Child,
     pid: u32,
     keeper: Arc<Keeper>,
+    /// Whether the keeper still has the number.
+    is_kept: bool,
 }
 
 impl Process {
@@ -28,7 +30,7 @@ impl Process {
         let child = command.kill_on_drop(true).spawn()?;
         let pid = child.id().ok_or_else(|| io::Error::other("the process has ended already"))?;
         keeper.keep(pid);
-        Ok(Self { child, pid, keeper: keeper.clone() })
+        Ok(Self { child, pid, keeper: keeper.clone(), is_kept: true })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -46,9 +48,21 @@ impl Process {
 
     /// Kills the process, or buries one that has ended. When this returns, the process is gone.
     pub(crate) async fn end(mut self) {
+        self.kill();
+        let _ = self.child.wait().await;
+    }
+
+    fn kill(&mut self) {
         let _ = self.child.start_kill();
         // Before the process is reaped: until then no other process can have its number.
-        self.keeper.let_go(self.pid);
-        let _ = self.child.wait().await;
+        if std::mem::take(&mut self.is_kept) {
+            self.keeper.let_go(self.pid);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
     }
 }
