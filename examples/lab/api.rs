@@ -133,7 +133,10 @@ async fn state(State(lab): State<Arc<Lab>>, Query(Since { since }): Query<Since>
 
 /// The replicas, for `http_sd_configs` of Prometheus.
 async fn targets(State(lab): State<Arc<Lab>>) -> Json<Value> {
-    let group = |(id, port): (usize, u16)| json!({ "targets": [format!("127.0.0.1:{port}")], "labels": { "job": "lab", "replica": id.to_string() } });
+    let group = |(id, port): (usize, u16)| {
+        let labels = json!({ "job": "lab", "replica": id.to_string() });
+        json!({ "targets": [format!("127.0.0.1:{port}")], "labels": labels })
+    };
     Json(lab.fleet.ports().into_iter().map(group).collect())
 }
 

@@ -275,9 +275,9 @@ impl Fleet {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), up)
+        tokio::time::timeout(Duration::from_secs(30), up)
             .await
-            .map_err(|_| "a replica did not start within 10 s".to_owned())
+            .map_err(|_| "a replica did not start within 30 s".to_owned())
     }
 
     /// The replica whose load has run for the longest time; waits for one.

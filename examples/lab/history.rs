@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval};
@@ -15,6 +15,9 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(250);
 const KEPT: usize = 244;
 /// A quantile is taken over this many samples.
 const SMOOTHED: usize = 4;
+/// So many late samples, one after the other, mean that the machine can not keep up. It is told again after this time.
+const LATE_SAMPLES: u32 = 3;
+const LATE_AGAIN: Duration = Duration::from_secs(20);
 /// The keys that the page draws.
 const DRAWN_KEYS: u64 = 6;
 
@@ -100,8 +103,16 @@ impl History {
 pub(crate) async fn record(lab: Arc<Lab>) {
     let mut period = interval(PERIOD);
     period.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let (mut last, mut late, mut told) = (Instant::now(), 0, None::<Instant>);
     loop {
         period.tick().await;
         lab.history.take(&lab);
+        // A sample that comes so late says that this process was given no processor.
+        late = if last.elapsed() > 2 * PERIOD { late + 1 } else { 0 };
+        last = Instant::now();
+        if late >= LATE_SAMPLES && told.is_none_or(|told| told.elapsed() > LATE_AGAIN) {
+            told = Some(last);
+            lab.story.say("This machine is too busy for this load: send fewer requests, or start the lab with `--release`.");
+        }
     }
 }

@@ -294,17 +294,17 @@ impl Lab {
 
 /// What the replicas share: `REDIS_URL`, else a server of the lab's own, else memory.
 async fn backing(keeper: &Arc<Keeper>) -> Result<(Kind, String, Backing), String> {
-    if let Ok(url) = std::env::var("REDIS_URL") {
+    let url = std::env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
+    if let Some(url) = url {
         let address = Address::of(&url)?;
-        redis::Client::open(url).map_err(|error| format!("REDIS_URL: {error}"))?;
         let server = (address.host.clone(), address.port);
-        tokio::net::TcpStream::connect((server.0.as_str(), server.1)).await.map_err(|error| {
+        let at = format!("{}:{}", server.0, server.1);
+        tried(&url).await.map_err(|error| {
             format!(
-                "no server of REDIS_URL answers at {}:{} ({error}): start it, or unset REDIS_URL",
-                server.0, server.1
+                "the server of REDIS_URL at {at} can not be used ({error}): mend that, or unset REDIS_URL"
             )
         })?;
-        let text = format!("the Redis of REDIS_URL at {}:{}", server.0, server.1);
+        let text = format!("the Redis of REDIS_URL at {at}");
         let url_of_port = Box::new(move |port| address.through(port));
         return Ok((Kind::Url, text, Backing::Redis { server, url_of_port }));
     }
@@ -312,13 +312,23 @@ async fn backing(keeper: &Arc<Keeper>) -> Result<(Kind, String, Backing), String
     if let Some(server) = started.map_err(|error| format!("redis-server can not be started: {error}"))? {
         let text = format!("redis-server {} of the lab, on port {}", server.version(), server.port());
         let address = ("127.0.0.1".to_owned(), server.port());
-        let kind = Kind::Server(Mutex::new(server));
+        let kind = Kind::Server(Box::new(Mutex::new(server)));
         let url_of_port = Box::new(|port| format!("redis://127.0.0.1:{port}/"));
         return Ok((kind, text, Backing::Redis { server: address, url_of_port }));
     }
     let text = "memory of one process, because redis-server is not installed".to_owned();
     let backing = Backing::Memory { store: MemoryStore::new(), plain: PlainMemory::default() };
     Ok((Kind::Memory, text, backing))
+}
+
+/// Connects to a server, and asks it for a sign of life.
+async fn tried(url: &str) -> Result<(), redis::RedisError> {
+    let config = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(Duration::from_secs(2)))
+        .set_response_timeout(Some(Duration::from_secs(2)));
+    let client = redis::Client::open(url)?;
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    redis::cmd("PING").query_async(&mut connection).await
 }
 
 /// The sentence about a change of the settings.

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! There is nothing to set up. The replicas share the Redis of `REDIS_URL` if it is set, else a `redis-server` that the lab starts,
-//! else memory, in which case they are tasks of one process that can neither be killed nor cut off. Ctrl-C ends all processes; so
-//! does anything else that ends the lab.
+//! else memory, in which case they are tasks of one process that can neither be killed nor cut off. Ctrl-C ends all processes, and so
+//! does any other end of the lab.
 //!
 //! This binary plays all roles: the lab itself (page, API, load generator, origin), a replica, and the keeper of the processes.
 
@@ -128,11 +128,14 @@ async fn serve(options: &Options) -> Result<(), Box<dyn Error>> {
         () = &mut ended => return Ok(()),
     };
     let serving = axum::serve(listener, api::router(lab.clone()));
-    println!("the lab: http://{address}/");
+    let mut stdout = std::io::stdout();
+    // A reader that has gone is no reason to end.
+    let _ = writeln!(stdout, "the lab: http://{address}/");
     if !options.headless {
-        println!("\nOpen this address in a browser. Ctrl-C ends the lab and all its processes.");
+        let _ =
+            writeln!(stdout, "\nOpen this address in a browser. Ctrl-C ends the lab and all its processes.");
     }
-    std::io::stdout().flush()?;
+    let _ = stdout.flush();
     let served = tokio::select! {
         served = serving => served,
         () = ended => Ok(()),

@@ -62,7 +62,7 @@ impl Name {
     fn settings(self) -> Value {
         match self {
             Self::ColdDeploy => {
-                json!({ "requests_per_second": 600, "keys": 30, "latency_ms": 300, "capacity": 8, "fresh_ms": 5_000 })
+                json!({ "requests_per_second": 600, "keys": 30, "latency_ms": 300, "capacity": 8, "fresh_ms": 3_000 })
             }
             Self::ExpiringKey => {
                 json!({ "requests_per_second": 600, "keys": 1, "latency_ms": 400, "capacity": 8, "fresh_ms": 2_000 })
@@ -79,7 +79,7 @@ impl Name {
     /// How long the script takes.
     fn length(self) -> Duration {
         Duration::from_millis(match self {
-            Self::ColdDeploy => 7_000,
+            Self::ColdDeploy => 8_000,
             Self::ExpiringKey => 7_000,
             Self::DyingLeader => 9_000,
             Self::RedisDown => 8_000,
@@ -122,7 +122,11 @@ impl Presets {
         let state = self.state();
         let Some(Present { name, mode, phase, phases, ends }) = &state.present else { return Value::Null };
         let left = ends.map(|ends| ends.saturating_duration_since(Instant::now()).as_millis() as u64);
-        json!({ "name": name.id(), "title": name.title(), "mode": mode, "phase": phase, "phases": phases, "left_ms": left })
+        let length = name.length().as_millis() as u64;
+        json!({
+            "name": name.id(), "title": name.title(), "mode": mode, "phase": phase, "phases": phases,
+            "left_ms": left, "length_ms": length,
+        })
     }
 
     pub(crate) fn results(&self) -> Vec<Value> {
@@ -164,7 +168,7 @@ impl Presets {
     pub(crate) async fn stop(lab: &Arc<Lab>) -> Result<String, String> {
         let stop = {
             let state = &mut *lab.presets.state();
-            state.present.as_ref().and(state.stop.take()).ok_or("no preset runs")?
+            state.stop.take().filter(|_| state.present.is_some()).ok_or("no preset runs")?
         };
         stop.abort();
         let mended = mend(lab).await;
@@ -211,9 +215,10 @@ async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, Str
         Value::Object(settings) => settings,
         _ => Map::new(),
     };
-    let usual = json!({ "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0, "mode": mode });
+    let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0, "mode": mode });
     settings.extend(usual.as_object().cloned().unwrap_or_default());
     lab.set(&settings).await?;
+    lab.fleet.all_up().await?;
     lab.new_version();
     // The settings are with all replicas a moment later.
     sleep(Duration::from_millis(200)).await;
@@ -256,8 +261,8 @@ async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, Str
     let results = &mut lab.presets.state().results;
     results.push(json!({
         "name": name.id(), "title": name.title(), "mode": mode, "requests": requests, "answered": requests - failed,
-        "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(), "p50_ms": counts.times.quantile(0.5),
-        "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
+        "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(),
+        "p50_ms": counts.times.quantile(0.5), "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
     }));
     if results.len() > KEPT {
         results.remove(0);
@@ -278,7 +283,7 @@ fn begins(name: Name) -> &'static str {
 async fn script(lab: &Arc<Lab>, name: Name) -> Result<(), String> {
     let fault = async |what: &str, replica: Value| {
         let wanted = json!({ "what": what, "replica": replica });
-        lab.fault(wanted.as_object().unwrap_or(&Map::new())).await
+        lab.fault(&wanted.as_object().cloned().unwrap_or_default()).await
     };
     match name {
         Name::ColdDeploy | Name::ExpiringKey => {}

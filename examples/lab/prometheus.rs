@@ -111,7 +111,7 @@ impl Series {
                 let mut sum = 0;
                 for (at, count) in buckets.counts.iter().enumerate() {
                     sum += count.load(Ordering::Relaxed);
-                    let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
+                    let bound = BOUNDS.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
                     let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {sum}");
                 }
                 let total = *buckets.sum.lock().unwrap_or_else(PoisonError::into_inner);

@@ -55,7 +55,7 @@ impl Address {
 
 pub(crate) enum Kind {
     /// The lab's own, which it can stop.
-    Server(tokio::sync::Mutex<RedisServer>),
+    Server(Box<tokio::sync::Mutex<RedisServer>>),
     /// Another one's, which is only cut off from the fleet.
     Url,
     Memory,

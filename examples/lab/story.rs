@@ -123,7 +123,8 @@ impl Story {
         };
         let state = &mut *self.state();
         if self.mode() != Mode::Off {
-            state.lost.extend(loads.into_iter().map(|load| LostLoad { load, lost_ms: now, how }));
+            // One of them stands for all.
+            state.lost.extend(loads.into_iter().take(1).map(|load| LostLoad { load, lost_ms: now, how }));
         }
         state.say(now, text.clone());
         text
@@ -161,7 +162,7 @@ impl Story {
                 state.loading.remove(&key);
             }
         }
-        if mode == Mode::Off || waiting < 3 || !state.may_tell_ordinary(now) {
+        if mode == Mode::Off || waiting < 5 || !state.may_tell_ordinary(now) {
             return;
         }
         let (key, waiting) = (report(key), number(waiting, "waiting request", "waiting requests"));

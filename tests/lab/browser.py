@@ -193,8 +193,12 @@ class Browser:
     def colours(self, scheme):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self, path):
-        data = self.call("Page.captureScreenshot", format="png")["data"]
+    def screenshot(self, path, scale=1, clip=None):
+        """The window, or a part of the page: left, top, width, height."""
+        part = {}
+        if clip:
+            part = {"clip": dict(zip(["x", "y", "width", "height"], clip), scale=scale), "captureBeyondViewport": True}
+        data = self.call("Page.captureScreenshot", format="png", **part)["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))
 

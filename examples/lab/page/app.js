@@ -111,7 +111,10 @@ function results({ results }) {
   }));
 }
 
-function draw({ controls }) {
+function draw({ controls, store }) {
+  const isMemory = store.kind === "memory";
+  charts.outcomes.name("hit", isMemory ? "hit in the shared memory" : "hit in Redis");
+  charts.outcomes.name("memory", isMemory ? "hit in the replica's memory" : "hit in memory");
   const finishes = (controls.capacity * 1000) / Math.max(controls.latency_ms, 1);
   charts.loads.draw(samples, perSecond(samples, "loads"), {
     least: 10, bound: finishes, boundText: `it can finish ${number(finishes)} per second`, unit: "per second",
@@ -123,7 +126,7 @@ function draw({ controls }) {
   charts.outcomes.draw(samples, "per second");
   charts.times.draw(samples);
   charts.redis.draw(samples, perSecond(samples, "commands"), {
-    least: 100, unit: "per second", isBad: () => false,
+    least: 100, unit: isMemory ? "as there is no Redis" : "per second", isBad: () => false,
     shade: { holds: (sample) => sample.store !== "up", text: "Redis down", kind: "down" },
   });
   charts.leases.draw(samples);

@@ -74,6 +74,11 @@ class Card {
     this.now.classList.toggle("bad", isBad);
   }
 
+  name(name, text) {
+    const label = this.values.get(name).querySelector("span");
+    if (label.textContent !== text) label.textContent = text;
+  }
+
   note(name, text, isNone) {
     const item = this.values.get(name);
     item.querySelector("b").textContent = text;
@@ -134,7 +139,7 @@ class Card {
       const width = this.x(until) - x;
       if (width <= 0) return;
       this.add("rect", { class: kind, x, y: TOP - 8, width, height: this.bottom - TOP + 8 });
-      if (width > 58) this.labels.push(element("text", { class: `${kind}-text`, x: x + 5, y: TOP + 4 + row * 15 }, text));
+      if (width > (kind === "off" ? 58 : 24)) this.labels.push(element("text", { class: `${kind}-text`, x: x + 5, y: TOP + 4 + row * 15 }, text));
     };
     samples.forEach((sample) => {
       if (holds(sample)) from ??= sample.at_ms - 250;
@@ -249,6 +254,9 @@ export class Stack extends Card {
 export class Times extends Card {
   constructor(parent, id, title) {
     super(parent, id, title, [["p50", "half within"], ["p99", "99 % within"]]);
+    const note = document.createElement("li");
+    note.textContent = "an error counts as 3 s";
+    this.card.querySelector(".legend").append(note);
   }
 
   draw(samples) {
@@ -268,6 +276,10 @@ export class Times extends Card {
 
 /// A lane for each of the hottest keys: which replica loads it, and how many requests wait.
 export class Lanes extends Card {
+  constructor(parent, id, title) {
+    super(parent, id, title, [["one", "one load, in its replica's colour"], ["failed", "several loads"], ["waited", "requests wait"]]);
+  }
+
   draw(samples) {
     // Beside the lanes stands what they are now.
     this.left = 66;

@@ -189,7 +189,7 @@ function showPreset(preset, isMemory) {
   const phase = preset.phases > 1 ? `${preset.phase} of ${preset.phases}, ` : "";
   const left = preset.left_ms == null ? "waiting for quiet" : `${Math.ceil(preset.left_ms / 1000)} s left`;
   $("progress-text").textContent = `${phase}guard ${preset.mode}: ${left}`;
-  const done = preset.left_ms == null ? 0 : Math.max(0, 1 - preset.left_ms / 9_000);
+  const done = preset.left_ms == null ? 0 : Math.max(0, 1 - preset.left_ms / preset.length_ms);
   $("progress-bar").value = (preset.phase - 1 + done) / preset.phases;
 }
 
