@@ -13,7 +13,7 @@ export function number(value) {
 
 export function time(ms) {
   if (ms == null) return "–";
-  if (ms >= 1000) return `${(ms / 1000).toFixed(ms >= 9950 ? 0 : 1)} s`;
+  if (ms >= 1000) return `${(ms / 1000).toFixed(ms >= 9950 || ms === 1000 ? 0 : 1)} s`;
   return ms >= 10 || Number.isInteger(ms) ? `${Math.round(ms)} ms` : `${ms.toFixed(1)} ms`;
 }
 
@@ -261,7 +261,7 @@ export class Times extends Card {
 
   draw(samples) {
     this.begin(samples);
-    this.logScale(1, 5_000, [1, 10, 100, 1_000]);
+    this.logScale(1, 10_000, [1, 10, 100, 1_000]);
     for (const name of ["p50", "p99"]) {
       this.line(samples, samples.map((sample) => sample[name]), name);
       this.note(name, time(samples.at(-1)[name]), samples.at(-1)[name] == null);
@@ -317,6 +317,6 @@ export class Lanes extends Card {
     const most = Math.max(...samples.at(-1).leases.map(([loads]) => loads));
     const waiting = samples.at(-1).leases.reduce((sum, lease) => sum + lease[2], 0);
     this.say(number(waiting), waiting === 1 ? "waits" : "wait", most > 1);
-    this.describe(texts.length ? `${texts.join("; ")}.` : "no load runs now.");
+    this.describe(`now ${texts.join("; ") || "no load runs"}.`);
   }
 }
