@@ -24,7 +24,7 @@ MOST_BYTES = 150 * 1024
 # One column: the switch of the guard, the last sentence and three of the charts.
 ARRANGE = """(() => {
   const hide = (selector) => document.querySelectorAll(selector).forEach((it) => (it.style.display = "none"));
-  hide("body > header, .presets, .below, aside > :not(#guard), #guard .fields, #chart-queue, #chart-redis, #chart-leases");
+  hide("body > header, .presets, .below, aside > :not(#group-guard), #group-guard .fields, #chart-queue, #chart-redis, #chart-leases");
   document.querySelectorAll(".chart svg").forEach((it) => (it.style.height = "116px"));
   document.querySelector("aside").style.order = -2;
   document.querySelector(".layout").style.padding = "12px";

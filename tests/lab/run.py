@@ -112,6 +112,8 @@ def check_page(lab, browser):
     assert not browser.faults, f"the console has faults: {browser.faults}"
     foreign = [url for url in browser.requests if not url.startswith((lab.url + "/", "data:"))]
     assert not foreign, f"the page asks other hosts: {foreign}"
+    twice = browser.run("[...document.querySelectorAll('[id]')].map((it) => it.id).filter((id, at, all) => all.indexOf(id) !== at)")
+    assert not twice, f"two elements share an id: {twice}"
     unnamed = browser.run(
         "[...document.querySelectorAll('button, input')].filter((it) => it.offsetParent && !it.textContent.trim() &&"
         " !it.ariaLabel && !it.labels?.length).map((it) => it.outerHTML)"

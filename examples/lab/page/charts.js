@@ -255,7 +255,7 @@ export class Times extends Card {
   constructor(parent, id, title) {
     super(parent, id, title, [["p50", "half within"], ["p99", "99 % within"]]);
     const note = document.createElement("li");
-    note.textContent = "an error counts as 3 s";
+    note.textContent = "an error: 3 s";
     this.card.querySelector(".legend").append(note);
   }
 
@@ -277,7 +277,7 @@ export class Times extends Card {
 /// A lane for each of the hottest keys: which replica loads it, and how many requests wait.
 export class Lanes extends Card {
   constructor(parent, id, title) {
-    super(parent, id, title, [["one", "one load, in its replica's colour"], ["failed", "several loads"], ["waited", "requests wait"]]);
+    super(parent, id, title, [["one", "one load"], ["failed", "several loads"], ["waited", "requests wait"]]);
   }
 
   draw(samples) {

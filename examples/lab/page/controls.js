@@ -200,9 +200,8 @@ export function show(state) {
   for (const field of fields) field.show(controls[field.name], limits[field.name]);
   for (const radio of document.querySelectorAll("[name=mode]")) radio.checked = radio.value === controls.mode;
   $("mode-help").textContent = MODES[controls.mode];
-  for (const id of ["guard", "load", "origin"]) $(id).disabled = Boolean(preset);
-  for (const id of ["replicas", "redis"]) $(id).disabled = Boolean(preset) || isMemory;
-  $("keys").disabled = Boolean(preset);
+  for (const name of ["guard", "load", "origin", "keys"]) $(`group-${name}`).disabled = Boolean(preset);
+  for (const name of ["replicas", "redis"]) $(`group-${name}`).disabled = Boolean(preset) || isMemory;
   $("no-processes").hidden = !isMemory;
   $("leader-row").hidden = isMemory;
   $("key").max = controls.keys;

@@ -216,9 +216,11 @@ async fn invalidate(
 }
 
 /// The counters of this replica's process, in Prometheus' text format.
-async fn metrics() -> (StatusCode, String) {
+async fn metrics() -> Response {
     match crate::prometheus::render() {
-        Some(text) => (StatusCode::OK, text),
-        None => (StatusCode::NOT_FOUND, "start the lab with `--features metrics`\n".to_owned()),
+        Some(text) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
+        None => (StatusCode::NOT_FOUND, "start the lab with `--features metrics`\n").into_response(),
     }
 }
