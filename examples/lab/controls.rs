@@ -45,6 +45,7 @@ pub(crate) struct Controls {
     pub(crate) body_bytes: u64,
     pub(crate) private: bool,
     pub(crate) wait_timeout_ms: u64,
+    pub(crate) audit_percent: u64,
 }
 
 impl Default for Controls {
@@ -62,6 +63,7 @@ impl Default for Controls {
             body_bytes: 1_024,
             private: false,
             wait_timeout_ms: 0,
+            audit_percent: 0,
         }
     }
 }
@@ -78,7 +80,7 @@ const fn limit(name: &'static str, least: u64, most: u64, unit: &'static str) ->
     Limit { name, least, most, unit }
 }
 
-const LIMITS: [Limit; 9] = [
+const LIMITS: [Limit; 10] = [
     limit("requests_per_second", 0, 5_000, "requests a second"),
     limit("replicas", 1, 12, "replicas"),
     limit("keys", 1, 500, "keys"),
@@ -88,6 +90,7 @@ const LIMITS: [Limit; 9] = [
     limit("fresh_ms", 200, 600_000, "ms"),
     limit("body_bytes", 64, 4_194_304, "bytes"),
     limit("wait_timeout_ms", 0, 60_000, "ms (0 is the default of the policy)"),
+    limit("audit_percent", 0, 100, "percent of the hits"),
 ];
 
 impl Controls {
@@ -115,7 +118,8 @@ impl Controls {
 
     /// What a replica needs to know of the settings.
     pub(crate) fn for_replica(&self) -> ReplicaSettings {
-        ReplicaSettings { mode: self.mode, fresh_ms: self.fresh_ms, wait_timeout_ms: self.wait_timeout_ms }
+        let Self { mode, fresh_ms, wait_timeout_ms, audit_percent, .. } = *self;
+        ReplicaSettings { mode, fresh_ms, wait_timeout_ms, audit_percent }
     }
 
     pub(crate) fn latency(&self) -> Duration {
@@ -134,6 +138,7 @@ pub(crate) struct ReplicaSettings {
     pub(crate) mode: Mode,
     pub(crate) fresh_ms: u64,
     pub(crate) wait_timeout_ms: u64,
+    pub(crate) audit_percent: u64,
 }
 
 /// Checks one change.

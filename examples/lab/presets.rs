@@ -215,7 +215,8 @@ async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, Str
         Value::Object(settings) => settings,
         _ => Map::new(),
     };
-    let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0, "mode": mode });
+    let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0,
+        "audit_percent": 0, "mode": mode });
     settings.extend(usual.as_object().cloned().unwrap_or_default());
     lab.set(&settings).await?;
     lab.fleet.all_up().await?;

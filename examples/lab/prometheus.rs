@@ -8,11 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-
-/// Upper bounds of the buckets of all histograms, which are times in seconds. They are the same in each replica, so sums of them are
-/// exact.
-const BOUNDS: [f64; 14] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+use stampede_guard::metrics::BUCKETS;
 
 static REGISTRY: OnceLock<Registry> = OnceLock::new();
 
@@ -47,16 +43,30 @@ enum Series {
     Histogram(Arc<Buckets>),
 }
 
-#[derive(Default)]
 struct Buckets {
+    /// Upper bounds. They are the same in each replica, so sums of the replicas' buckets are exact.
+    bounds: &'static [f64],
     /// The last one counts values beyond all bounds.
-    counts: [AtomicU64; BOUNDS.len() + 1],
+    counts: Vec<AtomicU64>,
     sum: Mutex<f64>,
+}
+
+impl Buckets {
+    /// With the bounds that the guard recommends for this metric.
+    fn of(name: &str) -> Self {
+        let known = BUCKETS.iter().find(|(metric, _)| *metric == name);
+        let bounds = known.map_or(&[][..], |(_, bounds)| *bounds);
+        Self {
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: Mutex::default(),
+        }
+    }
 }
 
 impl HistogramFn for Buckets {
     fn record(&self, value: f64) {
-        let bucket = BOUNDS.partition_point(|bound| *bound < value);
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         *self.sum.lock().unwrap_or_else(PoisonError::into_inner) += value;
     }
@@ -111,7 +121,7 @@ impl Series {
                 let mut sum = 0;
                 for (at, count) in buckets.counts.iter().enumerate() {
                     sum += count.load(Ordering::Relaxed);
-                    let bound = BOUNDS.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
+                    let bound = buckets.bounds.get(at).map_or_else(|| "+Inf".to_owned(), f64::to_string);
                     let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {sum}");
                 }
                 let total = *buckets.sum.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +164,7 @@ impl Recorder for Registry {
     }
 
     fn register_histogram(&self, key: &Key, _metadata: &Metadata<'_>) -> Histogram {
-        match self.series(key, "histogram", || Series::Histogram(Arc::default())) {
+        match self.series(key, "histogram", || Series::Histogram(Arc::new(Buckets::of(key.name())))) {
             Series::Histogram(buckets) => Histogram::from_arc(buckets),
             _ => Histogram::noop(),
         }

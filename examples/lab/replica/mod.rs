@@ -145,7 +145,9 @@ impl Replica {
 fn policy(settings: &ReplicaSettings) -> Result<Policy, stampede_guard::Error> {
     let http = HttpPolicy::default().authority(AUTHORITY);
     let fresh_for = Duration::from_millis(settings.fresh_ms);
-    let mut policy = Policy::builder().coordination_budget(BUDGET).http(http).fresh_for(fresh_for);
+    let mut policy =
+        Policy::builder().name("reports").coordination_budget(BUDGET).http(http).fresh_for(fresh_for);
+    policy = policy.audit(settings.audit_percent as f64 / 100.0);
     if settings.wait_timeout_ms > 0 {
         let timeout = Duration::from_millis(settings.wait_timeout_ms);
         policy = policy.wait_timeout(timeout, OnWaitTimeout::Load);
