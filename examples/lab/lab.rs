@@ -361,6 +361,7 @@ fn told(before: &Controls, after: &Controls) -> String {
     changed(after.failure_percent, before.failure_percent, "Of all loads {} % fail from now on.");
     changed(after.fresh_ms, before.fresh_ms, "A value is fresh for {} ms now.");
     changed(after.body_bytes, before.body_bytes, "A value has {} bytes now.");
+    changed(after.audit_percent, before.audit_percent, "Of all hits {} % are compared with the origin now.");
     changed(
         after.wait_timeout_ms,
         before.wait_timeout_ms,

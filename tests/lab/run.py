@@ -12,8 +12,10 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -107,9 +109,44 @@ def check_totals(lab, browser):
     lab.post("/control", requests_per_second=300)
 
 
+def redis_commands(lab):
+    """How many commands the lab's Redis has executed, by its own account, without this question."""
+    url = lab.state()["store"]["url"]
+    port = int(re.fullmatch(r"redis://127\.0\.0\.1:(\d+)/", url).group(1))
+    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+        stream.sendall(b"INFO stats\r\n")
+        answer = b""
+        while not (found := re.search(rb"total_commands_processed:(\d+)\r", answer)):
+            answer += stream.recv(1 << 16)
+    return int(found.group(1))
+
+
+def check_commands(lab):
+    """The commands on the page are those that Redis has executed. (With the guard off, as Redis counts a script's own commands, too.)"""
+    lab.post("/control", mode="off", requests_per_second=0, keys=5, latency_ms=20)
+    lab.wait(lambda state: state["totals"]["in_flight"] == 0, 30, "the lab is quiet")
+    time.sleep(1)
+    seq = lab.get("/state")["samples"][-1]["seq"]
+    before = redis_commands(lab)
+    lab.post("/control", requests_per_second=300)
+    time.sleep(3)
+    lab.post("/control", requests_per_second=0)
+    lab.wait(lambda state: state["totals"]["in_flight"] == 0, 30, "the lab is quiet")
+    time.sleep(1)
+    executed = redis_commands(lab) - before - 1
+    shown = sum(sample["commands"] for sample in lab.get(f"/state?since={seq}")["samples"])
+    # Signs of life of the guards' connections may come between the two questions.
+    assert executed > 500 and abs(shown - executed) <= 20, f"the page has {shown} commands, Redis {executed}"
+    print(f"  commands: {shown} on the page, {executed} at Redis")
+    lab.post("/control", mode="on", requests_per_second=300)
+
+
 def check_page(lab, browser):
     """No fault in the console, no request but to the lab, nothing wider than the window."""
     assert not browser.faults, f"the console has faults: {browser.faults}"
+    with urllib.request.urlopen(lab.url + "/", timeout=30) as answer:
+        policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';"), policy
     foreign = [url for url in browser.requests if not url.startswith((lab.url + "/", "data:"))]
     assert not foreign, f"the page asks other hosts: {foreign}"
     twice = browser.run("[...document.querySelectorAll('[id]')].map((it) => it.id).filter((id, at, all) => all.indexOf(id) !== at)")
@@ -259,6 +296,7 @@ def main():
         check_totals(lab, browser)
         check_page(lab, browser)
         if not only:
+            check_commands(lab)
             check_input(lab, browser)
             check_sizes(browser)
             check_faults(lab)

@@ -27,6 +27,8 @@ use plain_cache::PlainCache;
 
 /// The name under which clients ask all replicas, as behind one load balancer.
 pub(crate) const AUTHORITY: &str = "lab.example";
+/// The name of all policies, for the metrics.
+const POLICY: &str = "reports";
 /// With `Mode::Stale`: for how long after its freshness a value is served while it is loaded anew, and when loads fail.
 const STALE: Duration = Duration::from_secs(30);
 /// How long a request may wait for Redis. The default is 100 ms, too short for many processes without optimisation on few cores: a
@@ -71,7 +73,7 @@ impl Replica {
         plain: PlainCache,
     ) -> Result<Arc<Self>, stampede_guard::Error> {
         // The time that one command may take is that of this policy, also with the policies of the modes.
-        let policy = Policy::builder().coordination_budget(BUDGET).build()?;
+        let policy = Policy::builder().name(POLICY).coordination_budget(BUDGET).build()?;
         let guard = StampedeGuard::builder(backend).namespace(namespace).policy(policy).build()?;
         let origin = OriginClient::new(id, origin);
         Ok(Arc::new(Self { guard, plain, origin, app: RwLock::default() }))
@@ -146,7 +148,7 @@ fn policy(settings: &ReplicaSettings) -> Result<Policy, stampede_guard::Error> {
     let http = HttpPolicy::default().authority(AUTHORITY);
     let fresh_for = Duration::from_millis(settings.fresh_ms);
     let mut policy =
-        Policy::builder().name("reports").coordination_budget(BUDGET).http(http).fresh_for(fresh_for);
+        Policy::builder().name(POLICY).coordination_budget(BUDGET).http(http).fresh_for(fresh_for);
     policy = policy.audit(settings.audit_percent as f64 / 100.0);
     if settings.wait_timeout_ms > 0 {
         let timeout = Duration::from_millis(settings.wait_timeout_ms);
@@ -211,7 +213,7 @@ async fn invalidate(
 ) -> Result<Json<()>, (StatusCode, String)> {
     let refused = |error: &dyn std::error::Error| (StatusCode::BAD_GATEWAY, error.to_string());
     replica.plain.remove(&plain_cache::name(&version, key)).await.map_err(|error| refused(&*error))?;
-    let policy = Policy::builder().http(HttpPolicy::default().authority(AUTHORITY)).build();
+    let policy = Policy::builder().name(POLICY).http(HttpPolicy::default().authority(AUTHORITY)).build();
     let guard = replica.guard.with_policy(policy.map_err(|error| refused(&error))?);
     guard.invalidate_path(&format!("/{version}/report/{key}")).await.map_err(|error| refused(&error))?;
     Ok(Json(()))
