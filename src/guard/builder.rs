@@ -65,8 +65,18 @@ impl StampedeGuard {
     /// ```
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-    pub fn open(address: impl redis::IntoConnectionInfo) -> Result<Self, Error> {
-        Ok(Self::new(Backend::open(address)?))
+    pub fn open<A>(address: A) -> Result<Self, Error>
+    where
+        A: TryInto<Backend>,
+        A::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let backend = address.try_into().map_err(|error| {
+            // No part of the address, which may hold a password.
+            let text = "this is no address of a Redis server: write redis://user:password@host:port/database, rediss:// for TLS \
+                        (feature `tls`), or unix:///path/to/socket";
+            Error::with_source(ErrorKind::InvalidAddress, text, Arc::new(error))
+        })?;
+        Ok(Self::new(backend))
     }
 
     /// A guard for one process, without a server.

@@ -15,7 +15,6 @@ use super::exchange::Exchange;
 use super::load_request::{ClientAnswer, call};
 use super::retry::RetryableRequest;
 use crate::guard::StampedeGuard;
-use crate::http_rules::request::RequestDemands;
 use crate::http_rules::validation::remove_conditions;
 use crate::key::Key;
 use crate::loader::nesting::LoadScope;
@@ -30,11 +29,6 @@ use crate::value::entry::Encoding;
 struct Seen {
     status: StatusCode,
     body: Bytes,
-}
-
-/// Whether a hit of this request can be audited: the stored response must be the answer itself, and not a part or a confirmation.
-pub(super) fn draws(policy: &Policy, asked: &RequestDemands) -> bool {
-    !asked.conditional && !asked.ranged && policy.audit.draws()
 }
 
 impl<S, Q, B> Exchange<S, Q>

@@ -14,7 +14,6 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
-use super::audit;
 use super::body::{BoxError, GuardedBody};
 use super::body_warning;
 use super::cache_status::{CacheStatus, write_key, write_status};
@@ -103,7 +102,8 @@ where
             }
             Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
             Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
-                if audit::draws(policy, &asked) {
+                // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
+                if !asked.conditional && !asked.ranged && policy.audit.draws() {
                     return Box::pin(self.cached(guard, key, asked, true));
                 }
                 match self.hit_at_once(&guard, &key, &asked) {

@@ -3,6 +3,7 @@
 //! Every default is defined here once, with its reason.
 
 pub(crate) mod audit;
+mod audit_builder;
 pub(crate) mod budget;
 mod builder;
 #[cfg(feature = "http")]

@@ -54,8 +54,8 @@ fn histograms_have_buckets() -> Result<(), Box<dyn Error>> {
 
     let recorder = exporter.build_recorder();
     let page = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     metrics::with_local_recorder(&recorder, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         runtime.block_on(async {
             let guard = StampedeGuard::in_memory();
             guard.get_or_load("key", || async { Ok::<_, std::io::Error>(1_u8) }).await.map(drop)

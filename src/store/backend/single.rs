@@ -1,12 +1,10 @@
 //! One server.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Client;
+use redis::{Client, ConnectionInfo, RedisError};
 
 use super::{Backend, IntoStore};
-use crate::error::{Error, ErrorKind};
 use crate::store::StoreHandle;
 use crate::store::redis::RedisStore;
 
@@ -17,27 +15,23 @@ impl IntoStore for Client {
 }
 
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-impl Backend {
-    /// The server at this URL, or with this `redis::ConnectionInfo`. Does no I/O. The URL may name user, password, database and, with
-    /// the feature `tls`, `rediss://`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidAddress`] for what is no address of a server.
-    pub fn open(address: impl redis::IntoConnectionInfo) -> Result<Self, Error> {
-        let client = Client::open(address).map_err(|error| {
-            // The text has no part of the URL, which may hold a password.
-            let text = "this is no address of a Redis server: write redis://user:password@host:port/database, rediss:// for TLS \
-                        (feature `tls`), or unix:///path/to/socket";
-            Error::with_source(ErrorKind::InvalidAddress, text, Arc::new(error))
-        })?;
-        Ok(Self::of(client))
-    }
-}
-
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 impl From<Client> for Backend {
     fn from(client: Client) -> Self {
         Self::of(client)
     }
 }
+
+macro_rules! from_address {
+    ($($address:ty),*) => {$(
+        /// The server at this address. Does no I/O. A URL may name user, password and database.
+        #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+        impl TryFrom<$address> for Backend {
+            type Error = RedisError;
+
+            fn try_from(address: $address) -> Result<Self, RedisError> {
+                Client::open(address).map(Self::of)
+            }
+        }
+    )*};
+}
+from_address!(&str, String, ConnectionInfo);
