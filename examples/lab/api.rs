@@ -21,6 +21,7 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 pub(crate) fn router(lab: Arc<Lab>) -> Router {
+    let app = App { presets: Presets::new(lab.clone()), lab };
     let file = |kind: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, kind)], text) })
     };
@@ -41,7 +42,24 @@ pub(crate) fn router(lab: Arc<Lab>) -> Router {
         .route("/preset", post(preset))
         .route("/preset/stop", post(stop_preset))
         .layer(from_fn(protect))
-        .with_state(lab)
+        .with_state(app)
+}
+
+/// What the handlers use.
+#[derive(Clone)]
+struct App {
+    lab: Arc<Lab>,
+    presets: Arc<Presets>,
+}
+
+impl App {
+    /// While a preset runs, its numbers are for its own settings and faults.
+    fn not_during_a_preset(&self) -> Result<(), Refusal> {
+        if self.presets.is_running() {
+            return Err(Refusal::conflict("a preset runs: wait for its end, or stop it"));
+        }
+        Ok(())
+    }
 }
 
 /// Sends the headers that keep the page to itself, and refuses other hosts' names, under which a page from elsewhere could reach
@@ -113,71 +131,65 @@ fn text<'a>(object: &'a Map<String, Value>, name: &str) -> Result<&'a str, Refus
         .ok_or_else(|| Refusal::bad(format!("the field \"{name}\" is missing")))
 }
 
-/// While a preset runs, its numbers are for its own settings and faults.
-fn not_during_a_preset(lab: &Lab) -> Result<(), Refusal> {
-    if lab.presets.is_running() {
-        return Err(Refusal::conflict("a preset runs: wait for its end, or stop it"));
-    }
-    Ok(())
-}
-
 #[derive(Deserialize)]
 struct Since {
     #[serde(default)]
     since: u64,
 }
 
-async fn state(State(lab): State<Arc<Lab>>, Query(Since { since }): Query<Since>) -> Json<Value> {
-    Json(lab.to_json(since))
+async fn state(State(app): State<App>, Query(Since { since }): Query<Since>) -> Json<Value> {
+    let mut state = app.lab.to_json(since);
+    (state["preset"], state["results"]) = (app.presets.present(), app.presets.results().into());
+    Json(state)
 }
 
 /// The replicas, for `http_sd_configs` of Prometheus.
-async fn targets(State(lab): State<Arc<Lab>>) -> Json<Value> {
+async fn targets(State(app): State<App>) -> Json<Value> {
     let group = |(id, port): (usize, u16)| {
         let labels = json!({ "job": "lab", "replica": id.to_string() });
         json!({ "targets": [format!("127.0.0.1:{port}")], "labels": labels })
     };
-    Json(lab.fleet.ports().into_iter().map(group).collect())
+    Json(app.lab.fleet.ports().into_iter().map(group).collect())
 }
 
-async fn control(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn control(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let changes = object(&headers, &body)?;
-    not_during_a_preset(&lab)?;
-    done(lab.control(&changes).await.map_err(Refusal::bad)?)
+    app.not_during_a_preset()?;
+    done(app.lab.control(&changes).await.map_err(Refusal::bad)?)
 }
 
-async fn fault(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn fault(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let wanted = object(&headers, &body)?;
-    not_during_a_preset(&lab)?;
-    done(lab.fault(&wanted).await.map_err(Refusal::conflict)?)
+    app.not_during_a_preset()?;
+    done(app.lab.fault(&wanted).await.map_err(Refusal::conflict)?)
 }
 
-async fn redis(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn redis(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let wanted = object(&headers, &body)?;
-    not_during_a_preset(&lab)?;
-    done(lab.redis(text(&wanted, "what")?).await.map_err(Refusal::conflict)?)
+    app.not_during_a_preset()?;
+    done(app.lab.redis(text(&wanted, "what")?).await.map_err(Refusal::conflict)?)
 }
 
-async fn invalidate(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn invalidate(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let wanted = object(&headers, &body)?;
-    not_during_a_preset(&lab)?;
-    let invalidated = lab.invalidate(text(&wanted, "key")?).await;
+    app.not_during_a_preset()?;
+    let invalidated = app.lab.invalidate(text(&wanted, "key")?).await;
     let (text, ms) = invalidated.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
     Ok(Json(json!({ "ok": true, "text": text, "ms": ms })))
 }
 
-async fn change(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn change(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let wanted = object(&headers, &body)?;
-    done(lab.change(text(&wanted, "key")?).map_err(Refusal::bad)?)
+    done(app.lab.change(text(&wanted, "key")?).map_err(Refusal::bad)?)
 }
 
-async fn preset(State(lab): State<Arc<Lab>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn preset(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
     let wanted = object(&headers, &body)?;
     let name = Name::of(text(&wanted, "name")?).map_err(Refusal::bad)?;
     let compare = wanted.get("compare").and_then(Value::as_bool).unwrap_or_default();
-    done(Presets::start(&lab, name, compare).map_err(Refusal::conflict)?)
+    done(app.presets.start(name, compare).map_err(Refusal::conflict)?)
 }
 
-async fn stop_preset(State(lab): State<Arc<Lab>>) -> Answer {
-    done(Presets::stop(&lab).await.map_err(Refusal::conflict)?)
+async fn stop_preset(State(app): State<App>) -> Answer {
+    done(app.presets.stop().await.map_err(Refusal::conflict)?)
 }

@@ -5,10 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::board::{Histogram, OUTCOMES, Outcome};
-use crate::lab::Lab;
+use crate::board::{Board, Histogram, OUTCOMES, Outcome};
+use crate::controls::Controls;
+use crate::fleet::Fleet;
+use crate::origin::Origin;
+use crate::store::Store;
+use crate::story::Story;
 
 pub(crate) const PERIOD: Duration = Duration::from_millis(250);
 /// A minute and a bit, so that the oldest point lies outside of the chart.
@@ -21,8 +26,13 @@ const LATE_AGAIN: Duration = Duration::from_secs(20);
 /// The keys that the page draws.
 const DRAWN_KEYS: u64 = 6;
 
-#[derive(Default)]
 pub(crate) struct History {
+    board: Arc<Board>,
+    story: Arc<Story>,
+    controls: watch::Receiver<Controls>,
+    origin: Arc<Origin>,
+    fleet: Arc<Fleet>,
+    store: Arc<Store>,
     state: Mutex<State>,
 }
 
@@ -37,6 +47,21 @@ struct State {
 }
 
 impl History {
+    /// Begins to take samples.
+    pub(crate) fn start(
+        board: Arc<Board>,
+        story: Arc<Story>,
+        controls: watch::Receiver<Controls>,
+        origin: Arc<Origin>,
+        fleet: Arc<Fleet>,
+        store: Arc<Store>,
+    ) -> Arc<Self> {
+        let history =
+            Arc::new(Self { board, story, controls, origin, fleet, store, state: Mutex::default() });
+        tokio::spawn(history.clone().record());
+        history
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,23 +73,23 @@ impl History {
         newer.cloned().collect()
     }
 
-    fn take(&self, lab: &Lab) {
-        let counts = lab.board.take_sample();
-        let pressure = lab.origin.pressure();
-        let longest_queue = lab.origin.take_longest_queue();
-        let lanes = lab.origin.take_lanes();
-        let (commands, local_hits) = (lab.fleet.commands(), lab.fleet.local_hits());
-        let keys = lab.controls.borrow().keys.min(DRAWN_KEYS);
+    fn take(&self) {
+        let counts = self.board.take_sample();
+        let pressure = self.origin.pressure();
+        let longest_queue = self.origin.take_longest_queue();
+        let lanes = self.origin.take_lanes();
+        let (commands, local_hits) = (self.fleet.commands(), self.fleet.local_hits());
+        let keys = self.controls.borrow().keys.min(DRAWN_KEYS);
         let leases = (1..=keys).map(|key| {
             let lane = lanes.get(&key);
             json!([
                 lane.map_or(0, |lane| lane.most),
                 lane.map_or(0, |lane| lane.replica),
-                lab.board.waiting_for(key)
+                self.board.waiting_for(key)
             ])
         });
         let leases: Value = leases.collect();
-        let mode = lab.controls.borrow().mode;
+        let mode = self.controls.borrow().mode;
 
         let state = &mut *self.state();
         state.taken += 1;
@@ -78,9 +103,9 @@ impl History {
         let loads = pressure.loads - state.loads;
         let from_memory = local_hits.saturating_sub(state.local_hits).min(counts.of(Outcome::Hit));
         let mut sample = json!({
-            "seq": state.taken, "at_ms": lab.board.now_ms(), "mode": mode, "store": lab.store.state(),
+            "seq": state.taken, "at_ms": self.board.now_ms(), "mode": mode, "store": self.store.state(),
             "loads": loads, "running": pressure.running, "queue": longest_queue,
-            "waiting": lab.board.in_flight(), "p50": times.quantile(0.5), "p99": times.quantile(0.99),
+            "waiting": self.board.in_flight(), "p50": times.quantile(0.5), "p99": times.quantile(0.99),
             "commands": commands.saturating_sub(state.commands), "leases": leases, "memory": from_memory,
         });
         for (outcome, name) in OUTCOMES {
@@ -95,24 +120,24 @@ impl History {
         // Four samples are a second.
         let last = state.samples.iter().rev().take(SMOOTHED);
         let loads_per_second = last.filter_map(|sample| sample["loads"].as_f64()).sum();
-        lab.story.look(longest_queue, loads_per_second);
+        self.story.look(longest_queue, loads_per_second);
     }
-}
 
-/// Takes samples until the lab ends.
-pub(crate) async fn record(lab: Arc<Lab>) {
-    let mut period = interval(PERIOD);
-    period.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let (mut last, mut late, mut told) = (Instant::now(), 0, None::<Instant>);
-    loop {
-        period.tick().await;
-        lab.history.take(&lab);
-        // A sample that comes so late says that this process was given no processor.
-        late = if last.elapsed() > 2 * PERIOD { late + 1 } else { 0 };
-        last = Instant::now();
-        if late >= LATE_SAMPLES && told.is_none_or(|told| told.elapsed() > LATE_AGAIN) {
-            told = Some(last);
-            lab.story.say("This machine is too busy for this load: send fewer requests, or start the lab with `--release`.");
+    /// Takes samples until the lab ends.
+    async fn record(self: Arc<Self>) {
+        let mut period = interval(PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let (mut last, mut late, mut told) = (Instant::now(), 0, None::<Instant>);
+        loop {
+            period.tick().await;
+            self.take();
+            // A sample that comes so late says that this process was given no processor.
+            late = if last.elapsed() > 2 * PERIOD { late + 1 } else { 0 };
+            last = Instant::now();
+            if late >= LATE_SAMPLES && told.is_none_or(|told| told.elapsed() > LATE_AGAIN) {
+                told = Some(last);
+                self.story.say("This machine is too busy for this load: send fewer requests, or start the lab with `--release`.");
+            }
         }
     }
 }

@@ -20,7 +20,6 @@ use crate::fleet::{Backing, Fleet, Parts};
 use crate::history::History;
 use crate::load::Generator;
 use crate::origin::Origin;
-use crate::presets::Presets;
 use crate::processes::keeper::Keeper;
 use crate::processes::redis_server::RedisServer;
 use crate::proxy::Gate;
@@ -41,9 +40,8 @@ pub(crate) struct Lab {
     pub(crate) origin: Arc<Origin>,
     pub(crate) origin_address: String,
     pub(crate) fleet: Arc<Fleet>,
-    pub(crate) store: Store,
-    pub(crate) history: History,
-    pub(crate) presets: Presets,
+    pub(crate) store: Arc<Store>,
+    history: Arc<History>,
     /// A part of every path.
     pub(crate) version: Arc<AtomicU64>,
     /// Whether the load generator sends requests.
@@ -63,7 +61,7 @@ impl Lab {
         let board = Arc::new(Board::new());
         let story = Story::new(board.clone(), controls.subscribe());
         let (kind, text, backing) = backing(&keeper).await?;
-        let store = Store::new(kind, text, board.clone(), story.clone());
+        let store = Arc::new(Store::new(kind, text, board.clone(), story.clone()));
 
         let origin = Origin::new(controls.subscribe(), board.clone(), story.clone());
         let listener =
@@ -85,6 +83,14 @@ impl Lab {
             logs,
             settings,
         });
+        let history = History::start(
+            board.clone(),
+            story.clone(),
+            controls.subscribe(),
+            origin.clone(),
+            fleet.clone(),
+            store.clone(),
+        );
         let (version, runs) = (Arc::new(AtomicU64::new(1)), watch::channel(true).0);
         let lab = Arc::new(Self {
             run,
@@ -95,8 +101,7 @@ impl Lab {
             origin_address,
             fleet,
             store,
-            history: History::default(),
-            presets: Presets::default(),
+            history,
             version,
             runs,
             changing: Mutex::new(()),
@@ -112,7 +117,6 @@ impl Lab {
             lab.version.clone(),
             lab.runs.subscribe(),
         );
-        tokio::spawn(crate::history::record(lab.clone()));
         lab.story.say(lab.welcome());
         Ok(lab)
     }
@@ -272,8 +276,7 @@ impl Lab {
             "run": self.run, "now_ms": self.board.now_ms(), "version": self.version.load(Ordering::Relaxed),
             "store": self.store.to_json(), "controls": *self.controls.borrow(), "limits": Controls::limits(),
             "replicas": self.fleet.to_json(), "totals": self.board.to_json(), "origin": self.origin_json(),
-            "events": self.story.to_json(), "preset": self.presets.present(), "results": self.presets.results(),
-            "samples": self.history.since(since),
+            "events": self.story.to_json(), "samples": self.history.since(since),
         })
     }
 

@@ -88,8 +88,8 @@ impl Name {
 }
 
 /// The preset that runs, and the results of earlier ones.
-#[derive(Default)]
 pub(crate) struct Presets {
+    lab: Arc<Lab>,
     state: Mutex<State>,
 }
 
@@ -110,6 +110,10 @@ struct Present {
 }
 
 impl Presets {
+    pub(crate) fn new(lab: Arc<Lab>) -> Arc<Self> {
+        Arc::new(Self { lab, state: Mutex::default() })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,141 +138,143 @@ impl Presets {
     }
 
     /// Begins a preset in the background: in the present mode, or once with the guard off and once with it on.
-    pub(crate) fn start(lab: &Arc<Lab>, name: Name, compare: bool) -> Result<String, String> {
-        if name.needs_redis() && !lab.fleet.in_processes() {
+    pub(crate) fn start(self: &Arc<Self>, name: Name, compare: bool) -> Result<String, String> {
+        if name.needs_redis() && !self.lab.fleet.in_processes() {
             return Err(format!(
                 "`{}` needs processes that share Redis: install redis-server, and start the lab again",
                 name.id()
             ));
         }
-        let mode = lab.controls.borrow().mode;
+        let mode = self.lab.controls.borrow().mode;
         let modes = match (compare, mode) {
             (false, mode) => vec![mode],
             (true, Mode::Off) => vec![Mode::Off, Mode::On],
             (true, mode) => vec![Mode::Off, mode],
         };
-        let state = &mut *lab.presets.state();
+        let state = &mut *self.state();
         if state.present.is_some() {
             return Err("a preset runs: wait for its end, or stop it".to_owned());
         }
         state.present = Some(Present { name, mode: modes[0], phase: 1, phases: modes.len(), ends: None });
-        let running = lab.clone();
+        let running = self.clone();
         let task = tokio::spawn(async move {
-            if let Err(error) = run(&running, name, &modes).await {
-                running.story.say(format!("{} ended early: {error}.", name.title()));
+            if let Err(error) = running.run(name, &modes).await {
+                running.lab.story.say(format!("{} ended early: {error}.", name.title()));
+                let _ = mend(&running.lab).await;
             }
-            running.runs.send_replace(true);
-            running.presets.state().present = None;
+            running.lab.runs.send_replace(true);
+            running.state().present = None;
         });
         state.stop = Some(task.abort_handle());
         Ok(format!("{} begins.", name.title()))
     }
 
     /// Ends the preset that runs, and mends what it has broken.
-    pub(crate) async fn stop(lab: &Arc<Lab>) -> Result<String, String> {
+    pub(crate) async fn stop(&self) -> Result<String, String> {
         let stop = {
-            let state = &mut *lab.presets.state();
+            let state = &mut *self.state();
             state.stop.take().filter(|_| state.present.is_some()).ok_or("no preset runs")?
         };
         stop.abort();
-        let mended = mend(lab).await;
-        lab.runs.send_replace(true);
-        lab.presets.state().present = None;
+        let mended = mend(&self.lab).await;
+        self.lab.runs.send_replace(true);
+        self.state().present = None;
         mended?;
-        Ok(lab.story.say("The preset was stopped. All replicas and Redis are up."))
+        Ok(self.lab.story.say("The preset was stopped. All replicas and Redis are up."))
     }
-}
 
-async fn run(lab: &Arc<Lab>, name: Name, modes: &[Mode]) -> Result<(), String> {
-    let mut results = Vec::new();
-    for (at, mode) in modes.iter().enumerate() {
-        let phases = modes.len();
-        lab.presets.state().present = Some(Present { name, mode: *mode, phase: at + 1, phases, ends: None });
-        results.push(run_once(lab, name, *mode).await?);
+    async fn run(&self, name: Name, modes: &[Mode]) -> Result<(), String> {
+        let mut results = Vec::new();
+        for (at, mode) in modes.iter().enumerate() {
+            let phases = modes.len();
+            self.state().present = Some(Present { name, mode: *mode, phase: at + 1, phases, ends: None });
+            results.push(self.run_once(name, *mode).await?);
+        }
+        if let [off, on] = &results[..] {
+            self.lab.story.say(format!(
+                "{}: without the guard {} and {}; with it {} and {}.",
+                name.title(),
+                number(off.loads, "load", "loads"),
+                number(off.failed, "error", "errors"),
+                number(on.loads, "load", "loads"),
+                number(on.failed, "error", "errors"),
+            ));
+        }
+        Ok(())
     }
-    if let [off, on] = &results[..] {
-        lab.story.say(format!(
-            "{}: without the guard {} and {}; with it {} and {}.",
+
+    /// Runs a scenario in one mode. It begins and ends without a request in flight, so that its numbers are whole.
+    async fn run_once(&self, name: Name, mode: Mode) -> Result<Figures, String> {
+        let lab = &self.lab;
+        lab.runs.send_replace(false);
+        mend(lab).await?;
+        drain(lab).await?;
+        lab.origin.drop_queue();
+        quiet(lab).await?;
+        let mut settings = match name.settings() {
+            Value::Object(settings) => settings,
+            _ => Map::new(),
+        };
+        let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0,
+            "audit_percent": 0, "mode": mode });
+        settings.extend(usual.as_object().cloned().unwrap_or_default());
+        lab.set(&settings).await?;
+        lab.fleet.all_up().await?;
+        lab.new_version();
+        // The settings are with all replicas a moment later.
+        sleep(Duration::from_millis(200)).await;
+        if name != Name::ColdDeploy {
+            lab.warm().await;
+            quiet(lab).await?;
+        }
+        lab.story.say(format!("{}, {}: {}", name.title(), mode.text(), begins(name)));
+
+        let (before, from_ms) = (lab.origin.pressure().loads, lab.board.now_ms());
+        lab.board.open_window();
+        lab.origin.open_window();
+        if let Some(present) = &mut self.state().present {
+            present.ends = Some(Instant::now() + name.length());
+        }
+        lab.runs.send_replace(true);
+        let end = Instant::now() + name.length();
+        script(lab, name).await?;
+        sleep(end.saturating_duration_since(Instant::now())).await;
+        lab.runs.send_replace(false);
+        if let Some(present) = &mut self.state().present {
+            present.ends = None;
+        }
+        drain(lab).await?;
+
+        let (counts, to_ms) = (lab.board.window(), lab.board.now_ms());
+        let loads = lab.origin.pressure().loads - before;
+        let (requests, failed) = (counts.requests(), counts.of(Outcome::Failed));
+        let p99 = counts.times.quantile(0.99);
+        let text = format!(
+            "{}, {}: {}, {}, {}; 99 % had their answer within {:.2} s.",
             name.title(),
-            number(off.loads, "load", "loads"),
-            number(off.failed, "error", "errors"),
-            number(on.loads, "load", "loads"),
-            number(on.failed, "error", "errors"),
-        ));
+            mode.text(),
+            number(requests, "request", "requests"),
+            number(loads, "load", "loads"),
+            number(failed, "error", "errors"),
+            p99.unwrap_or_default() / 1e3
+        );
+        lab.story.say(text);
+        let results = &mut self.state().results;
+        results.push(json!({
+            "name": name.id(), "title": name.title(), "mode": mode, "requests": requests, "answered": requests - failed,
+            "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(),
+            "p50_ms": counts.times.quantile(0.5), "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
+        }));
+        if results.len() > KEPT {
+            results.remove(0);
+        }
+        Ok(Figures { loads, failed })
     }
-    Ok(())
 }
 
 struct Figures {
     loads: u64,
     failed: u64,
-}
-
-/// Runs a scenario in one mode. It begins and ends without a request in flight, so that its numbers are whole.
-async fn run_once(lab: &Arc<Lab>, name: Name, mode: Mode) -> Result<Figures, String> {
-    lab.runs.send_replace(false);
-    mend(lab).await?;
-    drain(lab).await?;
-    lab.origin.drop_queue();
-    quiet(lab).await?;
-    let mut settings = match name.settings() {
-        Value::Object(settings) => settings,
-        _ => Map::new(),
-    };
-    let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0,
-        "audit_percent": 0, "mode": mode });
-    settings.extend(usual.as_object().cloned().unwrap_or_default());
-    lab.set(&settings).await?;
-    lab.fleet.all_up().await?;
-    lab.new_version();
-    // The settings are with all replicas a moment later.
-    sleep(Duration::from_millis(200)).await;
-    if name != Name::ColdDeploy {
-        lab.warm().await;
-        quiet(lab).await?;
-    }
-    lab.story.say(format!("{}, {}: {}", name.title(), mode.text(), begins(name)));
-
-    let (before, from_ms) = (lab.origin.pressure().loads, lab.board.now_ms());
-    lab.board.open_window();
-    lab.origin.open_window();
-    if let Some(present) = &mut lab.presets.state().present {
-        present.ends = Some(Instant::now() + name.length());
-    }
-    lab.runs.send_replace(true);
-    let end = Instant::now() + name.length();
-    script(lab, name).await?;
-    sleep(end.saturating_duration_since(Instant::now())).await;
-    lab.runs.send_replace(false);
-    if let Some(present) = &mut lab.presets.state().present {
-        present.ends = None;
-    }
-    drain(lab).await?;
-
-    let (counts, to_ms) = (lab.board.window(), lab.board.now_ms());
-    let loads = lab.origin.pressure().loads - before;
-    let (requests, failed) = (counts.requests(), counts.of(Outcome::Failed));
-    let p99 = counts.times.quantile(0.99);
-    let text = format!(
-        "{}, {}: {}, {}, {}; 99 % had their answer within {:.2} s.",
-        name.title(),
-        mode.text(),
-        number(requests, "request", "requests"),
-        number(loads, "load", "loads"),
-        number(failed, "error", "errors"),
-        p99.unwrap_or_default() / 1e3
-    );
-    lab.story.say(text);
-    let results = &mut lab.presets.state().results;
-    results.push(json!({
-        "name": name.id(), "title": name.title(), "mode": mode, "requests": requests, "answered": requests - failed,
-        "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(),
-        "p50_ms": counts.times.quantile(0.5), "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
-    }));
-    if results.len() > KEPT {
-        results.remove(0);
-    }
-    Ok(Figures { loads, failed })
 }
 
 fn begins(name: Name) -> &'static str {
