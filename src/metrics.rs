@@ -148,7 +148,7 @@ pub const METRICS: &[Metric] = &[
     counter(
         "stampede_guard_invalidations_unconfirmed_total",
         &[],
-        "Invalidations that the store, or its replicas, did not confirm in time.",
+        "Invalidations that were not confirmed in time, or before their caller gave up.",
     ),
     counter("stampede_guard_local_fills_total", &[], "Copies that were made in this process's memory."),
     counter(

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::StampedeGuard;
 use super::entries::LONGEST;
 use crate::error::{Error, ErrorKind};
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::local::Change;
 use crate::observe::GuardCount;
@@ -23,6 +24,7 @@ impl StampedeGuard {
         until: Instant,
         insert: Option<Insert>,
     ) -> Result<(), Error> {
+        let attempt = ChangeAttempt::new(&self.state);
         self.state.detach_resource(key);
         // First, so that replicas that have the later change have this one too.
         let reports = key.of_reports(&self.state.namespace);
@@ -50,17 +52,21 @@ impl StampedeGuard {
         reached.and(of_reports).map_err(|error| unannounced(what, key, error))?;
         // A flight that began before the store had the change may hold an entry that was read before it.
         self.state.detach_resource(key);
+        attempt.succeeded();
         Ok(())
     }
 
     /// Waits until no process serves a copy that is older than a refresh.
     pub(super) async fn announce_refresh(&self, key: &Key) -> Result<(), Error> {
+        let attempt = ChangeAttempt::new(&self.state);
         let change = self.change(ChangedName::value(key));
         match change.announce_and_wait(Instant::now() + LONGEST).await {
             // As far as is known there are no copies, so the refresh does not depend on the store.
-            Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => Ok(()),
-            announced => announced.map_err(|error| unannounced("the refresh", key, error)),
+            Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => {}
+            announced => announced.map_err(|error| unannounced("the refresh", key, error))?,
         }
+        attempt.succeeded();
+        Ok(())
     }
 
     /// Removes the id of a tag, as a part of another change, which waits for the announcement.
@@ -74,9 +80,12 @@ impl StampedeGuard {
 
     /// Removes the id of a tag, and waits until no process serves a copy with it.
     pub(super) async fn forget_tagged(&self, what: &str, tag: &Key, until: Instant) -> Result<(), Error> {
+        let attempt = ChangeAttempt::new(&self.state);
         let change = self.change(ChangedName::tag(tag));
         let answer = self.confirmed(what, tag, until, |within| self.forget_id(&change, tag, within)).await?;
-        change.reaches_all(answer, until).await.map_err(|error| unannounced(what, tag, error))
+        change.reaches_all(answer, until).await.map_err(|error| unannounced(what, tag, error))?;
+        attempt.succeeded();
+        Ok(())
     }
 
     fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
@@ -102,15 +111,9 @@ impl StampedeGuard {
             Ok(answer) => {
                 self.state.count(GuardCount::invalidations);
                 self.state.publish_regularly();
-                let replicated = self.replicated(what, key).await;
-                replicated
-                    .inspect_err(|_| self.state.count(GuardCount::invalidations_unconfirmed))
-                    .map(|()| answer)
+                self.replicated(what, key).await.map(|()| answer)
             }
-            Err(error) => {
-                self.state.count(GuardCount::invalidations_unconfirmed);
-                Err(unconfirmed(what, key, error))
-            }
+            Err(error) => Err(unconfirmed(what, key, error)),
         }
     }
 
@@ -169,6 +172,27 @@ impl StampedeGuard {
 
 /// The answer to one attempt at a change: the id of its announcement, and what became of that.
 pub(super) type Answer = (Uuid, Announced);
+
+/// A change on its way. It counts as not confirmed unless it succeeds: also if its caller, which may have a bound of its own, drops it.
+struct ChangeAttempt<'a>(Option<&'a GuardState>);
+
+impl<'a> ChangeAttempt<'a> {
+    fn new(state: &'a GuardState) -> Self {
+        Self(Some(state))
+    }
+
+    fn succeeded(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ChangeAttempt<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.0 {
+            state.count(GuardCount::invalidations_unconfirmed);
+        }
+    }
+}
 
 fn answered<'a>(
     id: Uuid,

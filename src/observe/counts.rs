@@ -148,7 +148,8 @@ counters! {
         unreadable => ["stampede_guard_unreadable_total"],
         /// Confirmed invalidations, of keys, of tags, and by storing directly.
         invalidations => ["stampede_guard_invalidations_total"],
-        /// Invalidations that the store, or its replicas where the policy waits for them, did not confirm in time.
+        /// Invalidations, and values stored directly, that were not confirmed: by the store, by its replicas where the policy waits for
+        /// them, or by the processes with copies; or whose caller gave up before.
         invalidations_unconfirmed => ["stampede_guard_invalidations_unconfirmed_total"],
         /// Copies that were made in this process's memory.
         local_fills => ["stampede_guard_local_fills_total"],
