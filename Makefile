@@ -25,6 +25,11 @@
 # imports
 #        looks for circles, imports against the floors of DESIGN.md and crates outside their rooms; tests that it finds each
 # pages  README and docs: links, code blocks that tests/guide runs, lengths; whether the pictures are as scripts/pictures draws them
+# compare
+#        the same scenarios for this crate and twelve others (Rust, Python, Node), and docs/comparison.md from their results: half
+#        an hour and the building; ONLY=names and SCENARIO=names for a part; compare-test checks the harness, in a minute
+# compare-page
+#        docs/comparison.md and its plots again, from compare/results
 # deny   licences, sources and versions of our dependencies (deny.toml); needs cargo-deny
 # simulate
 #        60,000 simulated fleets: 20,000 seeds with no, some and many faults each (SEEDS=n for another number);
@@ -141,6 +146,41 @@ pages:
 	scripts/pages
 	scripts/pages --test
 	scripts/pictures --check
+	test ! -d compare || compare/page --check
+
+# The peers have a lock file, a target folder and tools of their own, so that nothing else is built with them.
+.PHONY: compare compare-test compare-page compare-build compare-python compare-node
+COMPARE := $(abspath $(or $(CARGO_TARGET_DIR),target)/compare)
+COMPARE_RUN = COMPARE_TOOLS=$(COMPARE) PYTHONDONTWRITEBYTECODE=1 $(COMPARE)/release/stampede-compare
+
+compare: compare-build
+	ONLY=$(ONLY) SCENARIO=$(SCENARIO) $(COMPARE_RUN) run
+	compare/page
+
+compare-test: compare-build
+	cd compare && cargo fmt --check && CARGO_TARGET_DIR=$(COMPARE) cargo clippy --release --locked -- -D warnings
+	$(COMPARE_RUN) check
+
+compare-page:
+	compare/page
+
+compare-build: redis compare-python compare-node
+	cp -r compare/node/. $(COMPARE)/node
+	cd compare && CARGO_TARGET_DIR=$(COMPARE) cargo build --release --locked
+
+compare-python: $(COMPARE)/python/installed
+$(COMPARE)/python/installed: compare/python/requirements.txt | python
+	rm -rf $(COMPARE)/python
+	python3 -m venv $(COMPARE)/python || { echo "python3 has no venv: apt-get install -y python3-venv" >&2; exit 1; }
+	$(COMPARE)/python/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+compare-node: $(COMPARE)/node/installed
+$(COMPARE)/node/installed: compare/node/package-lock.json compare/node/package.json | node
+	rm -rf $(COMPARE)/node && mkdir -p $(COMPARE)/node
+	cp compare/node/package.json compare/node/package-lock.json $(COMPARE)/node
+	cd $(COMPARE)/node && npm ci --no-audit --no-fund
+	touch $@
 
 deny:
 	cargo deny --all-features check bans licenses sources
