@@ -158,7 +158,7 @@ compare: compare-build
 	compare/page
 
 compare-test: compare-build
-	cd compare && cargo fmt --check && CARGO_TARGET_DIR=$(COMPARE) cargo clippy --release --locked -- -D warnings
+	cd compare && cargo fmt --check && CARGO_TARGET_DIR=$(COMPARE) cargo clippy --release -- -D warnings
 	$(COMPARE_RUN) check
 
 compare-page:
@@ -166,7 +166,7 @@ compare-page:
 
 compare-build: redis compare-python compare-node
 	cp -r compare/node/. $(COMPARE)/node
-	cd compare && CARGO_TARGET_DIR=$(COMPARE) cargo build --release --locked
+	cd compare && CARGO_TARGET_DIR=$(COMPARE) cargo build --release
 
 compare-python: $(COMPARE)/python/installed
 $(COMPARE)/python/installed: compare/python/requirements.txt | python

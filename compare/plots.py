@@ -37,7 +37,7 @@ def time(ms):
 
 
 def rate(per_second):
-    return f"{per_second / 1e6:.2f} M/s" if per_second >= 1e6 else f"{per_second / 1e3:.0f} k/s" if per_second >= 1e4 else f"{per_second / 1e3:.1f} k/s"
+    return f"{per_second:.0f} /s" if per_second < 1e3 else f"{per_second / 1e6:.2f} M/s" if per_second >= 1e6 else f"{per_second / 1e3:.0f} k/s" if per_second >= 1e4 else f"{per_second / 1e3:.1f} k/s"
 
 
 def stampede(results):
@@ -102,8 +102,7 @@ def latency(results):
     )
     p.text(20, 24, "200 callers in 8 processes ask for one cold key; its load takes 200 ms", 15, "ink", bold=True)
     p.dot(26, 42, "ink", 3.5)
-    p.text(36, 46, "half of the callers and the last one have it;", SMALL, "soft")
-    p.text(290, 46, "the line is the span between", SMALL, "soft")
+    p.text(36, 46, "from the moment at which half of the callers have it to the last one; logarithmic", SMALL, "soft")
     p.text(RIGHT + 56, 60, "loads", SMALL, "soft", "end")
     p.text(790, 60, "last", SMALL, "soft", "end")
     marks = [ms for ms in (200, 500, 1000, 2000, 5000, 10000, 20000) if math.log10(ms) <= high]
@@ -123,42 +122,44 @@ def latency(results):
 
 
 def hits(results):
-    """Hits per second: a bar for different keys, one for a hot key, each with the span of its rounds."""
+    """Hits per second: of different keys and of a hot key, each with the span of its rounds."""
     entries = results["hits"]
     rows = [(name, entries[name]["cell"]) for name in words.LABELS if "distinct" in entries.get(name, {}).get("cell", {})]
-    step, top = 32, 72
+    step, top = 30, 72
     base = top + step * len(rows)
-    most = max(cell[kind]["fastest"] for _, cell in rows for kind in ("distinct", "hot"))
-    low, high = 3, math.log10(most * 1.2)
-    x = lambda value: LEFT + (math.log10(max(value, 1000)) - low) / (high - low) * (RIGHT - LEFT)
+    rates = [cell[kind][end] for _, cell in rows for kind in ("distinct", "hot") for end in ("slowest", "fastest")]
+    low, high = math.floor(math.log10(max(min(rates), 10))), math.log10(max(rates) * 1.2)
+    x = lambda value: LEFT + (math.log10(max(value, 10**low)) - low) / (high - low) * (RIGHT - LEFT)
     p = PICTURES.Picture(
         "Hits per second",
-        "64 callers of one process ask for stored values of 1 KiB. For each library a bar for different keys and one for a hot key, on a logarithmic scale.",
+        "64 callers of one process ask for stored values of 1 KiB. For each library a disc for different keys and a ring for one hot key, on a logarithmic scale, each with the span of its rounds.",
         base + 62,
     )
+    ring = lambda at, y, tone: p.parts.append(f'<circle cx="{at:.1f}" cy="{y:.1f}" r="4" stroke-width="2" class="f-paper s-{tone}"/>')
     p.text(20, 24, "Hits per second of one process: 64 callers, values of 1 KiB", 15, "ink", bold=True)
-    p.rect(20, 36, 12, 10, "blue", None, 2)
+    p.dot(26, 42, "ink", 4.5)
     p.text(38, 46, "different keys", SMALL, "soft")
-    p.rect(140, 36, 12, 10, "blue-panel", "blue", 2)
+    ring(146, 42, "ink")
     p.text(158, 46, "one hot key", SMALL, "soft")
-    p.text(250, 46, "thin line: slowest to fastest of five rounds; logarithmic", SMALL, "soft")
+    p.text(256, 46, "line: slowest to fastest of five rounds; logarithmic", SMALL, "soft")
     p.text(RIGHT + 66, 60, "different", SMALL, "soft", "end")
     p.text(790, 60, "hot", SMALL, "soft", "end")
-    marks = [value for value in (1e3, 1e4, 1e5, 1e6, 1e7) if math.log10(value) <= high]
+    marks = [value for value in (10**power for power in range(low, 9)) if math.log10(value) <= high]
     for value in marks:
         p.line([(x(value), top - 2), (x(value), base)], "faint", thick=1)
     for number, (name, cell) in enumerate(rows):
-        y = top + step * number + 4
-        label(p, name, y + 11)
-        for kind, at in (("distinct", y), ("hot", y + 12)):
-            tone = colour(name)
-            fill = tone if kind == "distinct" else f"{tone}-panel" if tone != "soft" else "faint"
-            p.rect(LEFT, at, max(x(cell[kind]["per_second"]) - LEFT, 1), 10, fill, tone if kind == "hot" else None, 2)
-            p.line([(x(cell[kind]["slowest"]), at + 5), (x(cell[kind]["fastest"]), at + 5)], "ink", thick=1)
-        p.text(RIGHT + 66, y + 15, rate(cell["distinct"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
-        p.text(790, y + 15, rate(cell["hot"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
+        y, tone = top + step * number + step / 2, colour(name)
+        label(p, name, y)
+        for kind, at in (("distinct", y - 5), ("hot", y + 6)):
+            p.line([(x(cell[kind]["slowest"]), at), (x(cell[kind]["fastest"]), at)], tone, thick=2)
+            if kind == "distinct":
+                p.dot(x(cell[kind]["per_second"]), at, tone, 4.5)
+            else:
+                ring(x(cell[kind]["per_second"]), at, tone)
+        p.text(RIGHT + 66, y + 4, rate(cell["distinct"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
+        p.text(790, y + 4, rate(cell["hot"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
     p.axis(LEFT, base + 4, RIGHT - LEFT, [(x(value) - LEFT, rate(value).replace(".0 k", " k").replace(".00 M", " M")) for value in marks])
-    p.text(20, base + 50, f"Measured {results['machine']['date']}; make compare. moka, foyer, cachet and the local tier: from memory.", SMALL, "soft")
+    p.text(20, base + 50, f"Measured {results['machine']['date']}; make compare. From memory: the local tier, moka, foyer, multi-tier-cache, cachet, bentocache, cacheable.", SMALL, "soft")
     return p
 
 

@@ -2,39 +2,33 @@
 
 import words
 
-# What is compared with, and takes no part in the choice of the best.
+# Controls: they take no part in the choice of the best.
 CONTROLS = ("unguarded", "redis-get")
 OURS = ("guard-loader", "guard-layer", "guard-local")
-# Times closer than this are tied: machines differ by more from run to run.
-NEAR_SHARE, NEAR_MS = 0.05, 3.0
+# Times closer than this are tied: they differ by as much from run to run. Times of a hit differ more.
+NEAR_SHARE, NEAR_MS, NEAR_MICROS = 0.05, 5.0, 0.1
 
 
 class Column:
     """One number of a cell, and whether less of it is better."""
 
-    def __init__(self, title, path, better=None, unit="count", spread=None, sub=None):
-        self.title, self.path, self.better, self.unit, self.spread, self.sub = title, path, better, unit, spread, sub
+    def __init__(self, title, path, better=None, unit="count", spread=None, may_fail=False):
+        self.title, self.path, self.better, self.unit = title, path, better, unit
+        # Where the least and the most of several rounds stand; whether the scenario makes each call fail.
+        self.spread, self.may_fail = spread, may_fail
 
     def value(self, cell):
         return at(cell, self.path)
-
-    def range(self, cell):
-        """The least and the most of several rounds, where there were some."""
-        if self.spread:
-            low, high = (at(cell, path) for path in self.spread)
-            return low, high
-        parent, _, name = self.path.rpartition(".")
-        rounds = (at(cell, parent) if parent else cell).get("rounds") or []
-        values = [one[name] for one in rounds if one.get(name) is not None]
-        return (min(values), max(values)) if values else (self.value(cell),) * 2
 
     def show(self, value):
         if value is None:
             return "-"
         if self.unit == "ms":
-            return f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
+            return f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"
         if self.unit == "us":
             return f"{value / 1e3:,.1f} ms" if value >= 1000 else f"{value:,.0f} µs" if value >= 10 else f"{value:.2f} µs"
+        if self.unit == "rate" and value < 1e3:
+            return f"{value:,.0f} /s"
         if self.unit == "rate":
             return f"{value / 1e6:.2f} M/s" if value >= 1e6 else f"{value / 1e3:,.0f} k/s" if value >= 1e4 else f"{value / 1e3:,.1f} k/s"
         if self.unit == "mib":
@@ -50,14 +44,18 @@ class Column:
         value, least = self.value(cell), self.value(best)
         if value == least:
             return True
-        if self.unit in ("ms", "us"):
-            near = max(NEAR_SHARE * least, NEAR_MS if self.unit == "ms" else 0)
-            if abs(value - least) <= near:
-                return True
-        if self.unit in ("ms", "us", "rate"):
+        if self.unit == "ms":
+            return abs(value - least) <= max(NEAR_SHARE * least, NEAR_MS)
+        if self.unit == "us":
+            return abs(value - least) <= NEAR_MICROS * least
+        if self.spread:
             (low, high), (best_low, best_high) = self.range(cell), self.range(best)
             return low <= best_high and best_low <= high
         return False
+
+    def range(self, cell):
+        """The least and the most of several rounds."""
+        return tuple(at(cell, path) for path in self.spread)
 
 
 def at(cell, path):
@@ -93,7 +91,7 @@ def wave(kind, name):
 # Of each scenario: one or more tables, each with a heading and its columns.
 TABLES = {
     "cold": [(shape, of_shape(shape)) for shape in ("2x200", "8x25", "24x4")],
-    "failing": [("", [*LOADS, *CALLS[1:], *COMMANDS])],
+    "failing": [("", [Column(each.title, each.path, each.better, each.unit, may_fail=True) for each in [*LOADS, *CALLS[1:], *COMMANDS]])],
     "killed": [("", [*LOADS, CALLS[0], Column("last answer after the kill", "last_answer_ms", "low", "ms")])],
     "paused": [
         (
@@ -107,7 +105,7 @@ TABLES = {
         )
     ],
     "cancelled": [("", [*LOADS, *CALLS])],
-    "uncacheable": [("", [*LOADS, *CALLS, Column("callers with another's answer", "shared", None)])],
+    "uncacheable": [("", [Column("loads", "loads"), *CALLS, Column("callers with another's answer", "shared", None)])],
     "outage": [
         ("the first 20 callers", [*wave("dead", "first"), *wave("hung", "first")]),
         ("the next 20", [*wave("dead", "second"), *wave("hung", "second")]),
@@ -155,8 +153,8 @@ TABLES = {
 GLANCE = [
     ("cold", Column("cold key, 8x25: loads", "8x25.loads", "low")),
     ("cold", Column("last caller", "8x25.max_ms", "low", "ms")),
-    ("failing", Column("failing origin, 4x10: loads", "loads", "low")),
-    ("failing", Column("last told", "max_ms", "low", "ms")),
+    ("failing", Column("failing origin, 4x10: loads", "loads", "low", may_fail=True)),
+    ("failing", Column("last told", "max_ms", "low", "ms", may_fail=True)),
     ("killed", Column("leader killed: last answer", "last_answer_ms", "low", "ms")),
     ("outage", Column("Redis hung: slowest", "hung.first.max_ms", "low", "ms")),
     ("expiring", Column("hot key expires: loads", "loads", "low")),
@@ -178,14 +176,14 @@ def best_of(column, results):
 
 
 def counts(column, cell):
-    """Whether a number may be called the best: a time means little where callers were not answered."""
+    """Whether a number may be called the best: loads and times mean little where callers were not answered."""
     if column.value(cell) is None:
         return False
+    if column.title == "errors" or column.title.endswith(": errors"):
+        return True
     parent = column.path.rpartition(".")[0]
     around = at(cell, parent) if parent else cell
-    is_time = column.unit in ("ms", "us")
-    failed = around.get("unanswered") or (around.get("errors") and around.get("errors") != around.get("calls"))
-    return not (is_time and failed)
+    return column.may_fail or not around.get("errors")
 
 
 def show(column, cell, best):
@@ -194,7 +192,7 @@ def show(column, cell, best):
     if value is None or best is None:
         return text
     if not counts(column, cell):
-        return f"({text})" if column.unit in ("ms", "us") else text
+        return f"({text})"
     return f"**{text}**" if column.tied(cell, best) else text
 
 

@@ -85,15 +85,16 @@ uses). Rows whose rounds overlap are tied. Values from memory and from Redis are
     "memory": """A process after it has connected, and after it has loaded 10,000 values of 1 KiB; and the memory of Redis for each of them.""",
 }
 
-# What a table does not say by itself.
+# Remarks below a table.
 NOTES = {
     "killed": "The lease of this crate is 2 s, renewed while the load runs; the locks of rslock and dogpile.cache live for 10 s, that of cashews for the value's lifetime.",
-    "paused": "Only a library that compares a token when it stores can keep the older value out.",
+    "paused": "Only a library that compares a token when it stores can keep the older value out. The last column is as B reads it: where B has a memory of its own, an older "
+    "value may stand in Redis.",
     "cancelled": "moka hands over to a waiter, which loads again; foyer and this crate let the load go on.",
-    "outage": "Times in brackets: some callers had an error or no answer. Where callers had no answer, no more were sent (`-`). This crate: [when Redis is down](redis-down.md).",
+    "outage": "Where callers had no answer after ten seconds, no more were sent (`-`). This crate: [when Redis is down](redis-down.md).",
     "stale": "dogpile.cache and tower-http-cache let the caller that refreshes wait for its load.",
     "invalidation": "This crate's `invalidate` with the local tier waits until every process has dropped its copy.",
-    "hits": "Python and Node are not compared with Rust here: a process of theirs has one thread of its language.",
+    "hits": "cashews takes and frees its lock for hits as well. Python and Node are not compared with Rust here: a process of theirs has one thread of its language.",
 }
 
 TABLE_HEADS = {
@@ -122,7 +123,7 @@ def head(results):
     text = f"""# How does it compare?
 
 ```sh
-make compare                                    # everything on this page, and the page: {machine['minutes']:.0f} minutes, and the time that building takes
+make compare                                    # everything on this page, and the page: {machine['minutes'] or 25:.0f} minutes, and the time that building takes
 make compare ONLY=moka,guard SCENARIO=cold,hits # a part: names, or how they begin
 ```
 
@@ -131,8 +132,8 @@ processes on a real Redis, one after another, with one origin that counts its lo
 
 ![A strip per library: its loads over nine seconds in which a hot key expires four times](pictures/compare-stampede.svg)
 
-**Bold** is the best of a column and all that is tied with it: within the noise of the rounds, 5 %, or 3 ms. "no guard" takes no part. Times in brackets are
-of rows in which callers had errors or no answer."""
+**Bold** is the best of a column and all that is tied with it: times within 5 % or 5 ms (of hits 10 %), throughputs whose rounds overlap. "no guard" takes no
+part, nor do numbers in brackets: callers of that row had errors, or no answer. `no`: the library does not do this."""
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
@@ -156,7 +157,7 @@ def scenario(name, tables):
 
 
 def participants(results):
-    lines = ["## Who takes part", "", "| | versions | as it is used here |", "|---|---|---|"]
+    lines = ["## Participants", "", "| | versions | as it is used here |", "|---|---|---|"]
     for name, label in LABELS.items():
         entry = results["hits" if name == "redis-get" else "cold"].get(name)
         version = entry["version"] if entry else "-"
@@ -178,12 +179,12 @@ was {min(loads):.1f} to {max(loads):.1f} when a row began, the run's own work in
     return "## Method\n\n" + wrap(text) + "\n\n" + METHOD
 
 
-METHOD = """- **The origin** is a TCP server in the harness. A loader opens a connection, sends its key, and reads a value of 1 KiB, after a fixed latency. It counts loads when
-  they begin. Loaders of all languages do the same.
+METHOD = """- **The origin** is a TCP server in the harness. A loader opens a connection, sends its key, and reads a value of 1 KiB after a fixed latency. The origin
+  counts a load when it begins. Loaders of all languages do the same.
 - **Processes** are started for each row, with a new Redis server. Each has loaded one key of its own before the clock starts, so connections, scripts and
   code are there. All end with the row. A process of a Rust library has two threads.
-- **Callers** begin at one moment of the wall clock, which all processes share. Their latency is measured in their process, from that moment in the scenarios with
-  a rate. A caller has 20 s for an answer, 10 s where Redis or a caller is gone.
+- **Callers** begin at one moment of the wall clock, which all processes share. A process measures the latency of its callers; where there is a rate, from the
+  moment at which a call was due. A caller has 20 s for an answer, 10 s where Redis or a caller is gone.
 - **Redis commands** are those that MONITOR shows from clients, without the set-up of connections; a script is one.
 - **Layers** are called as tower services, without a network in front.
 - The harness is in `compare/`: `src/scenarios` has a file per scenario, `results` the data of this page. `compare/page` makes page and plots from the

@@ -1,4 +1,4 @@
-//! The processes of one measurement, and what they are told.
+//! The processes of one measurement, and the orders to them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -27,7 +27,7 @@ pub(crate) struct Replica {
     next: u64,
 }
 
-/// What a fleet is set up with.
+/// The settings of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) processes: usize,

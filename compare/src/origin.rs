@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 
 /// Size of a value in bytes.
@@ -41,7 +41,7 @@ impl Origin {
         let state = Arc::new(Mutex::new(state));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime for the origin");
-        let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port");
+        let listener = runtime.block_on(async { listen() }).expect("a free port");
         let port = listener.local_addr().expect("a bound socket").port();
         runtime.spawn(accept(listener, Arc::clone(&state)));
         Self { port, state, runtime: Some(runtime) }
@@ -90,6 +90,13 @@ impl Drop for Origin {
             runtime.shutdown_background();
         }
     }
+}
+
+/// With room for all callers of an unguarded fleet: beyond the usual 128 the kernel lets them wait for a second.
+fn listen() -> std::io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(([127, 0, 0, 1], 0).into())?;
+    socket.listen(4_096)
 }
 
 async fn accept(listener: TcpListener, state: Arc<Mutex<State>>) {

@@ -1,4 +1,4 @@
-//! Who takes part, and how a process of each is started.
+//! The participants, and the command that starts a process of each.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

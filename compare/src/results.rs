@@ -1,4 +1,4 @@
-//! What is kept of a run: a JSON file per scenario in `compare/results`, the data of docs/comparison.md.
+//! The results of a run: a JSON file per scenario in `compare/results`, the data of docs/comparison.md.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -71,6 +71,11 @@ pub(crate) fn keep_machine(before: f64, seconds: f64, complete: bool) {
     let memory = memory
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next()?.parse().ok());
+    let into = std::env::var_os("RESULTS").map_or_else(|| folder().join("results"), PathBuf::from);
+    let path = into.join("machine.json");
+    // A run of a part does not say how long all takes.
+    let whole = fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let whole: Value = whole.unwrap_or_else(|| json!({ "minutes": null }));
     let machine = json!({
         "cpu": model,
         "cores": std::thread::available_parallelism().map(usize::from).unwrap_or_default(),
@@ -82,13 +87,12 @@ pub(crate) fn keep_machine(before: f64, seconds: f64, complete: bool) {
         "node": first("node", &["--version"]),
         "date": today(),
         "complete": complete,
-        "minutes": (seconds / 6.0).round() / 10.0,
+        "minutes": if complete { json!((seconds / 6.0).round() / 10.0) } else { whole["minutes"].clone() },
         "load_before": before,
         "load_after": load(),
     });
-    let into = std::env::var_os("RESULTS").map_or_else(|| folder().join("results"), PathBuf::from);
     let text = serde_json::to_string_pretty(&machine).expect("JSON");
-    fs::write(into.join("machine.json"), text + "\n").expect("writing the machine");
+    fs::write(path, text + "\n").expect("writing the machine");
 }
 
 /// The machine's load of the last minute.

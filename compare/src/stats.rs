@@ -9,7 +9,7 @@ pub(crate) fn calls(replies: &[Reply]) -> Vec<Call> {
     replies.iter().flat_map(|reply| reply.calls.iter().cloned()).collect()
 }
 
-/// What is true for each set of calls: how many, their errors, their latencies.
+/// Count, errors and latencies of some calls.
 pub(crate) fn summary(calls: &[Call]) -> Value {
     let latencies = latencies(calls);
     let errors: Vec<_> = calls.iter().filter(|call| call.2.starts_with('!')).collect();

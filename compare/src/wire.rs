@@ -1,4 +1,4 @@
-//! What the harness and a replica tell each other: one JSON object per line, over the replica's stdin and stdout.
+//! The protocol between the harness and a replica: one JSON object per line, over the replica's stdin and stdout.
 //!
 //! `python/replica.py` and `node/replica.mjs` speak the same. The harness sends [`Setup`], the replica answers [`Ready`], then commands
 //! follow. Each has an id, and commands run side by side.

@@ -29,7 +29,7 @@ export async function create(setup) {
         own = value
         return isPrivate ? ctx.skip() : value
       }
-      // A value that was skipped is returned to nobody else.
+      // `getOrSet` returns no value that was skipped, not to its own caller either.
       return (await bento.getOrSet({ key, factory, ttl, ...grace })) ?? own
     },
     invalidate: key => bento.delete({ key }),

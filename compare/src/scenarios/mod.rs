@@ -19,7 +19,7 @@ use crate::fleet::Fleet;
 use crate::participants::{ALL, Participant, wanted};
 use crate::results::{Results, keep_machine, load};
 
-/// What a subject showed, and the versions of what was measured.
+/// The versions of a subject, and its cell.
 pub(crate) type Measured = Result<(String, Value), String>;
 
 type Scenario = (&'static str, fn(&Participant) -> Measured);

@@ -1,4 +1,4 @@
-//! What libraries are compared with: no guard at all, and a plain GET.
+//! The controls: no guard at all, and a plain GET.
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;

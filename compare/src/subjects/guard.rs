@@ -108,7 +108,7 @@ pub(super) async fn layer(setup: &Setup) -> Layered<impl GuardedService> {
     Layered { service, remove: None, lacks: &[] }
 }
 
-/// What the layer makes of the handler.
+/// The layer around the handler.
 pub(super) trait GuardedService:
     Service<
         Request<Empty<Bytes>>,
