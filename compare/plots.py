@@ -159,7 +159,7 @@ def hits(results):
         p.text(RIGHT + 66, y + 4, rate(cell["distinct"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
         p.text(790, y + 4, rate(cell["hot"]["per_second"]), SMALL, "ink", "end", bold=name in OURS)
     p.axis(LEFT, base + 4, RIGHT - LEFT, [(x(value) - LEFT, rate(value).replace(".0 k", " k").replace(".00 M", " M")) for value in marks])
-    p.text(20, base + 50, f"Measured {results['machine']['date']}; make compare. From memory: the local tier, moka, foyer, multi-tier-cache, cachet, bentocache, cacheable.", SMALL, "soft")
+    p.text(20, base + 50, f"Measured {results['machine']['date']}. From memory: the local tier, moka, foyer, multi-tier-cache, cachet, bentocache, cacheable.", SMALL, "soft")
     return p
 
 

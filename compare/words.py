@@ -75,7 +75,7 @@ stored; through a layer they must not, and the last column must be 0.""",
     "outage": """Redis is killed (connections are refused) or stopped (SIGSTOP: nothing answers). 20 callers of one process ask for a value that was stored and for a new one, and
 20 more when these have been answered. A load takes 200 ms, and the origin works.""",
     "expiring": """Four processes ask for one key, 1,000 times a second in all, for nine seconds. It lives for two seconds, a load takes 200 ms, so at best there are four loads,
-and one call in ten waits for one. Without a stale window.""",
+and one call in ten waits for one. Without a stale window. Latencies are those after the first second, in which interpreters compile.""",
     "stale": """The same with a stale window of ten seconds: an expired value is served while it is loaded anew.""",
     "invalidation": """A loads a key for 300 ms. After 100 ms the origin changes and the key is invalidated, five times by A itself and five times by B. When the load has ended, A
 and B are asked. An old value then is wrong, and stays for its whole lifetime. A cache in memory alone cannot reach the other process.""",
