@@ -56,6 +56,8 @@ impl FlightTask {
                 self.load_for_a_process_that_ends().await;
                 return None;
             }
+            // The shutdown does not wait for this flight, so it must not take a lease.
+            LoadMode::BackgroundRefresh if self.state.is_closed() => return self.finish(FlightOutcome::Gone),
             LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
                 match self.contend().await {
                     AcquireOutcome::Leased(lease) => Some(lease),

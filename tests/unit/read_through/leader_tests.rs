@@ -310,3 +310,16 @@ async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
     }
     assert!(drops >= 100, "{drops} drops are no matrix");
 }
+
+/// A caller's look-up was on its way when the shutdown began, and has found a stale value. (Found by the simulation.)
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_begins_after_the_shutdown_takes_no_lease() {
+    let world = World::new(Meets::Stale).await;
+    let (state, _) = world.guards[0].parts();
+    let key = world.guards[0].key(CacheKey::from("k")).expect("a key");
+    state.close();
+    world.flight(Meets::Stale).start();
+    sleep(LATENCY * 10).await;
+    assert!(world.chaos.store().lease(key.name()).is_none(), "the lease is left to its time to live");
+    assert!(!state.flights.any());
+}
