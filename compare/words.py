@@ -92,6 +92,8 @@ NOTES = {
     "value may stand in Redis.",
     "cancelled": "moka hands over to a waiter, which loads again; foyer and this crate let the load go on.",
     "outage": "Where callers had no answer after ten seconds, no more were sent (`-`). This crate: [when Redis is down](redis-down.md).",
+    "expiring": "This crate: in one of three runs, on a busier machine, the row of the loader had five loads. A call for which Redis does not answer within "
+    "`coordination_budget` (100 ms) loads without it.",
     "stale": "dogpile.cache and tower-http-cache let the caller that refreshes wait for its load.",
     "invalidation": "This crate's `invalidate` with the local tier waits until every process has dropped its copy.",
     "hits": "cashews takes and frees its lock for hits as well. Python and Node are not compared with Rust here: a process of theirs has one thread of its language.",
