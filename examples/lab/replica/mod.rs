@@ -212,10 +212,12 @@ async fn invalidate(
     Path((version, key)): Path<(String, u64)>,
 ) -> Result<Json<()>, (StatusCode, String)> {
     let refused = |error: &dyn std::error::Error| (StatusCode::BAD_GATEWAY, error.to_string());
-    replica.plain.remove(&plain_cache::name(&version, key)).await.map_err(|error| refused(&*error))?;
     let policy = Policy::builder().name(POLICY).http(HttpPolicy::default().authority(AUTHORITY)).build();
     let guard = replica.guard.with_policy(policy.map_err(|error| refused(&error))?);
-    guard.invalidate_path(&format!("/{version}/report/{key}")).await.map_err(|error| refused(&error))?;
+    // Both caches are told, whether or not the other one can be.
+    let invalidated = guard.invalidate_path(&format!("/{version}/report/{key}")).await;
+    replica.plain.remove(&plain_cache::name(&version, key)).await.map_err(|error| refused(&*error))?;
+    invalidated.map_err(|error| refused(&error))?;
     Ok(Json(()))
 }
 

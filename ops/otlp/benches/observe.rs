@@ -107,7 +107,7 @@ fn nanoseconds(side: &str, tier: &str) -> f64 {
 async fn measured(side: &str, tier: &str) -> f64 {
     let hour = Duration::from_secs(3600);
     let policy =
-        Policy::builder().fresh_for(hour).ttl_jitter(0.0).coordination_budget(Duration::from_secs(2));
+        Policy::builder().fresh_for(hour).ttl_jitter(0.0).coordination_budget(Duration::from_millis(800));
     let policy = if tier == "local" { policy.local_for(hour) } else { policy };
     let client = redis::Client::open(env::var("REDIS_URL").expect("set by the bench")).expect("an address");
     let builder =
