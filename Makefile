@@ -31,6 +31,8 @@
 # compare-page
 #        docs/comparison.md and its plots again, from compare/results
 # deny   licences, sources and versions of our dependencies (deny.toml); needs cargo-deny
+# package
+#        the package as it would be published: size, links, documentation, the oldest Rust (docs/releasing.md)
 # simulate
 #        60,000 simulated fleets: 20,000 seeds with no, some and many faults each (SEEDS=n for another number);
 #        fails if they take more than five minutes on two cores (SIM_MOST_SECONDS=n for another bound, or none)
@@ -44,7 +46,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
+.PHONY: package run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -96,6 +98,9 @@ SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -l
 simulate:
 	SEEDS=$${SEEDS:-20000} SIM_MOST_SECONDS=$(SIM_MOST_SECONDS) $(SIMULATION) simulation::no_seed --nocapture
 	SEEDS=3000 $(SIMULATION) simulation::equal_seeds
+
+package:
+	scripts/package
 
 planted:
 	tests/scripts/planted.sh
