@@ -23,7 +23,7 @@ use axum::extract::Path;
 use axum::http::{Request, StatusCode};
 use axum::{Router, routing::get};
 use futures_util::StreamExt as _;
-use stampede_guard::{Backend, MemoryStore, StampedeGuard};
+use stampede_guard::{Backend, MemoryStore, Policy, StampedeGuard};
 use support::{exit, unusable};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -34,6 +34,9 @@ const REPLICAS: usize = 3;
 const LOAD_TIME: Duration = Duration::from_millis(200);
 const CAPACITY: usize = 100;
 const REQUESTS: usize = 1_000;
+/// How much Redis may add to a request. The default of 100 ms is for a service; here a thousand clients, three replicas and the origin
+/// share one process, which may be built without optimisation and share its machine.
+const BUDGET: Duration = Duration::from_secs(1);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -57,7 +60,8 @@ async fn compare() -> Result<(), Box<dyn Error>> {
             Some(client) => client.clone().into(),
             None => shared.clone().into(),
         };
-        let guard = StampedeGuard::builder(backend).namespace(&*namespace).build()?;
+        let policy = Policy::builder().coordination_budget(BUDGET).build()?;
+        let guard = StampedeGuard::builder(backend).namespace(&*namespace).policy(policy).build()?;
         guard.connect().await.map_err(|error| unusable(&error, "a store in memory"))?;
         // The one line that the service changes:
         guarded.push(service(&origin).layer(guard));
@@ -73,7 +77,7 @@ async fn compare() -> Result<(), Box<dyn Error>> {
     if loads != 1 {
         // The warnings above have the reason: a request does without a store that is slower than the budget.
         let late =
-            "Redis took longer than coordination_budget (100 ms) for some requests, which went on without it";
+            "Redis took longer than coordination_budget (1 s) for some requests, which went on without it";
         return Err(format!("{loads} loads instead of one: {late}. Is this machine, or Redis, busy?").into());
     }
     let loads = wave("guarded, again", &guarded, &origin, watch, "n/a in memory").await?;
