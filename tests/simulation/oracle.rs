@@ -33,6 +33,8 @@ pub(super) struct Oracle {
     pub(super) lease: Duration,
     /// The longest round trip of a command without faults.
     pub(super) trip: Duration,
+    /// How much the store may add to one call.
+    pub(super) budget: Duration,
     /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
     pub(super) keys: HashMap<Box<str>, u8>,

@@ -116,8 +116,10 @@ impl Oracle {
                         holder.is_late = false;
                         // A live holder renews the lease when two thirds of it are left, which bounds how often a waiter's timer ends.
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
-                        // Beyond this limit the flight continues without the store.
-                        if holder.found > UNUSABLE_LIMIT {
+                        // Beyond this limit the flight continues without the store, and also where the round trips of the look-up and
+                        // of these acquires use up its budget.
+                        let asked = self.trip * (u32::from(holder.found) + 2);
+                        if holder.found > UNUSABLE_LIMIT || holder.found > 0 && asked > self.budget {
                             state.loads.troubled(token.node(), of);
                         }
                         // An acquire may find a value that is unusable because its tag was invalidated.

@@ -42,6 +42,7 @@ impl World {
             has_stand_ins: plan.profile != Profile::None && !plan.policy.stale_if_error.is_zero(),
             lease: policy.lease,
             trip: plan.trip(),
+            budget: policy.coordination_budget,
             // The acquire that reads the outcome of an awaited load may take as long as a lease.
             patience: policy.lease
                 + policy.coordination_budget * 2
