@@ -57,7 +57,7 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the layer for HTTP services and clients |
-//! | `local` | yes | hits from this process's memory that no invalidation misses: [`PolicyBuilder::local_for`] |
+//! | `local` | yes | hits from this process's memory that no invalidation misses: `PolicyBuilder::local_for` |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |

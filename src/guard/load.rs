@@ -88,7 +88,7 @@ impl StampedeGuard {
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
     ///
-    /// A hit of the local tier ([`local_for`](crate::PolicyBuilder::local_for)) neither decodes nor copies: all its callers have the
+    /// A hit of the local tier (`PolicyBuilder::local_for`) neither decodes nor copies: all its callers have the
     /// same `Arc`.
     ///
     /// # Errors
