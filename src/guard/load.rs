@@ -83,7 +83,7 @@ impl StampedeGuard {
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, audits, loader, |own, _| own).await
+        self.answer(&key, &reader, audits, loader, |own, _| own).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
@@ -137,7 +137,7 @@ impl StampedeGuard {
         }
         let key = self.key(key)?;
         let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, audits, loader, |own, _| Arc::new(own)).await
+        self.answer(&key, &reader, audits, loader, |own, _| Arc::new(own)).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -182,7 +182,7 @@ impl StampedeGuard {
         let key = self.key(key)?;
         let reader = TypedReader::new(&self.policy);
         let loader = |own: &OwnResult<T, E>| loader_with(load, &self.state, &self.policy, &key, own);
-        self.load_if_missing(&key, &reader, self.policy.audit.draws(), loader, |own, _| own).await
+        self.answer(&key, &reader, self.policy.audit.draws(), loader, |own, _| own).await.1
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.

@@ -21,24 +21,8 @@ use crate::value::outcome::FlightOutcome;
 use crate::value::reader::EntryReader;
 
 impl StampedeGuard {
-    /// Steps 2 to 8. The loader is boxed only if it is needed. `own` makes the caller's value of what its own loader has returned, and
-    /// of the entry that was made of it. `audits` if a hit is to be audited.
-    pub(super) async fn load_if_missing<T, E, R>(
-        &self,
-        key: &Key,
-        reader: &R,
-        audits: bool,
-        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
-        own: impl FnOnce(T, Option<&Entry>) -> R::Value,
-    ) -> Result<R::Value, LoadError<E>>
-    where
-        R: EntryReader,
-        E: Send + Sync + 'static,
-    {
-        self.answer(key, reader, audits, loader, own).await.1
-    }
-
-    /// The same, with how the caller was answered.
+    /// Steps 2 to 8, and how the caller was answered. The loader is boxed only if it is needed. `own` makes the caller's value of what its
+    /// own loader has returned, and of the entry that was made of it. `audits` if a hit is to be audited.
     pub(super) async fn answer<T, E, R>(
         &self,
         key: &Key,

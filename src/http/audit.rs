@@ -54,9 +54,9 @@ where
             Some(Seen { status: head.status, body: whole(body, max_body).await? }).filter(|_| is_answer)
         };
         let load = LoadScope::scope(state.store.place(), key, LoadScope::current(), load);
-        let stored_at = state.store.now();
+        let now = state.store.now();
         audit.spawn(load, move |policy, served, loaded| {
-            let served = StoredResponseToReplace::of(served.clone(), stored_at)?;
+            let served = StoredResponseToReplace::of(served.clone(), now)?;
             // Meanwhile another variant may have come to this place.
             let is_own = served.kept.is_for(&asked, normal) && served.kept.part.is_none();
             is_own.then(|| is_same(policy, &served, loaded)).flatten()

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::bulkhead::admit;
 use super::call::Call;
@@ -46,10 +45,7 @@ impl Audit {
         let given = LoadInput {
             // The result is encoded as for other callers, and stored for none.
             mode: LeaseState::Unleased,
-            previous: None,
-            deadline: Instant::now() + self.policy.load_timeout,
-            lost: watch::channel(false).1,
-            announcer: None,
+            ..LoadInput::alone(self.policy.load_timeout)
         };
         let load = LoadScope::scope(self.state.store.place(), &self.key, within, async move {
             match run(given).await.settle() {

@@ -4,8 +4,8 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
-use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, timeout};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::audit::Audit;
 use super::call::Call;
@@ -27,10 +27,7 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
     let given = LoadInput {
         // The result is encoded for the guard, which may store it.
         mode: LeaseState::Leased,
-        previous: None,
-        deadline: Instant::now() + policy.load_timeout,
-        lost: watch::channel(false).1,
-        announcer: None,
+        ..LoadInput::alone(policy.load_timeout)
     };
     let (loaded, guarded) = oneshot::channel();
     {
