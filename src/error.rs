@@ -42,6 +42,8 @@ pub enum ErrorKind {
     Overloaded,
     /// A value could not be encoded.
     Encode,
+    /// A loader of many keys returned no value for this one, and the policy says [`OnAbsent::Fail`](crate::OnAbsent::Fail).
+    Absent,
     /// A load asked for the key that it is loading.
     Reentrant,
     /// The load's task was dropped before it ended, as when its runtime is shut down.

@@ -110,7 +110,7 @@ pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
-pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 
 /// The version of `redis` that a client for [`StampedeGuard::new`] must come from.

@@ -9,6 +9,8 @@ mod confirmed;
 mod doctor;
 mod entries;
 mod load;
+mod load_many;
+mod many;
 pub(crate) mod outcome;
 mod steps;
 

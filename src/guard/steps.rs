@@ -36,23 +36,58 @@ impl StampedeGuard {
         E: Send + Sync + 'static,
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
+        if self.passes_by() {
+            return self.pass_by(call, loader, own).await;
+        }
+        let looked = look(call, reader).await;
+        self.answer_looked(call, looked, (reader, audits), loader, own).await
+    }
+
+    /// Whether callers are answered by their own loads.
+    pub(super) fn passes_by(&self) -> bool {
+        self.policy.shadow || self.state.is_bypassed()
+    }
+
+    /// The answer of a caller that is given what its own load returns, whatever is stored.
+    pub(super) async fn pass_by<T, E, V>(
+        &self,
+        call: Call<'_>,
+        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
+        own: impl FnOnce(T, Option<&Entry>) -> V,
+    ) -> (Outcome, Result<V, LoadError<E>>)
+    where
+        E: Send + Sync + 'static,
+    {
+        let result = OwnResult::default();
         if self.policy.shadow {
-            let result = OwnResult::default();
             let failure = shadow(call, loader(&result)).await;
             let result = lock(&result).take();
             let result = result.unwrap_or_else(|| Err(failure.into_load_error()));
             return (Outcome::Bypassed, result.map(|value| own(value, None)));
         }
-        if self.state.is_bypassed() {
-            let result = OwnResult::default();
-            let answer = MissOutcome::Alone(loader(&result));
-            let (outcome, result) = self.conclude(key, answer, &result, own).await;
-            return (outcome, self.answered(key, outcome, result));
-        }
+        let answer = MissOutcome::Alone(loader(&result));
+        let (outcome, result) = self.conclude(call.key, answer, &result, own).await;
+        (outcome, self.answered(call.key, outcome, result))
+    }
+
+    /// Steps 3 to 8 of a caller that has looked.
+    pub(super) async fn answer_looked<T, E, R>(
+        &self,
+        call: Call<'_>,
+        looked: Lookup<'_, R::Value>,
+        (reader, audits): (&R, bool),
+        loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
+        own: impl FnOnce(T, Option<&Entry>) -> R::Value,
+    ) -> (Outcome, Result<R::Value, LoadError<E>>)
+    where
+        R: EntryReader,
+        E: Send + Sync + 'static,
+    {
+        let key = call.key;
         let audit = || audits.then(|| Audit::begin(call)).flatten();
         // A caller that has its value lends its loader to a load in the background: no caller takes what the loader leaves in
         // `OwnResult`.
-        let (outcome, result) = match look(call, reader).await {
+        let (outcome, result) = match looked {
             Lookup::LocalHit(value) => {
                 if let Some(audit) = audit() {
                     audit.of_loader(loader(&OwnResult::default()));

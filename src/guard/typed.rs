@@ -109,7 +109,8 @@ where
     let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
         let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
-        let (result, kept) = concluded(&key, load().await, given.mode, &state, &policy, &settings);
+        let loaded = load().await.map_err(Arc::new);
+        let (result, kept) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
@@ -143,7 +144,7 @@ where
         let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, validator)));
         let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
         let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&state), mode, of);
-        let loaded = load(context).await;
+        let loaded = load(context).await.map_err(Arc::new);
         let (result, kept) = concluded(&key, loaded, mode, &state, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
@@ -151,9 +152,9 @@ where
 }
 
 /// A load's result for its waiters, and for its own caller.
-fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
+pub(super) fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
     key: &Key,
-    loaded: Result<T, E>,
+    loaded: Result<T, Arc<E>>,
     mode: LeaseState,
     state: &GuardState,
     policy: &Policy,
@@ -165,8 +166,7 @@ where
     match loaded {
         Ok(value) => (shared(key, mode, state, policy, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
-            let text = failure_text(&error);
-            let error = Arc::new(error);
+            let text = failure_text(&*error);
             let failure = Failure::Loader { text, source: Some(Arc::clone(&error) as _) };
             (LoadResult::Failed(failure), Err(LoadError::Loader(error)))
         }

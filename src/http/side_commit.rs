@@ -187,6 +187,7 @@ async fn lease_if_free(
         tags: &[],
         span: &Span::none(),
         waits_for: &mut None,
+        batch: None,
         since: u64::MAX,
         // Without `queue` the attempt never waits.
         deadline: Instant::now(),

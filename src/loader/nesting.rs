@@ -63,6 +63,20 @@ impl LoadScope {
         LOADING.scope(Arc::new(loading), load)
     }
 
+    /// The chain of a call that is the load of several keys: the innermost load of each chain, and the loads around the first. Loads
+    /// of one call run inside the same loads.
+    pub(crate) fn joined(chains: impl IntoIterator<Item = Arc<Self>>) -> Option<Arc<Self>> {
+        chains.into_iter().reduce(|outer, inner| {
+            let Self { place, key, turn, .. } = &*inner;
+            Arc::new(Self { place: *place, key: key.clone(), turn: turn.clone(), outer: Some(outer) })
+        })
+    }
+
+    /// Runs `load` inside these loads.
+    pub(crate) fn run<F: Future>(self: Arc<Self>, load: F) -> impl Future<Output = F::Output> + use<F> {
+        LOADING.scope(self, load)
+    }
+
     /// Whether one of these loads is the load of `key`: a caller inside it that waits for it would wait for itself.
     pub(crate) fn includes(&self, place: u64, key: &Key) -> bool {
         self.any(|loading| loading.place == place && loading.key == *key)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::http::RequestSettings;
-use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
 
@@ -139,6 +139,13 @@ impl PolicyBuilder {
     /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
     pub fn negative_for(mut self, negative_for: Duration) -> Self {
         self.policy.negative_for = Some(negative_for);
+        self
+    }
+
+    /// What a caller is told of a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
+    /// Defaults to [`OnAbsent::Negative`].
+    pub fn on_absent(mut self, then: OnAbsent) -> Self {
+        self.policy.on_absent = then;
         self
     }
 

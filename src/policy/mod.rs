@@ -57,6 +57,17 @@ pub enum OnOverload {
     LoadAnyway,
 }
 
+/// The answer for a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnAbsent {
+    /// `None`, which is stored for [`negative_for`](PolicyBuilder::negative_for).
+    #[default]
+    Negative,
+    /// [`ErrorKind::Absent`](crate::ErrorKind::Absent), which is shared for [`error_for`](PolicyBuilder::error_for).
+    Fail,
+}
+
 /// What happens while the store cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -99,6 +110,7 @@ pub struct Policy {
     pub(crate) stale_if_error: Duration,
     pub(crate) back_off: Duration,
     pub(crate) negative_for: Option<Duration>,
+    pub(crate) on_absent: OnAbsent,
     pub(crate) soft_timeout: Option<Duration>,
     pub(crate) early_refresh: f64,
     pub(crate) refresh_ahead: f64,
@@ -296,6 +308,7 @@ impl Default for Policy {
             // Long enough to leave a struggling origin alone, short enough to notice its recovery.
             back_off: Duration::from_secs(5),
             negative_for: None,
+            on_absent: OnAbsent::Negative,
             soft_timeout: None,
             early_refresh: 0.0,
             refresh_ahead: 0.0,

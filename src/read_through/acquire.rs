@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::batch::Attempt;
 use super::lease::{Lease, detach_unleased, release_later};
 use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::SentAt;
@@ -56,6 +57,8 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) span: &'a Span,
     /// Is set to the load that the flight waits for.
     pub(crate) waits_for: &'a mut Option<FlightId>,
+    /// The first caller's attempt, if it loads several keys together.
+    pub(crate) batch: Option<&'a mut Attempt>,
     /// The time on the store's clock when the flight began.
     pub(crate) since: u64,
     pub(crate) deadline: Instant,

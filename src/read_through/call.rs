@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::batch::Attempt;
 use crate::flight::order::Arrival;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
 use crate::key::Key;
@@ -36,6 +37,8 @@ pub(crate) struct CallState<'a> {
     pub(super) solo_read: Option<SoloRead<'a>>,
     /// The kind of flight to join.
     pub(crate) mode: LoadMode,
+    /// The key's place among those that the caller loads together.
+    pub(crate) batch: Option<Box<Attempt>>,
     /// The time at which the value was stored of which this caller has found a copy that is due for an early refresh.
     pub(super) due_early: Option<u64>,
 }
@@ -60,6 +63,7 @@ impl<'a> CallState<'a> {
             rejected: None,
             solo_read: None,
             mode: LoadMode::Leased,
+            batch: None,
             due_early: None,
         }
     }
@@ -92,7 +96,7 @@ impl<'a> CallState<'a> {
         if self.rejected.is_some() {
             return self.stand_in(reader);
         }
-        let mut caller = Self { rejected: None, solo_read: None, ..*self };
+        let mut caller = Self { rejected: None, solo_read: None, batch: None, ..*self };
         caller.see().await;
         caller.stand_in(reader)
     }

@@ -38,7 +38,16 @@ impl Acquisition<'_> {
                 Ok(Acquired::Held { remaining, .. }) if !self.request.queue => {
                     return Err(AcquireOutcome::Busy(remaining));
                 }
-                Ok(Acquired::Held { remaining, holder }) => self.wait(remaining, holder).await?,
+                Ok(Acquired::Held { remaining, holder }) => {
+                    // The keys that its caller loads together do not wait for this one.
+                    if let Some(attempt) = &self.request.batch {
+                        attempt.rest();
+                    }
+                    self.wait(remaining, holder).await?;
+                    if let Some(attempt) = &mut self.request.batch {
+                        attempt.again();
+                    }
+                }
                 Err(error) => self.retry_after_disconnect(error).await?,
             }
         }

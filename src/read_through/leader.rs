@@ -3,11 +3,13 @@
 //! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its slot
 //! becomes free. The task goes on, because the origin does the work anyway and the next request wants the value.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::acquire::{AcquireOutcome, AcquireRequest};
+use super::batch::BatchShare;
 use super::bulkhead;
 use super::contend::contend;
 use super::lease::Lease;
@@ -17,7 +19,6 @@ use crate::guard_state::Leader;
 use crate::key::flight::LoadMode;
 use crate::loader::nesting::LoadPermitId;
 use crate::loader::{LoadOutput, LoadResult};
-use crate::lock::Permit;
 use crate::observe::Count;
 use crate::policy::OnStoreDown;
 use crate::store::{StoreError, StoreErrorKind};
@@ -110,8 +111,10 @@ impl FlightTask {
     async fn load_without_the_store(self, error: StoreError) {
         let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
         let is_within = self.holds(&turn);
-        let place = if is_within { None } else { self.state.fail_open.try_enter(most) };
-        if place.is_none() && !is_within {
+        let share = self.share();
+        let has_place =
+            !is_within && share.place.get_or_init(|| self.state.fail_open.try_enter(most)).is_some();
+        if !has_place && !is_within {
             self.policy.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
             return self.end(failure.into(), Duration::ZERO, LoadStart::none(), None).await;
@@ -121,7 +124,7 @@ impl FlightTask {
         if self.policy.max_concurrent_loads.is_some() {
             bulkhead::tell_uncapped(&self.state, &self.flight.key, &error);
         }
-        self.load_and_end(None, None, place.is_some().then_some(turn)).await;
+        self.load_and_end(None, Some(share), has_place.then_some(turn)).await;
     }
 
     /// Loads once for all waiters of this process while it shuts down. Takes no lease and no permit, because the process may end
@@ -166,6 +169,7 @@ impl FlightTask {
             tags: &self.policy.tag_keys(&self.state.namespace),
             span: &self.span,
             waits_for: &mut self.waits_for,
+            batch: self.batch.as_mut(),
             since: self.state.store.now(),
             deadline: Instant::now() + wait_timeout,
             goes_on: &goes_on,
@@ -188,7 +192,7 @@ impl FlightTask {
     async fn load_and_end(
         mut self,
         mut lease: Option<Lease>,
-        permit: Option<Permit>,
+        permit: Option<Arc<BatchShare>>,
         turn: Option<LoadPermitId>,
     ) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{Instrument as _, Span};
 
+use super::batch::{Attempt, BatchShare};
 use super::bulkhead;
 use super::call::{Call, CallState};
 use super::lease::{Lease, LeaseEvent};
@@ -17,7 +18,6 @@ use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::flight::FlightKey;
 use crate::loader::nesting::{LoadPermitId, LoadScope};
 use crate::loader::{AbortOnDrop, Announcer, LeaseState, LoadInput, LoadOutput, Loader, describe};
-use crate::lock::Permit;
 use crate::observe::{self, Count, FlightId};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
@@ -42,6 +42,8 @@ pub(crate) struct FlightTask {
     pub(crate) span: Span,
     /// The load that its callers wait for, if spans of waits are wanted.
     pub(crate) waits_for: Option<FlightId>,
+    /// The first caller's attempt, if it loads several keys together.
+    pub(crate) batch: Option<Attempt>,
     /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
 }
@@ -77,6 +79,7 @@ impl FlightTask {
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let (rejected, budget) = (caller.rejected.clone(), caller.budget);
         let (span, waits_for) = (Span::current(), None);
+        let batch = caller.batch.as_deref().map(Attempt::of_flight);
         Self {
             state,
             policy,
@@ -87,6 +90,7 @@ impl FlightTask {
             within: None,
             span,
             waits_for,
+            batch,
             _unattended: None,
         }
     }
@@ -149,19 +153,28 @@ impl FlightTask {
     pub(super) async fn admit(
         &self,
         lease: &mut Option<Lease>,
-    ) -> Result<Option<(Permit, LoadPermitId)>, Failure> {
+    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
         let Self { state, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
         let turn = state.permit_turn(limit);
         if self.holds(&turn) {
             return Ok(None);
         }
+        let share = self.share();
         // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        let (unobserved, admit) =
-            (watch::Sender::new(false), bulkhead::admit(state, policy, limit, &flight.key));
-        let permit = self.renewing(lease, end, &unobserved, admit).await.transpose()?.flatten();
-        Ok(permit.map(|permit| (permit, turn)))
+        let admit = share.permit.get_or_init(|| bulkhead::admit(state, policy, limit, &flight.key));
+        let admitted = self.renewing(lease, end, &watch::Sender::new(false), admit).await;
+        match admitted {
+            Some(Err(failure)) => Err(failure.clone()),
+            Some(Ok(Some(_))) => Ok(Some((share, turn))),
+            Some(Ok(None)) | None => Ok(None),
+        }
+    }
+
+    /// What this flight takes once for all flights of its batch, or for itself.
+    pub(super) fn share(&self) -> Arc<BatchShare> {
+        self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }
 
     /// Renews the lease while `work` runs; returns `None` if `work` is not done at `end`. `lease` is `None` afterwards if it was

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::batch::Member;
 use super::call::{Call, CallState, LookUpState};
 use super::local::{CopyLookup, copy_while_down, look_for_copy};
 use crate::error::{Error, Failure};
@@ -27,35 +28,57 @@ pub(crate) enum Lookup<'a, V> {
     Failed(Failure),
 }
 
+impl<V> Lookup<'_, V> {
+    /// Loads this key together with those of the member's batch.
+    pub(crate) fn join_batch(&mut self, member: &Member) {
+        match self {
+            Self::Miss(caller) => caller.batch = Some(Box::new(member.attempt())),
+            Self::Hit { refresh: Some(caller), .. } => caller.batch = Some(Box::new(member.attempt())),
+            Self::LocalHit(_) | Self::Hit { refresh: None, .. } | Self::Failed(_) => {}
+        }
+    }
+}
+
 /// Step 2: is there something to serve? Skips the look-up if the key has a flight to join.
 ///
 /// # Cancel safety
 ///
 /// Safe.
 pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
+    let mut caller = match before_read(call, reader) {
+        BeforeRead::Reads(caller) => caller,
+        BeforeRead::Done(looked) => return looked,
+    };
+    let read = caller.read().await;
+    caller.after_read(read, reader)
+}
+
+/// Step 2 before its read.
+pub(super) enum BeforeRead<'a, A> {
+    /// The answer, without a read.
+    Done(A),
+    Reads(CallState<'a>),
+}
+
+/// The part of step 2 before the read.
+pub(super) fn before_read<'a, R: EntryReader>(
+    call: Call<'a>,
+    reader: &R,
+) -> BeforeRead<'a, Lookup<'a, R::Value>> {
     let Call { state, key, .. } = call;
     if is_reentrant(call) {
-        return Lookup::Failed(Failure::Guard(Error::reentrant(key)));
+        return BeforeRead::Done(Lookup::Failed(Failure::Guard(Error::reentrant(key))));
     }
     let due_early = match look_for_copy(call, reader) {
-        CopyLookup::Fresh(value) => return Lookup::LocalHit(value),
+        CopyLookup::Fresh(value) => return BeforeRead::Done(Lookup::LocalHit(value)),
         CopyLookup::DueEarly(stored_at) => Some(stored_at),
         CopyLookup::Nothing => None,
     };
-    let mut caller = CallState { due_early, ..CallState::new(call) };
+    let caller = CallState { due_early, ..CallState::new(call) };
     // A guard that is shut down sends the store no more look-ups.
-    if state.is_closed()
-        || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased))
-    {
-        return Lookup::Miss(caller);
-    }
-    let read = caller.read().await;
-    if matches!(read, ReadResult::Failed(_))
-        && let Some(value) = copy_while_down(call, reader)
-    {
-        return Lookup::Hit { value, stale: true, refresh: None };
-    }
-    caller.judge(read, reader)
+    let joins_at_once = state.is_closed()
+        || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased));
+    if joins_at_once { BeforeRead::Done(Lookup::Miss(caller)) } else { BeforeRead::Reads(caller) }
 }
 
 /// Step 2 for a caller that wants a load whatever is stored.
@@ -109,13 +132,30 @@ pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>
 ///
 /// Safe.
 pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<Option<R::Value>, StoreError> {
-    if let CopyLookup::Fresh(value) = look_for_copy(call, reader) {
+    if let Some(value) = copied(call, reader) {
         return Ok(Some(value));
     }
     let caller = CallState::new(call);
     let read = caller.read_anyway().await;
+    peeked(caller, read, reader)
+}
+
+/// The fresh value of a copy.
+pub(super) fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
+    match look_for_copy(call, reader) {
+        CopyLookup::Fresh(value) => Some(value),
+        CopyLookup::DueEarly(_) | CopyLookup::Nothing => None,
+    }
+}
+
+/// What a caller without a loader makes of its read.
+pub(super) fn peeked<R: EntryReader>(
+    caller: CallState<'_>,
+    read: ReadResult,
+    reader: &R,
+) -> Result<Option<R::Value>, StoreError> {
     if let ReadResult::Failed(error) = read {
-        return copy_while_down(call, reader).map(Some).ok_or(error);
+        return copy_while_down(caller.call, reader).map(Some).ok_or(error);
     }
     match caller.judge(read, reader) {
         Lookup::Hit { value, .. } | Lookup::LocalHit(value) => Ok(Some(value)),
@@ -129,6 +169,16 @@ fn is_reentrant(Call { state, key, .. }: Call<'_>) -> bool {
 }
 
 impl<'a> CallState<'a> {
+    /// The part of step 2 after the read.
+    pub(super) fn after_read<R: EntryReader>(self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
+        if matches!(read, ReadResult::Failed(_))
+            && let Some(value) = copy_while_down(self.call, reader)
+        {
+            return Lookup::Hit { value, stale: true, refresh: None };
+        }
+        self.judge(read, reader)
+    }
+
     fn judge<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
         let Call { state, policy, key } = self.call;
         let found = match read {

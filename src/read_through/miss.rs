@@ -50,12 +50,18 @@ impl CallState<'_> {
         let spans = self.call.state.spans.clone();
         for _ in 0..ROUNDS {
             let joined_at = Instant::now();
+            if let Some(attempt) = &mut self.batch {
+                attempt.again();
+            }
             // 3 join
             let (mut waiter, leads) = match self.join(self.mode, loader) {
                 Ok(joined) => joined,
                 Err(no_capacity) => return self.overloaded(reader, no_capacity).await,
             };
             drop(self.solo_read.take());
+            if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
+                attempt.rest();
+            }
             if self.mode == LoadMode::Probe
                 && !leads
                 && let Some(own) = waiter.take_loader()
@@ -136,8 +142,8 @@ impl CallState<'_> {
                         }
                         Lookup::Failed(failure) => return MissOutcome::Failed(failure),
                         Lookup::Miss(again) => {
-                            let (started, came, budget) = (self.started, self.came, self.budget);
-                            self = CallState { started, came, budget, ..again };
+                            let Self { started, came, budget, batch, .. } = self;
+                            self = CallState { started, came, budget, batch, ..again };
                         }
                     }
                 }

@@ -21,6 +21,7 @@
 pub(crate) mod acquire;
 pub(crate) mod alone;
 pub(crate) mod audit;
+pub(crate) mod batch;
 pub(crate) mod bulkhead;
 pub(crate) mod call;
 pub(crate) mod commit;
@@ -31,6 +32,7 @@ pub(crate) mod lease;
 mod load;
 pub(crate) mod local;
 pub(crate) mod look_up;
+pub(crate) mod look_up_many;
 pub(crate) mod miss;
 mod read;
 pub(crate) mod refresh;

@@ -5,21 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use tokio::runtime::{Handle, Id};
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::call::{Call, CallState};
-use super::tag_check::read_checked;
+use super::tag_check::{checked, read_checked};
 use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
 use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
+use crate::local::Ticket;
 use crate::observe::GuardCount;
+use crate::policy::Policy;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::Entry;
 use crate::value::stored::{Found, StoredEntry};
+
+/// How long the reply to one command may become that reads many entries, in bytes.
+const LONGEST_REPLY: usize = 64 * 1024 * 1024;
+/// How many entries one command reads at most.
+const MOST_KEYS: usize = 256;
 
 /// The runtime that the caller is polled in.
 fn runtime() -> Option<Id> {
@@ -198,14 +206,68 @@ async fn read_shared(
 ) -> SharedReadResult {
     // Before the question is sent: a change that is announced from here on voids the ticket.
     let mut ticket = keeps.then(|| state.local.ticket(key, tags));
-    let read = read_result(state, read_checked(state, key, tags, &mut ticket, within).await);
-    let read = read.map(|entry| Arc::new(entry.shared(tags)));
+    let read = read_checked(state, key, tags, &mut ticket, within).await;
+    shared(state, key, tags, read, ticket)
+}
+
+/// The result of a read for callers that share it. Keeps a copy under the ticket.
+fn shared(
+    state: &GuardState,
+    key: &Key,
+    tags: &[Key],
+    read: Result<Option<Result<Entry, Bytes>>, StoreError>,
+    ticket: Option<Ticket>,
+) -> SharedReadResult {
+    let read = read_result(state, read).map(|entry| Arc::new(entry.shared(tags)));
     if let (Some(ticket), ReadResult::Found(found)) = (ticket, &read)
         && found.value().is_some_and(|value| value.is_fresh(state.store.now()))
     {
         state.local.fill(key, found, ticket);
     }
     read
+}
+
+/// Reads many entries for one caller, in the order of their keys: in one command, as far as one may carry them, or by one command
+/// each where keys are on several servers. All commands are sent at once.
+pub(super) async fn read_many(
+    state: &GuardState,
+    policy: &Policy,
+    keys: &[Key],
+    within: Duration,
+) -> Vec<ReadResult> {
+    let tags = policy.tag_keys(&state.namespace);
+    let keeps = !policy.local_for.is_zero();
+    if state.store.is_spread() || state.store.answers_at_once() {
+        // A task that does nothing else must let other tasks run.
+        consume_budget().await;
+        return join_all(keys.iter().map(|key| read_store(state, key, &tags, keeps, within))).await;
+    }
+    let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
+    let reads = join_all(keys.chunks(most).map(|keys| read_chunk(state, keys, &tags, keeps, within)));
+    reads.await.into_iter().flatten().collect()
+}
+
+async fn read_chunk(
+    state: &GuardState,
+    keys: &[Key],
+    tags: &[Key],
+    keeps: bool,
+    within: Duration,
+) -> Vec<ReadResult> {
+    // As in `read_shared`.
+    let tickets: Vec<_> = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags))).collect();
+    let (entries, ids) = match state.store.tags().look_up_tagged(keys, tags, within).await {
+        Ok(found) => found,
+        Err(error) => {
+            state.count(GuardCount::store_errors);
+            return keys.iter().map(|_| ReadResult::Failed(error.clone())).collect();
+        }
+    };
+    let found = keys.iter().zip(entries).zip(tickets).map(async |((key, raw), mut ticket)| {
+        let read = checked(state, key, raw, (tags, &ids), &mut ticket, within).await;
+        shared(state, key, tags, read, ticket).map(Found::Shared)
+    });
+    join_all(found).await
 }
 
 /// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.

@@ -27,12 +27,28 @@ pub(super) async fn read_checked(
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
     let (raw, ids) = match tags {
         [] => (state.store.look_up(key, within).await?, Vec::new()),
-        tags => state.store.tags().look_up_tagged(key, tags, within).await?,
+        tags => {
+            let (mut entry, ids) =
+                state.store.tags().look_up_tagged(std::slice::from_ref(key), tags, within).await?;
+            (entry.pop().flatten(), ids)
+        }
     };
+    checked(state, key, raw, (tags, &ids), ticket, within).await
+}
+
+/// As [`read_checked`], for the bytes that a read has found with `ids`, the ids of `tags`.
+pub(super) async fn checked(
+    state: &GuardState,
+    key: &Key,
+    raw: Option<Bytes>,
+    (tags, ids): (&[Key], &[Option<u64>]),
+    ticket: &mut Option<Ticket>,
+    within: Duration,
+) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
     let Some(raw) = raw else { return Ok(None) };
     match decode(state, raw, key) {
         Ok(entry) if has_tags(&entry, tags) => {
-            Box::pin(check(state, key, entry, (tags, &ids), ticket, within)).await.map(Some)
+            Box::pin(check(state, key, entry, (tags, ids), ticket, within)).await.map(Some)
         }
         content => Ok(Some(content)),
     }

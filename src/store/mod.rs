@@ -82,6 +82,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether keys are on several servers, which fail apart.
+    fn is_spread(&self) -> bool {
+        false
+    }
+
     /// LOOK UP: the stored bytes, if there are any.
     fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>>;
 

@@ -12,10 +12,10 @@ use crate::key::Key;
 
 /// The ids of a store's tags, and its lists. `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait TagStore: fmt::Debug + Send + Sync {
-    /// LOOK UP with the present ids of tags, all at one moment; `None` for a tag without an id.
+    /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
     fn look_up_tagged<'a>(
         &'a self,
-        key: &'a Key,
+        keys: &'a [Key],
         tags: &'a [Key],
         within: Duration,
     ) -> Reply<'a, TaggedLookUp>;
@@ -52,5 +52,5 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
 /// Identifies a member of a list.
 pub(crate) type ListMember = [u8; 8];
 
-/// The result of a look-up with tags.
-pub(crate) type TaggedLookUp = (Option<Bytes>, Vec<Option<u64>>);
+/// The result of a look-up with tags: the entries in the order of their keys, the ids in the order of their tags.
+pub(crate) type TaggedLookUp = (Vec<Option<Bytes>>, Vec<Option<u64>>);

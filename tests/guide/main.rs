@@ -8,6 +8,7 @@ mod guarantees;
 mod how_it_works;
 mod invalidation;
 mod keys;
+mod loaders;
 mod local_tier;
 mod locks;
 mod operations;

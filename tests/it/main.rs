@@ -42,6 +42,7 @@ mod local;
 mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
+mod many;
 #[cfg(all(feature = "redis", feature = "http"))]
 mod memory;
 #[cfg(feature = "metrics")]

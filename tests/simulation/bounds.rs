@@ -33,7 +33,8 @@ impl World {
         };
         let what = format_args!("{:?} of key {} at n{}", call.does, call.key, node.id);
         self.oracle.check(took <= most, format_args!("I4: {what} took {took:?}, more than {most:?}"));
-        if call.loads() {
+        // The keys of a call for many are answered together.
+        if call.loads() && call.does != Does::LoadMany {
             let mut busy = lock(&self.oracle.state).loads.times(node.id, call.key, began);
             busy.extend(stops);
             let announces =
@@ -50,7 +51,7 @@ impl World {
     /// it. A second load may belong to another flight that continued alone.
     pub(super) fn check_rounds(&self, node: &Node, call: &Call, asked: u64) {
         let other_flights = |other: &Call| {
-            other.key == call.key && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
+            other.asks_for(call.key) && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
         };
         if self.plan.profile != Profile::None
             || call.does != Does::Load
@@ -99,6 +100,11 @@ impl World {
             Does::Get => look_up + SLACK,
             Does::Invalidate | Does::InvalidateTag | Does::Insert => self.longest_change(),
             Does::Load => self.most_idle() + self.longest_loads(slot, key),
+            // A key that is stored at once is answered with the last one.
+            Does::LoadMany => {
+                let keys = (0..self.plan.keys).map(|key| self.longest_loads(slot, key));
+                self.most_idle() + keys.max().unwrap_or_default()
+            }
             // The caller waits until all nodes have dropped their copies, and so do the loads that it waits for.
             Does::Refresh => self.most_idle() + self.longest_change() * 2 + self.longest_loads(slot, key),
         }
@@ -109,13 +115,15 @@ impl World {
     /// acquire after a wait may take a lease longer.
     fn most_idle(&self) -> Duration {
         let policy = &self.plan.policy;
-        policy.coordination_budget * 3 + policy.wait_timeout + policy.lease + SLACK
+        // A load of many keys waits until it is known which of them it has.
+        policy.coordination_budget * 4 + policy.wait_timeout + policy.lease + SLACK * 3
     }
 
     /// How long one call can wait for consecutive loads of this key at this node: one load, the loads before it that panic, and with
     /// tags two more, one with and one without the lease, that a change of the tag outdated.
     fn longest_loads(&self, slot: usize, key: u8) -> Duration {
-        let here = self.plan.all_calls().filter(|call| call.node == slot && call.key == key && call.loads());
+        let here =
+            self.plan.all_calls().filter(|call| call.node == slot && call.asks_for(key) && call.loads());
         let hops = here.filter(|call| call.load.ends == Ends::Panic).count().min(MOST_HOPS);
         let outdated = if self.plan.tagged { 2 } else { 0 };
         self.longest_load(key) * (1 + hops + outdated) as u32
@@ -124,7 +132,7 @@ impl World {
     /// The longest load of this key at any node: a caller that is given another node's outcome may have waited for all of that load.
     fn longest_load(&self, key: u8) -> Duration {
         let load_timeout = self.plan.policy.load_timeout;
-        let of_key = self.plan.all_calls().filter(|call| call.key == key && call.loads());
+        let of_key = self.plan.all_calls().filter(|call| call.asks_for(key) && call.loads());
         let takes = of_key.map(|call| match call.load.ends {
             Ends::Never => load_timeout,
             _ => call.load.takes.min(load_timeout),
@@ -141,9 +149,13 @@ impl World {
             return latency * 3 + SLACK + self.plan.announcing();
         }
         let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
-        let loads = 2 + (left + self.oracle.invalidations(call.key, asked)) as u32;
+        let keys = (0..self.plan.keys).filter(|key| call.asks_for(*key));
+        let changed = keys.map(|key| self.oracle.invalidations(key, asked)).sum::<usize>();
+        let loads = 2 + (left + changed) as u32;
         let announces = if call.does == Does::Refresh { self.plan.announcing() } else { Duration::ZERO };
-        (self.longest_load(call.key) + latency * 8 + SLACK * 2 + announces) * loads
+        let keys = (0..self.plan.keys).filter(|key| call.asks_for(*key));
+        let longest = keys.map(|key| self.longest_load(key)).max().unwrap_or_default();
+        (longest + latency * 8 + SLACK * 4 + announces) * loads
     }
 }
 

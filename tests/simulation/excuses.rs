@@ -58,7 +58,8 @@ impl World {
     fn lanes(&self, key: u8, window: Option<Window>) -> usize {
         let refreshes = self.plan.all_calls().any(|call| call.key == key && call.does == Does::Refresh);
         let has_waited = window.is_some_and(|window| window.waited >= self.plan.policy.wait_timeout);
-        let heals = self.plan.all_calls().any(|call| call.key == key && call.load.ends == Ends::DoNotStore);
+        let heals =
+            self.plan.all_calls().any(|call| call.asks_for(key) && call.load.ends == Ends::DoNotStore);
         let parts = self.plan.tagged && self.plan.profile != Profile::None;
         [refreshes, has_waited, heals, parts].into_iter().filter(|is_so| *is_so).count() + 1
     }

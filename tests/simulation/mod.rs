@@ -32,6 +32,7 @@ mod events;
 mod excuses;
 mod floods;
 mod loads;
+mod many;
 mod mutants;
 mod nodes;
 mod oracle;

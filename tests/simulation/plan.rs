@@ -71,7 +71,12 @@ impl Call {
 
     /// Whether it brings a loader.
     pub(super) fn loads(&self) -> bool {
-        matches!(self.does, Does::Load | Does::Refresh)
+        matches!(self.does, Does::Load | Does::LoadMany | Does::Refresh)
+    }
+
+    /// Whether it asks for this key.
+    pub(super) fn asks_for(&self, key: u8) -> bool {
+        self.key == key || self.does == Does::LoadMany
     }
 }
 
@@ -87,6 +92,8 @@ pub(super) enum Leaves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Does {
     Load,
+    /// Asks for all keys at once.
+    LoadMany,
     Refresh,
     Get,
     Invalidate,
@@ -196,6 +203,7 @@ impl Plan {
                     4 if invalidates => Does::Insert,
                     5 | 6 => Does::Refresh,
                     7 | 8 => Does::Get,
+                    9..=12 => Does::LoadMany,
                     _ => Does::Load,
                 };
                 let then = if tagged { Does::InvalidateTag } else { Does::Invalidate };

@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::dropped::{self, dropped};
+use super::loads::Begins;
 use super::mutants;
 use super::nodes::{Asking, Node};
 use super::oracle::{Oracle, State, Value};
@@ -199,7 +200,7 @@ impl World {
                     let seq = state.next();
                     state.tag_changes.push(seq);
                 }
-                Does::Load | Does::Get => {}
+                Does::Load | Does::LoadMany | Does::Get => {}
             }
             state.next()
         };
@@ -214,6 +215,9 @@ impl World {
 
     async fn work(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
         let Call { key, does, load, .. } = call;
+        if does == Does::LoadMany {
+            return self.work_many(node, call).await;
+        }
         let (began, id) = (Instant::now(), node.id);
         let asking = self.asks(node, key, does);
         let asked = asking.seq;
@@ -223,6 +227,8 @@ impl World {
         };
         let guard = &node.guard;
         let answer: Result<Option<Value>, String> = match does {
+            // `work_many` has done it.
+            Does::LoadMany => Ok(None),
             Does::Load => {
                 guard.get_or_load_with(cache_key(key), loader).await.map(Some).map_err(|e| e.to_string())
             }
@@ -253,10 +259,7 @@ impl World {
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} k{key} {does:?} answered {answer:?} after {took:?}"));
         if let Ok(Some(value)) = answer {
-            // After a failover to an older state, copies may be older for a term: their nodes' memberships may be among what was lost.
-            let keeps = self.plan.keeps.contains(&true);
-            let may_be_older = keeps && self.oracle.has_failed_over(self.plan.term, began);
-            self.oracle.check_value(id, key, (!may_be_older).then_some(asked), value);
+            self.check_answer(id, key, asked, began, value);
         }
         if self.plan.profile == Profile::None
             && let Err(error) = &answer
@@ -265,6 +268,13 @@ impl World {
         }
         self.check_time(node, &call, asked, began);
         self.check_rounds(node, &call, asked);
+    }
+
+    pub(super) fn check_answer(&self, id: usize, key: u8, asked: u64, began: Instant, value: Value) {
+        // After a failover to an older state, copies may be older for a term: their nodes' memberships may be among what was lost.
+        let keeps = self.plan.keeps.contains(&true);
+        let may_be_older = keeps && self.oracle.has_failed_over(self.plan.term, began);
+        self.oracle.check_value(id, key, (!may_be_older).then_some(asked), value);
     }
 
     pub(super) async fn load(
@@ -279,10 +289,8 @@ impl World {
         let began = Instant::now();
         node.replica.runs().await;
         let begins = self.begins(node, key, does, came);
-        let mine = begins.lease.is_some();
-        let id = self.oracle.load_began(begins);
-        let mut running =
-            Running { world: &self, node, id, began, leased: mine, over: None, returned: false };
+        let mut running = Running::begin(&self, node, begins, began);
+        let id = running.id;
         sleep(script.takes).await;
         if script.ends == Ends::Never {
             std::future::pending::<()>().await;
@@ -306,14 +314,23 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
 }
 
 /// A running load. Its drop reports the load's end.
-struct Running<'a> {
+pub(super) struct Running<'a> {
     world: &'a World,
     node: &'a Node,
-    id: u32,
+    pub(super) id: u32,
     began: Instant,
     leased: bool,
-    over: Option<Ends>,
-    returned: bool,
+    pub(super) over: Option<Ends>,
+    pub(super) returned: bool,
+}
+
+impl<'a> Running<'a> {
+    /// `began`: since when its flight may have counted its time.
+    pub(super) fn begin(world: &'a World, node: &'a Node, begins: Begins, began: Instant) -> Self {
+        let leased = begins.lease.is_some();
+        let id = world.oracle.load_began(begins);
+        Self { world, node, id, began, leased, over: None, returned: false }
+    }
 }
 
 impl Drop for Running<'_> {

@@ -72,15 +72,15 @@ impl KeyRecords {
 impl TagStore for MemoryNode {
     fn look_up_tagged<'a>(
         &'a self,
-        key: &'a Key,
+        keys: &'a [Key],
         tags: &'a [Key],
         _within: Duration,
     ) -> Reply<'a, TaggedLookUp> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
-        let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
-        let entry = entry.map(|(entry, _)| entry.clone());
-        reply((entry, tags.iter().map(|tag| records.id(tag)).collect()))
+        let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
+        let entries = keys.iter().map(|key| entry(key).map(|(entry, _)| entry.clone())).collect();
+        reply((entries, tags.iter().map(|tag| records.id(tag)).collect()))
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], _within: Duration) -> Reply<'a, Vec<Option<u64>>> {

@@ -85,6 +85,10 @@ impl Store for RedisStore {
         self.commands.clock_at(moment)
     }
 
+    fn is_spread(&self) -> bool {
+        self.commands.is_spread()
+    }
+
     fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
         Box::pin(self.get(key, within))
     }

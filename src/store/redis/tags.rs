@@ -23,23 +23,24 @@ const MARK: Duration = Duration::from_secs(4);
 impl TagStore for RedisStore {
     fn look_up_tagged<'a>(
         &'a self,
-        key: &'a Key,
+        keys: &'a [Key],
         tags: &'a [Key],
         within: Duration,
     ) -> Reply<'a, TaggedLookUp> {
         Box::pin(async move {
-            let mut values = self.mget(Some(key), tags, within).await?.into_iter();
-            let entry = match values.next() {
-                Some(Value::BulkString(entry)) => Some(Bytes::from(entry)),
-                Some(Value::Nil) => None,
-                _ => return Err(refused(unexpected())),
-            };
-            Ok((entry, values.map(id).collect()))
+            let mut values = self.mget(keys, tags, within).await?;
+            let ids = values.split_off(keys.len()).into_iter().map(id).collect();
+            let entries = values.into_iter().map(|value| match value {
+                Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+                Value::Nil => Ok(None),
+                _ => Err(refused(unexpected())),
+            });
+            Ok((entries.collect::<Result<_, _>>()?, ids))
         })
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
-        Box::pin(async move { Ok(self.mget(None, tags, within).await?.into_iter().map(id).collect()) })
+        Box::pin(async move { Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect()) })
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
@@ -113,32 +114,27 @@ impl TagStore for RedisStore {
 }
 
 impl RedisStore {
-    /// Reads an entry and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
-    /// that follows an acknowledged invalidation reads the tag's new id or none, and the entry does not match it. Foreign
-    /// data counts as nil.
-    async fn mget(
-        &self,
-        entry: Option<&Key>,
-        tags: &[Key],
-        within: Duration,
-    ) -> Result<Vec<Value>, StoreError> {
+    /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
+    /// that follows an acknowledged invalidation reads the tag's new id or none, and no entry matches it. Foreign data counts
+    /// as nil.
+    async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> Result<Vec<Value>, StoreError> {
         if self.commands.is_spread() {
             // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
-            let entry = entry.into_iter().map(|key| (b'e', key.name()));
-            let all = entry.chain(tags.iter().map(|tag| (b't', tag.name())));
+            let entries = entries.iter().map(|key| (b'e', key.name()));
+            let all = entries.chain(tags.iter().map(|tag| (b't', tag.name())));
             return try_join_all(all.map(|(kind, name)| self.get_one(kind, name, within))).await;
         }
-        let names: usize = entry.iter().copied().chain(tags).map(|key| key.name().len() + 8).sum();
-        let mut cmd = Cmd::with_capacity(tags.len() + 2, names + 16);
+        let names: usize = entries.iter().chain(tags).map(|key| key.name().len() + 8).sum();
+        let mut cmd = Cmd::with_capacity(entries.len() + tags.len() + 1, names + 16);
         cmd.arg("MGET");
-        if let Some(entry) = entry {
+        for entry in entries {
             push_key(&mut cmd, b'e', entry.name());
         }
         for tag in tags {
             push_key(&mut cmd, b't', tag.name());
         }
         match self.commands.send("", &cmd, within).await? {
-            Value::Array(values) => Ok(values),
+            Value::Array(values) if values.len() == entries.len() + tags.len() => Ok(values),
             _ => Err(refused(unexpected())),
         }
     }

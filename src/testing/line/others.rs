@@ -75,14 +75,14 @@ impl WireStore {
 impl TagStore for WireStore {
     fn look_up_tagged<'a>(
         &'a self,
-        key: &'a Key,
+        keys: &'a [Key],
         tags: &'a [Key],
         within: Duration,
     ) -> Reply<'a, TaggedLookUp> {
-        let (asked, tags) = (key.clone(), tags.to_vec());
+        let (asked, tags) = (keys.to_vec(), tags.to_vec());
         let act =
             move |node: StoreHandle| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
-        self.ask_about(Some(key), false, within, act)
+        self.ask_about(keys.first(), false, within, act)
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {

@@ -20,6 +20,7 @@ mod freshness;
 mod invalidation;
 mod leaders;
 mod leftovers;
+mod many;
 mod markers;
 mod networks;
 mod nodes;
@@ -63,6 +64,7 @@ use store_down::{NOTHING, SLACK, STANDSTILL, keep_to_the_budget, median, request
 pub(crate) const ROLES: &[Role] = &[
     ("node", nodes::node),
     ("herd", figures::herd),
+    ("many", many::load),
     ("behind_a_firewall", firewall::behind),
     #[cfg(feature = "tls")]
     ("tls_node", tls::node),

@@ -65,6 +65,7 @@ impl Side {
             goes_on: &|| None,
             span: &self.span,
             waits_for: &mut self.waits_for,
+            batch: None,
         }
     }
 

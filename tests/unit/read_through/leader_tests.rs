@@ -221,6 +221,7 @@ impl World {
             within: None,
             span: tracing::Span::none(),
             waits_for: None,
+            batch: None,
             _unattended: unattended,
         }
     }

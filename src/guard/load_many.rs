@@ -1,0 +1,319 @@
+//! The loader of many keys: one call for each round of a batch, and a loader of one key for each flight.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::hash::Hash;
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+
+use super::StampedeGuard;
+use super::load_context::LoadSettings;
+use super::typed::{OwnResult, TypedReader, concluded};
+use crate::error::{Error, ErrorKind, Failure, LoadError};
+use crate::failure_text::panic_text;
+use crate::guard_state::GuardState;
+use crate::key::{CacheKey, Key};
+use crate::loader::nesting::LoadScope;
+use crate::loader::{LoadOutput, LoadResult, Loader};
+use crate::policy::{OnAbsent, Policy};
+use crate::read_through::batch::{Batch, Member};
+use crate::read_through::call::Call;
+use crate::read_through::look_up::Lookup;
+use crate::read_through::look_up_many::look_many;
+use crate::sync::lock;
+
+/// What one call of a caller's `load` returns.
+type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
+type Load<K, T, E> =
+    Box<dyn Fn(Vec<K>) -> Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>> + Send + Sync>;
+
+/// One key's part of a call.
+enum Part<T, E> {
+    Loaded(Option<T>),
+    Failed(Arc<E>),
+    Panicked(Arc<str>),
+}
+
+/// A loader that waits for its part.
+type Awaits<T, E> = oneshot::Sender<Part<T, E>>;
+
+/// How one call ended.
+enum CallEnd<K, T, E> {
+    Values(HashMap<K, Result<T, E>>),
+    Failed(Arc<E>),
+    Panicked(Arc<str>),
+}
+
+/// The keys of one batch, and the loaders that wait for their parts of a call.
+struct Parts<K, T, E> {
+    keys: Vec<K>,
+    awaited: Vec<Mutex<Option<Awaits<T, E>>>>,
+    load: Arc<Load<K, T, E>>,
+}
+
+impl StampedeGuard {
+    /// Steps 2 to 8 for many keys. Boxed once: the code behind it does not depend on the types of the caller's futures.
+    pub(super) async fn load_many<K, T, E, F, Fut>(
+        &self,
+        keys: Vec<K>,
+        load: F,
+    ) -> Vec<Result<Option<T>, LoadError<E>>>
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Clone + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Loaded<K, T, E>> + Send + 'static,
+    {
+        // In an async block: a `load` that panics as it is called is a load that panics.
+        let load = Arc::new(load);
+        let load: Load<K, T, E> = Box::new(move |keys| {
+            let load = Arc::clone(&load);
+            Box::pin(async move { load(keys).await })
+        });
+        let mut places = HashMap::with_capacity(keys.len());
+        let mut distinct = Vec::with_capacity(keys.len());
+        let order: Vec<usize> = keys
+            .into_iter()
+            .map(|key| {
+                *places.entry(key.clone()).or_insert_with(|| {
+                    distinct.push(key);
+                    distinct.len() - 1
+                })
+            })
+            .collect();
+        let mut answers: Vec<_> =
+            Box::pin(self.load_distinct(distinct, Arc::new(load))).await.into_iter().map(Some).collect();
+        let mut uses = vec![0_usize; answers.len()];
+        order.iter().for_each(|&place| uses[place] += 1);
+        let in_order = order.into_iter().filter_map(|place| {
+            uses[place] -= 1;
+            if uses[place] == 0 { answers[place].take() } else { answers[place].clone() }
+        });
+        in_order.collect()
+    }
+
+    async fn load_distinct<K, T, E>(
+        &self,
+        keys: Vec<K>,
+        load: Arc<Load<K, T, E>>,
+    ) -> Vec<Result<Option<T>, LoadError<E>>>
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+    {
+        let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
+        let reader = TypedReader::new(&self.policy);
+        let asks = self.look_at(keys, &names, &reader).await;
+        let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
+        let (parts, members) = Parts::batch(loading, &load);
+        let mut members = members.into_iter().enumerate();
+        let mut answers = Vec::with_capacity(asks.len());
+        for mut ask in asks {
+            let member = ask.may_load().then(|| members.next()).flatten();
+            if let (Some((_, member)), Some(looked)) = (&member, &mut ask.looked) {
+                looked.join_batch(member);
+            }
+            answers.push(Box::pin(self.answer_one(ask, member, &reader, &parts)));
+        }
+        let mut answers = join_all(answers).await.into_iter();
+        let mut all = Vec::with_capacity(names.len());
+        for name in &names {
+            match name {
+                Ok(_) => all.extend(answers.next()),
+                Err(error) => all.push(Err(LoadError::Guard(error.clone()))),
+            }
+        }
+        all
+    }
+
+    /// Step 2 for the keys that are valid.
+    async fn look_at<'a, K, T: DeserializeOwned + 'static>(
+        &'a self,
+        keys: Vec<K>,
+        names: &'a [Result<Key, Error>],
+        reader: &TypedReader<Option<T>>,
+    ) -> Vec<Ask<'a, K, T>> {
+        let mut asks = Vec::with_capacity(keys.len());
+        for (key, name) in keys.into_iter().zip(names) {
+            if let Ok(name) = name {
+                let call = Call { state: &self.state, policy: &self.policy, key: name };
+                asks.push(Ask { key, call, looked: None });
+            }
+        }
+        if !self.passes_by() {
+            let calls = asks.iter().map(|ask| ask.call).collect();
+            for (ask, looked) in asks.iter_mut().zip(look_many(calls, reader).await) {
+                ask.looked = Some(looked);
+            }
+        }
+        asks
+    }
+
+    async fn answer_one<K, T, E>(
+        &self,
+        Ask { key, call, looked }: Ask<'_, K, T>,
+        member: Option<(usize, Member)>,
+        reader: &TypedReader<Option<T>>,
+        parts: &Arc<Parts<K, T, E>>,
+    ) -> Result<Option<T>, LoadError<E>>
+    where
+        K: Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + Send + Sync + 'static,
+    {
+        let name = call.key;
+        // A hit without a place in the batch needs a loader only for its audit, which is by itself.
+        let loader = move |own: &OwnResult<Option<T>, E>| match member {
+            Some(place) => parts.loader(place, self.parts(), name, own),
+            None => parts.alone(key, self.parts(), name, own),
+        };
+        let (_, answer) = match looked {
+            Some(looked) => {
+                let audits = self.policy.audit.draws();
+                self.answer_looked(call, looked, (reader, audits), loader, |own, _| own).await
+            }
+            None => self.pass_by(call, loader, |own, _| own).await,
+        };
+        answer
+    }
+}
+
+/// One key of a caller, after step 2; `None` if the caller is answered by its own load.
+struct Ask<'a, K, T> {
+    key: K,
+    call: Call<'a>,
+    looked: Option<Lookup<'a, Option<T>>>,
+}
+
+impl<K, T> Ask<'_, K, T> {
+    /// Whether the key may be loaded: it is missing, or stale and loaded in the background.
+    fn may_load(&self) -> bool {
+        match &self.looked {
+            None | Some(Lookup::Miss(_) | Lookup::Hit { refresh: Some(_), .. }) => true,
+            Some(Lookup::LocalHit(_) | Lookup::Hit { refresh: None, .. } | Lookup::Failed(_)) => false,
+        }
+    }
+}
+
+impl<K, T, E> Parts<K, T, E>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: fmt::Display + Send + Sync + 'static,
+{
+    /// The batch of these keys, and a member for each.
+    fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<Member>) {
+        let size = keys.len();
+        let awaited = keys.iter().map(|_| Mutex::default()).collect();
+        let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });
+        let members = {
+            let parts = Arc::clone(&parts);
+            Batch::of(size, move |round| Arc::clone(&parts).call(round))
+        };
+        (parts, members)
+    }
+
+    /// The loader of one key that is loaded by itself.
+    fn alone(
+        self: &Arc<Self>,
+        key: K,
+        of: (&Arc<GuardState>, &Arc<Policy>),
+        name: &Key,
+        own: &OwnResult<Option<T>, E>,
+    ) -> Loader {
+        let (parts, members) = Self::batch(vec![key], &self.load);
+        let mut members = members.into_iter().enumerate();
+        match members.next() {
+            Some(place) => parts.loader(place, of, name, own),
+            None => Loader::new(|_| async { LoadResult::Failed(Failure::vanished()).into() }),
+        }
+    }
+
+    /// The loader of one key: joins the next round, and waits for its part.
+    fn loader(
+        self: &Arc<Self>,
+        (place, member): (usize, Member),
+        (state, policy): (&Arc<GuardState>, &Arc<Policy>),
+        key: &Key,
+        own: &OwnResult<Option<T>, E>,
+    ) -> Loader {
+        let (parts, own, key) = (Arc::clone(self), Arc::clone(own), key.clone());
+        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
+        Loader::new(move |given| async move {
+            let (sender, part) = oneshot::channel();
+            *lock(&parts.awaited[place]) = Some(sender);
+            drop(parts);
+            member.lead(LoadScope::current());
+            let loaded = match part.await {
+                Ok(Part::Loaded(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, &own),
+                Ok(Part::Loaded(value)) => Ok(value),
+                Ok(Part::Failed(error)) => Err(error),
+                // This task panics as the call did, without a second report of the panic.
+                Ok(Part::Panicked(text)) => resume_unwind(Box::new(text.to_string())),
+                Err(_) => resume_unwind(Box::new("the runtime of the call of many keys was shut down")),
+            };
+            let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
+            let (result, kept) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
+            *lock(&own) = Some(kept);
+            result.into()
+        })
+    }
+
+    /// One call for the members of a round. It ends without a result when no member waits for it.
+    async fn call(self: Arc<Self>, round: Vec<usize>) {
+        let mut awaited: Vec<(K, Awaits<T, E>)> = round
+            .into_iter()
+            .filter_map(|place| Some((self.keys[place].clone(), lock(&self.awaited[place]).take()?)))
+            .filter(|(_, sender)| !sender.is_closed())
+            .collect();
+        let keys: Vec<K> = awaited.iter().map(|(key, _)| key.clone()).collect();
+        let call = AssertUnwindSafe((self.load)(keys)).catch_unwind();
+        drop(self);
+        let loaded = tokio::select! {
+            loaded = call => loaded,
+            _ = join_all(awaited.iter_mut().map(|(_, sender)| sender.closed())) => return,
+        };
+        let mut ended = match loaded {
+            Ok(Ok(values)) => CallEnd::Values(values),
+            Ok(Err(error)) => CallEnd::Failed(Arc::new(error)),
+            Err(panic) => CallEnd::Panicked(panic_text(&*panic)),
+        };
+        for (key, sender) in awaited {
+            // A loader that was aborted meanwhile has no use for its part.
+            let _ = sender.send(ended.part(&key));
+        }
+    }
+}
+
+impl<K: Eq + Hash, T, E> CallEnd<K, T, E> {
+    fn part(&mut self, key: &K) -> Part<T, E> {
+        match self {
+            Self::Values(values) => match values.remove(key) {
+                Some(Ok(value)) => Part::Loaded(Some(value)),
+                Some(Err(error)) => Part::Failed(Arc::new(error)),
+                None => Part::Loaded(None),
+            },
+            Self::Failed(error) => Part::Failed(Arc::clone(error)),
+            Self::Panicked(text) => Part::Panicked(Arc::clone(text)),
+        }
+    }
+}
+
+/// The result for a key that the loader left out, where the policy says that this is a failure.
+fn absent<T, E>(key: &Key, own: &OwnResult<T, E>) -> LoadOutput {
+    let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
+    let error = Error::new(ErrorKind::Absent, text);
+    *lock(own) = Some(Err(LoadError::Guard(error.clone())));
+    LoadResult::Failed(Failure::Guard(error)).into()
+}

@@ -1,0 +1,248 @@
+//! Many keys that one caller loads by one call of its loader. Knows no Redis and no HTTP.
+//!
+//! Each missing key has its own flight, lease and commit, as if it were asked for alone. Only the loaders of these keys act together:
+//! each joins a round, and one call loads the keys of the round. Invariants:
+//!
+//! 1. A round is called when no member attempts the lease. A member attempts from its creation, or from [`Attempt::again`], until
+//!    it leads, rests or is dropped.
+//! 2. An attempt lasts for round trips that have time limits. It never lasts while another load is awaited: a flight rests before it
+//!    waits for another holder's lease, and a caller rests while it waits for another caller's flight. So batches do not wait for
+//!    each other in a circle.
+//! 3. Each member leads once at most. A member that leads after the first round is called in a later one.
+//! 4. The members of a batch share one permit and one place for loads without the store, because their loaders are one call. The
+//!    share is freed with the last flight that uses it: a batch that waits for other holders keeps none.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
+use tokio::time::sleep;
+use tracing::{Instrument as _, Span};
+
+use crate::error::Failure;
+use crate::loader::nesting::LoadScope;
+use crate::lock::Permit;
+use crate::sync::lock;
+use crate::tracker::Tracked;
+
+/// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
+const LATER: Duration = Duration::from_millis(15);
+
+/// The members of a round, and the chain of loads inside which their call runs.
+type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+/// One caller's keys that are loaded together.
+pub(crate) struct Batch {
+    members: Mutex<Members>,
+    /// Loads the members of one round, named by their places.
+    call: Call,
+    share: Mutex<Weak<BatchShare>>,
+    /// Where rounds run: the last event of a round may come from another runtime, or from none.
+    runtime: Handle,
+    span: Span,
+}
+
+struct Members {
+    places: Vec<Place>,
+    attempting: usize,
+    /// Members that lead, and are not called yet, with the chain of loads each of them runs inside.
+    leading: Vec<(usize, Option<Arc<LoadScope>>)>,
+    /// A round is about to be called.
+    is_calling: bool,
+    rounds: usize,
+}
+
+/// Where one member stands. The number tells the attempts of one member apart: only the latest one ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Attempting(u64),
+    Resting(u64),
+    /// It leads, or is gone.
+    Done,
+}
+
+/// What the flights of one batch take once for all: invariant 4.
+#[derive(Debug, Default)]
+pub(crate) struct BatchShare {
+    pub(super) permit: OnceCell<Result<Option<Permit>, Failure>>,
+    pub(super) place: OnceLock<Option<Tracked>>,
+}
+
+impl Batch {
+    /// The members of a batch. Each of them attempts, until its [`Attempt`] rests or it leads or is dropped.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime.
+    pub(crate) fn of<F, Fut>(size: usize, call: F) -> Vec<Member>
+    where
+        F: Fn(Vec<usize>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let members = Members {
+            places: vec![Place::Attempting(0); size],
+            attempting: size,
+            leading: Vec::new(),
+            is_calling: false,
+            rounds: 0,
+        };
+        let batch = Arc::new(Self {
+            members: Mutex::new(members),
+            call: Box::new(move |round| Box::pin(call(round))),
+            share: Mutex::default(),
+            runtime: Handle::current(),
+            span: Span::current(),
+        });
+        (0..size).map(|index| Member { batch: Arc::clone(&batch), index }).collect()
+    }
+
+    /// The share of the flights that load now.
+    pub(super) fn share(&self) -> Arc<BatchShare> {
+        let mut current = lock(&self.share);
+        current.upgrade().unwrap_or_else(|| {
+            let share = Arc::default();
+            *current = Arc::downgrade(&share);
+            share
+        })
+    }
+
+    /// Moves a member, and calls a round if this was what it waited for.
+    fn change(self: &Arc<Self>, index: usize, change: impl FnOnce(&mut Members, Place) -> Place) {
+        let mut members = lock(&self.members);
+        let before = members.places[index];
+        let after = change(&mut members, before);
+        let is_attempt = |place| usize::from(matches!(place, Place::Attempting(_)));
+        members.attempting = members.attempting + is_attempt(after) - is_attempt(before);
+        members.places[index] = after;
+        let calls = members.is_due() && !members.is_calling;
+        members.is_calling |= calls;
+        let is_first = members.rounds == 0;
+        drop(members);
+        if calls {
+            let round = Arc::clone(self).round(is_first).instrument(self.span.clone());
+            self.runtime.spawn(round);
+        }
+    }
+
+    async fn round(self: Arc<Self>, is_first: bool) {
+        if !is_first {
+            sleep(LATER).await;
+        }
+        let round = {
+            let mut members = lock(&self.members);
+            members.is_calling = false;
+            // A member attempts again: the end of its attempt calls the round.
+            if !members.is_due() {
+                return;
+            }
+            members.rounds += 1;
+            std::mem::take(&mut members.leading)
+        };
+        let (round, scopes): (Vec<_>, Vec<_>) = round.into_iter().unzip();
+        let call = (self.call)(round);
+        // The call has its own references: a batch lives as long as its members.
+        drop(self);
+        match LoadScope::joined(scopes.into_iter().flatten()) {
+            Some(scope) => scope.run(call).await,
+            None => call.await,
+        }
+    }
+}
+
+impl Members {
+    fn is_due(&self) -> bool {
+        self.attempting == 0 && !self.leading.is_empty()
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").finish_non_exhaustive()
+    }
+}
+
+/// The duty of one key's loader: to lead, or to be dropped.
+#[derive(Debug)]
+pub(crate) struct Member {
+    batch: Arc<Batch>,
+    index: usize,
+}
+
+impl Member {
+    /// The first attempt of this member, for the caller that looks for its value.
+    pub(crate) fn attempt(&self) -> Attempt {
+        let mut attempt = Attempt { batch: Arc::clone(&self.batch), index: self.index, number: 0 };
+        attempt.again();
+        attempt
+    }
+
+    /// The loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
+    pub(crate) fn lead(self, scope: Option<Arc<LoadScope>>) {
+        let index = self.index;
+        self.batch.change(index, |members, _| {
+            members.leading.push((index, scope));
+            Place::Done
+        });
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.batch.change(self.index, |_, _| Place::Done);
+    }
+}
+
+/// One member's attempt to get the lease of its key, or to join a flight.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    batch: Arc<Batch>,
+    index: usize,
+    number: u64,
+}
+
+impl Attempt {
+    /// The same member's attempt in the name of the flight that it has begun; the caller's attempt no longer counts.
+    pub(super) fn of_flight(&self) -> Self {
+        let mut attempt = Self { batch: Arc::clone(&self.batch), index: self.index, number: 0 };
+        attempt.again();
+        attempt
+    }
+
+    /// Attempts (again).
+    pub(super) fn again(&mut self) {
+        let number = &mut self.number;
+        self.batch.change(self.index, |_, place| match place {
+            Place::Attempting(latest) | Place::Resting(latest) => {
+                *number = latest + 1;
+                Place::Attempting(*number)
+            }
+            Place::Done => Place::Done,
+        });
+    }
+
+    /// Ends this attempt: the member waits for another load.
+    pub(super) fn rest(&self) {
+        self.batch.change(self.index, |_, place| match place {
+            Place::Attempting(latest) if latest == self.number => Place::Resting(latest),
+            other => other,
+        });
+    }
+
+    pub(super) fn share(&self) -> Arc<BatchShare> {
+        self.batch.share()
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.rest();
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/read_through/batch_tests.rs"]
+mod tests;

@@ -1,0 +1,200 @@
+//! Many keys at once on a real server, in real processes, and in a cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use serde::{Deserialize, Serialize};
+use stampede_guard::{Policy, StampedeGuard};
+use tokio::time::Instant;
+
+use super::{SOON, connects, lease_of, ms};
+use crate::support::gate::Counter;
+use crate::support::monitor::Monitor;
+use crate::support::origin::{self, Answer, Origin};
+use crate::support::probe::assert_nothing_left;
+use crate::support::processes::{Child, Fleet};
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::redis_server::RedisServer;
+
+#[derive(Serialize, Deserialize)]
+struct Config {
+    redis: String,
+    origin: String,
+    lease: Duration,
+    /// The keys of each process, in its order.
+    keys: Vec<Vec<u64>>,
+}
+
+/// What one process was given, and the number of its calls.
+#[derive(Serialize, Deserialize)]
+struct Report {
+    answers: Vec<Result<Option<String>, String>>,
+    calls: usize,
+    took: Duration,
+}
+
+/// The process asks for all its keys at once. One call asks the origin for each of its keys.
+pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: Config = child.config();
+        let guard = StampedeGuard::builder(redis::Client::open(config.redis.as_str()).expect("an address"))
+            .policy(lease_of(config.lease))
+            .build()
+            .expect("valid");
+        connects(&guard).await;
+        child.ready();
+        child.wait_go().await;
+        let (calls, asked) = (Counter::default(), Instant::now());
+        let (counted, origin) = (calls.clone(), Arc::<str>::from(config.origin));
+        let load = move |keys: Vec<u64>| {
+            let (call, origin) = (counted.start(), Arc::clone(&origin));
+            async move {
+                let _call = call;
+                let loads = keys
+                    .into_iter()
+                    .map(async |key| Ok::<_, String>((key, origin::load(&origin, &key.to_string()).await?)));
+                join_all(loads).await.into_iter().collect::<Result<Vec<_>, _>>()
+            }
+        };
+        let answers = guard.get_or_load_many(config.keys[child.index()].clone(), load).await;
+        let answers = answers.into_iter().map(|answer| answer.map_err(|error| error.to_string())).collect();
+        child.result(&Report { answers, calls: calls.started(), took: asked.elapsed() });
+    })
+}
+
+/// Deterministic disorder: the keys `0..keys`, of which each process has three quarters, in its own order.
+fn overlapping(processes: u64, keys: u64) -> Vec<Vec<u64>> {
+    let of = |process: u64| {
+        let mut own: Vec<u64> = (0..keys).filter(|key| !(key + process).is_multiple_of(4)).collect();
+        own.sort_by_key(|key| (key * 7_919 + process * 104_729) % 1_009);
+        own
+    };
+    (0..processes).map(of).collect()
+}
+
+#[tokio::test]
+async fn overlapping_sets_of_eight_processes_load_each_key_once() {
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    for key in 0..80 {
+        origin.script(&key.to_string(), [Answer::value(format!("v{key}")).after(ms(200))]);
+    }
+    let keys = overlapping(8, 80);
+    let config =
+        Config { redis: server.minimal_user(), origin: origin.addr(), lease: Duration::from_secs(8), keys };
+    let fleet = Fleet::spawn(8, "many", &config);
+    fleet.wait_ready().await;
+    fleet.go();
+    for (keys, report) in config.keys.iter().zip(fleet.results::<Report>().await) {
+        let expected: Vec<_> = keys.iter().map(|key| Ok(Some(format!("v{key}")))).collect();
+        assert_eq!(report.answers, expected);
+        assert!(report.calls <= 1, "the leases are free at once: {}", report.calls);
+    }
+    for key in 0..80 {
+        assert_eq!(origin.loads(&key.to_string()), 1, "key {key}");
+    }
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// The other processes wait for one lease, not for one per key, and load what is left by few calls.
+#[tokio::test]
+async fn a_dead_process_costs_its_keys_one_lease() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    for key in 0..40 {
+        origin.script(&key.to_string(), [Answer::value("dead").held(), Answer::value("v")]);
+    }
+    let keys = vec![(0..40).collect(), (0..40).rev().collect(), (10..30).collect()];
+    let config = Config { redis: server.minimal_user(), origin: origin.addr(), lease: LEASE, keys };
+    let fleet = Fleet::spawn(3, "many", &config);
+    fleet.wait_ready().await;
+    fleet.member(0).send("go");
+    for key in 0..40 {
+        origin.wait_for_loads(&key.to_string(), 1).await;
+    }
+    fleet.member(1).send("go");
+    fleet.member(2).send("go");
+    let waiting = || async {
+        let mut conn = server.conn();
+        let queued =
+            |key: u64| redis::cmd("LLEN").arg(format!("sg1:q:{{default:{key}}}")).query::<usize>(&mut conn);
+        (0..40).map(queued).sum::<Result<usize, _>>().expect("LLEN")
+    };
+    super::eventually_eq("both wait", SOON, 60, waiting).await;
+    fleet.member(0).kill();
+    let mut calls = 0;
+    for member in &fleet.members()[1..] {
+        let report: Report = member.result().await;
+        assert!(report.answers.iter().all(|answer| answer == &Ok(Some("v".into()))));
+        assert!(report.took < LEASE * 2 + SOON, "{:?}", report.took);
+        calls += report.calls;
+    }
+    for key in 0..40 {
+        assert_eq!(origin.loads(&key.to_string()), 2, "key {key}");
+    }
+    assert!(calls <= 8, "40 leases that end together are loaded by few calls: {calls}");
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// A hundred keys of which fifty are missing: the time of at most six round trips, of which each takes this long.
+#[tokio::test]
+async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
+    const TRIP: Duration = Duration::from_millis(400);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let policy = Policy::builder()
+        .lease(Duration::from_secs(20))
+        .command_timeout(Duration::from_secs(5))
+        .coordination_budget(Duration::from_secs(20))
+        .build()
+        .expect("valid");
+    let client = redis::Client::open(proxy.url()).expect("an address");
+    let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");
+    connects(&guard).await;
+    let load = |keys: Vec<u64>| async move {
+        Ok::<_, String>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>())
+    };
+    // The scripts are known to the server.
+    guard.get_or_load_many([1_000], load).await;
+    let stored = guard.insert_many((0..50_u64).map(|key| (key, key))).await;
+    assert!(stored.into_iter().all(|stored| stored.is_ok()));
+    proxy.set(Mode::Delay(TRIP));
+    let (monitor, asked) = (Monitor::start(&server), Instant::now());
+    let answers = guard.get_or_load_many(0..100, load).await;
+    let took = asked.elapsed();
+    proxy.set(Mode::Pass);
+    let commands = monitor.finish().without(["ping", "time"]);
+    let expected: Vec<_> = (0..100).map(Some).collect();
+    assert_eq!(answers.into_iter().collect::<Result<Vec<_>, _>>().expect("loaded"), expected);
+    assert!(took < TRIP * 6, "{took:?}");
+    // 64 MiB of values of a MiB at most: two reads. Each missing key is acquired and committed once.
+    assert_eq!(commands.of("mget"), 2, "{commands:?}");
+    assert_eq!(commands.of("evalsha") + commands.of("fcall"), 100, "{commands:?}");
+    assert_eq!(commands.total, 102, "{commands:?}");
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test]
+async fn many_keys_of_a_cluster_are_read_and_loaded_on_all_masters() {
+    let cluster = crate::support::cluster::Cluster::calm();
+    let ports = cluster.nodes()[..3].iter().map(|node| node.url());
+    let client = redis::cluster::ClusterClient::new(ports).expect("nodes");
+    let guard =
+        StampedeGuard::builder(client).policy(lease_of(Duration::from_secs(8))).build().expect("valid");
+    connects(&guard).await;
+    let calls = Counter::default();
+    let counted = calls.clone();
+    let load = move |keys: Vec<u64>| {
+        let _call = counted.start();
+        async move { Ok::<_, String>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>()) }
+    };
+    for _ in 0..2 {
+        let answers = guard.get_or_load_many(0..60, load.clone()).await;
+        let expected: Vec<_> = (0..60).map(Some).collect();
+        assert_eq!(answers.into_iter().collect::<Result<Vec<_>, _>>().expect("loaded"), expected);
+    }
+    assert_eq!(calls.started(), 1);
+    let found = guard.get_many::<u64, _>(0..61_u64).await;
+    let found = found.into_iter().collect::<Result<Vec<_>, _>>().expect("answers");
+    assert_eq!(found.iter().flatten().count(), 60);
+}
