@@ -105,7 +105,7 @@ pub struct Health {
     pub inbox_lag: Option<Duration>,
     /// How often the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
     pub outages: u64,
-    /// How often the provider of [credentials](crate::Backend::credentials) has failed, or the server has refused what it gave. 0
+    /// How often the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
     /// without a provider.
     pub credential_failures: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.
