@@ -17,7 +17,8 @@
 #        starts three masters with a replica each, until Ctrl-C
 # secured
 #        starts a server with TLS, a Unix socket and only the smallest user, until Ctrl-C
-# soak   four processes under load and faults: ten minutes, or DURATION seconds; prints a verdict
+# soak   four processes under load and faults: ten minutes, or DURATION seconds; prints a verdict; TOKENS=2: they log in with
+#        tokens that live for two seconds
 # soak-leak
 #        requests a million keys (or KEYS) once each and then none, and checks memory, maps and Redis keys
 # scripts-whole

@@ -111,6 +111,9 @@ pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
 pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
 
 /// The version of `redis` that a client for [`StampedeGuard::new`] must come from.

@@ -105,6 +105,9 @@ pub struct Health {
     pub inbox_lag: Option<Duration>,
     /// How often the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
     pub outages: u64,
+    /// How often the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
+    /// without a provider.
+    pub credential_failures: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.
     pub local: Option<LocalTierHealth>,
 }
@@ -161,8 +164,19 @@ impl fmt::Display for Breaker {
 impl fmt::Display for Health {
     /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag, outages, local } =
-            self;
+        let Self {
+            topology,
+            commands,
+            inbox,
+            breaker,
+            reason,
+            clock,
+            last_heard,
+            inbox_lag,
+            outages,
+            credential_failures,
+            local,
+        } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
         if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
@@ -176,6 +190,9 @@ impl fmt::Display for Health {
         }
         if *outages > 0 {
             write!(f, " outages={outages}")?;
+        }
+        if *credential_failures > 0 {
+            write!(f, " credential_failures={credential_failures}")?;
         }
         if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = local {
             let left = lease_remaining.as_secs_f32();
@@ -206,6 +223,7 @@ mod tests {
             last_heard: Some(secs(3)),
             inbox_lag: Some(Duration::from_micros(400)),
             outages: 2,
+            credential_failures: 5,
             local: Some(LocalTierHealth {
                 copies: 3,
                 bytes: 900,
@@ -216,10 +234,10 @@ mod tests {
         assert_eq!(
             health.to_string(),
             "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s lag=0.4ms \
-             outages=2 copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
+             outages=2 credential_failures=5 copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
         );
         (health.clock, health.last_heard, health.inbox_lag, health.reason) = (None, None, None, None);
-        (health.local, health.outages) = (None, 0);
+        (health.local, health.outages, health.credential_failures) = (None, 0, 0);
         assert_eq!(health.to_string(), "topology=single commands=down inbox=refused breaker=open");
     }
 }

@@ -18,6 +18,8 @@ pub(crate) mod backend;
 #[cfg(test)]
 #[path = "../../tests/contract/mod.rs"]
 mod contract;
+#[cfg(feature = "redis")]
+pub(crate) mod credentials;
 mod error;
 pub(crate) mod handle;
 pub(crate) mod lock_store;

@@ -44,7 +44,7 @@ const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see re
 pub(super) fn node(cluster: &Cluster) -> StoreHandle {
     let ports = cluster.nodes().iter().map(|node| node.port());
     let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
-    StoreHandle::redis(RedisStore::spread(client.expect("nodes"), ms(1_000)))
+    StoreHandle::redis(RedisStore::spread(client.expect("nodes"), ms(1_000), Default::default()))
 }
 
 #[tokio::test]

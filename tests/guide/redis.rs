@@ -7,7 +7,7 @@ use axum::serve::ListenerExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, TlsCertificates};
-use stampede_guard::StampedeGuard;
+use stampede_guard::{Backend, Credentials, StampedeGuard};
 use tokio::net::TcpListener;
 
 #[test]
@@ -46,6 +46,45 @@ fn with_a_private_authority() -> Result<StampedeGuard, Box<dyn Error>> {
 fn certificates_are_read_from_files() {
     let Err(error) = with_a_private_authority() else { panic!("there are no such files") };
     assert!(error.is::<std::io::Error>());
+}
+
+/// What the SDK of a cloud returns.
+struct Token {
+    text: String,
+    expires_at: std::time::SystemTime,
+}
+
+async fn fetch_token() -> Result<Token, std::io::Error> {
+    let expires_at = std::time::SystemTime::now() + std::time::Duration::from_secs(900);
+    Ok(Token { text: "eyJhbGciOi..".to_owned(), expires_at })
+}
+
+#[test]
+fn tokens_come_from_a_provider() -> Result<(), Box<dyn Error>> {
+    let redis = Backend::try_from("rediss://redis.internal:6380/")?.credentials(|| async {
+        let token = fetch_token().await?; // by the SDK of your cloud
+        Ok::<_, std::io::Error>(Credentials::new("guard", token.text).valid_until(token.expires_at))
+    });
+    let guard = StampedeGuard::new(redis);
+    assert_eq!(guard.health().credential_failures, 0);
+    Ok(())
+}
+
+#[test]
+fn a_client_of_the_sentinels_is_built_from_each_token() {
+    let provider = || async {
+        let token = fetch_token().await?;
+        Ok::<_, std::io::Error>(Credentials::new("guard", token.text).valid_until(token.expires_at))
+    };
+    let redis = Backend::sentinels(provider, |credentials| {
+        let sentinels =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|host| ConnectionAddr::Tcp(host.into(), 26379));
+        SentinelClientBuilder::new(sentinels, "mymaster", SentinelServerType::Master)?
+            .set_client_to_redis_username(credentials.username())
+            .set_client_to_redis_password(credentials.password())
+            .build()
+    });
+    assert_eq!(StampedeGuard::new(redis).health().topology.to_string(), "sentinel");
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(crate) mod scratch;
 pub(crate) mod sentinels;
 #[cfg(feature = "redis")]
 pub(crate) mod tls_files;
+#[cfg(feature = "redis")]
+pub(crate) mod tokens;
 pub(crate) mod warnings;
 
 /// The root of the repository. Three packages compile this file, so it looks for the folder with their common lock file.

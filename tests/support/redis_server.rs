@@ -194,6 +194,21 @@ impl RedisServer {
         self.run::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]).lines().count()
     }
 
+    /// The ids of the connections of users whose names begin like this. A connection that is opened anew has another id.
+    pub(crate) fn ids_of(&self, users: &str) -> BTreeSet<String> {
+        let clients = clients(&mut self.conn());
+        let theirs =
+            clients.iter().filter(|client| field(client, "user").is_some_and(|user| user.starts_with(users)));
+        theirs.filter_map(|client| field(client, "id").map(str::to_owned)).collect()
+    }
+
+    /// How many connections were opened so far, this one and the harness's included.
+    pub(crate) fn opened(&self) -> u64 {
+        let stats: String = self.run(&["INFO", "stats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.expect("a count").parse().expect("a number")
+    }
+
     /// How many connections there are, those of the harness not counted.
     pub(crate) fn client_count(&self) -> usize {
         clients(&mut self.conn()).len()

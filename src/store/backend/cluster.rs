@@ -6,11 +6,23 @@ use redis::cluster::ClusterClient;
 
 use super::{Backend, IntoStore};
 use crate::store::StoreHandle;
-use crate::store::redis::RedisStore;
+use crate::store::credentials::CredentialsProvider;
+use crate::store::redis::{Login, RedisStore};
 
-impl IntoStore for ClusterClient {
+#[derive(Debug)]
+struct Spread {
+    client: ClusterClient,
+    provider: Option<CredentialsProvider>,
+}
+
+impl IntoStore for Spread {
     fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        StoreHandle::redis(RedisStore::spread(*self, command_timeout))
+        let Self { client, provider } = *self;
+        StoreHandle::redis(RedisStore::spread(client, command_timeout, Login::by(provider)))
+    }
+
+    fn log_in_with(&mut self, provider: CredentialsProvider) {
+        self.provider = Some(provider);
     }
 }
 
@@ -32,6 +44,6 @@ impl IntoStore for ClusterClient {
 #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
 impl From<ClusterClient> for Backend {
     fn from(client: ClusterClient) -> Self {
-        Self::of(client)
+        Self::of(Spread { client, provider: None })
     }
 }

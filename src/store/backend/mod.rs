@@ -2,6 +2,8 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
+#[cfg(feature = "redis")]
+mod credentials;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 #[cfg(feature = "redis")]
@@ -12,6 +14,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::store::StoreHandle;
+#[cfg(feature = "redis")]
+use crate::store::credentials::CredentialsProvider;
 use crate::store::memory::MemoryStore;
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
@@ -24,6 +28,10 @@ pub struct Backend {
 /// What a store can be made from. Its type can be asked for.
 pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
     fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle;
+
+    /// Has all connections log in with the provider's credentials. A store without connections asks for none.
+    #[cfg(feature = "redis")]
+    fn log_in_with(&mut self, _provider: CredentialsProvider) {}
 }
 
 impl Backend {

@@ -1,16 +1,23 @@
 //! A primary that sentinels watch over.
 
+use std::error::Error;
 use std::fmt;
+use std::future::Future;
 use std::time::Duration;
 
+use redis::RedisResult;
 use redis::sentinel::SentinelClient;
 
 use super::{Backend, IntoStore};
 use crate::store::StoreHandle;
-use crate::store::redis::RedisStore;
+use crate::store::credentials::{Credentials, CredentialsProvider};
+use crate::store::redis::{Login, RedisStore, SentinelClients};
 
 /// The client shows nothing of itself.
-struct Watched(SentinelClient);
+struct Watched {
+    clients: SentinelClients,
+    provider: Option<CredentialsProvider>,
+}
 
 impl fmt::Debug for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -20,7 +27,52 @@ impl fmt::Debug for Watched {
 
 impl IntoStore for Watched {
     fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        StoreHandle::redis(RedisStore::watched(self.0, command_timeout))
+        let Self { clients, provider } = *self;
+        StoreHandle::redis(RedisStore::watched(clients, command_timeout, Login::by(provider)))
+    }
+
+    fn log_in_with(&mut self, provider: CredentialsProvider) {
+        self.provider = Some(provider);
+    }
+}
+
+impl Backend {
+    /// As from a `SentinelClient`, with credentials that a provider gives, as in [`credentials`](Self::credentials), and that the
+    /// client uses itself, too: to ask the sentinels, and the server that they name for its role. A `SentinelClient` cannot be
+    /// given others, so `build` makes one for each of the provider's credentials.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use redis::ConnectionAddr;
+    /// use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+    /// use stampede_guard::{Backend, Credentials, StampedeGuard};
+    ///
+    /// # async fn token() -> Result<String, std::io::Error> { Ok("..".to_owned()) }
+    /// let provider = || async {
+    ///     let token = token().await?;
+    ///     Ok::<_, std::io::Error>(Credentials::new("guard", token).valid_for(Duration::from_secs(900)))
+    /// };
+    /// let redis = Backend::sentinels(provider, |credentials| {
+    ///     let sentinels = ["10.0.0.1", "10.0.0.2"].map(|host| ConnectionAddr::Tcp(host.into(), 26379));
+    ///     SentinelClientBuilder::new(sentinels, "mymaster", SentinelServerType::Master)?
+    ///         .set_client_to_redis_username(credentials.username())
+    ///         .set_client_to_redis_password(credentials.password())
+    ///         .build()
+    /// });
+    /// let guard = StampedeGuard::new(redis);
+    /// # let _ = guard;
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
+    pub fn sentinels<F, Fut, E, B>(provider: F, build: B) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+        B: Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync + 'static,
+    {
+        let clients = SentinelClients::Built(Box::new(build));
+        Self::of(Watched { clients, provider: Some(CredentialsProvider::new(provider)) })
     }
 }
 
@@ -45,6 +97,6 @@ impl IntoStore for Watched {
 #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
 impl From<SentinelClient> for Backend {
     fn from(client: SentinelClient) -> Self {
-        Self::of(Watched(client))
+        Self::of(Watched { clients: SentinelClients::Own(Box::new(client)), provider: None })
     }
 }

@@ -6,18 +6,30 @@ use redis::{Client, ConnectionInfo, RedisError};
 
 use super::{Backend, IntoStore};
 use crate::store::StoreHandle;
-use crate::store::redis::RedisStore;
+use crate::store::credentials::CredentialsProvider;
+use crate::store::redis::{Login, RedisStore};
 
-impl IntoStore for Client {
+#[derive(Debug)]
+struct Single {
+    client: Client,
+    provider: Option<CredentialsProvider>,
+}
+
+impl IntoStore for Single {
     fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        StoreHandle::redis(RedisStore::new(*self, command_timeout))
+        let Self { client, provider } = *self;
+        StoreHandle::redis(RedisStore::single(client, command_timeout, Login::by(provider)))
+    }
+
+    fn log_in_with(&mut self, provider: CredentialsProvider) {
+        self.provider = Some(provider);
     }
 }
 
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 impl From<Client> for Backend {
     fn from(client: Client) -> Self {
-        Self::of(client)
+        Self::of(Single { client, provider: None })
     }
 }
 
@@ -29,7 +41,7 @@ macro_rules! from_address {
             type Error = RedisError;
 
             fn try_from(address: $address) -> Result<Self, RedisError> {
-                Client::open(address).map(Self::of)
+                Client::open(address).map(Self::from)
             }
         }
     )*};

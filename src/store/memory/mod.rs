@@ -399,6 +399,7 @@ impl Store for MemoryNode {
             last_heard: None,
             inbox_lag: None,
             outages: 0,
+            credential_failures: 0,
             local: None,
         }
     }

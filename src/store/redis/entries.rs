@@ -242,6 +242,7 @@ impl Store for RedisStore {
             last_heard: self.inbox.last_heard(),
             inbox_lag: self.inbox.lag(),
             outages: self.outages.begun(),
+            credential_failures: self.login.failures(),
             local: None,
         }
     }

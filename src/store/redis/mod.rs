@@ -31,6 +31,7 @@ mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
 mod locks;
+mod login;
 mod messages;
 mod redis_store;
 mod registry;
@@ -38,6 +39,9 @@ mod scripts;
 mod tags;
 mod topology;
 
+pub(crate) use login::Login;
 pub(crate) use redis_store::RedisStore;
 #[cfg(all(test, feature = "cluster"))]
 pub(in crate::store) use topology::cluster::slots::slot_of;
+#[cfg(feature = "sentinel")]
+pub(crate) use topology::sentinel::SentinelClients;

@@ -12,6 +12,7 @@ pub(crate) mod clock;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connections;
+pub(crate) mod credentials;
 mod deployments;
 mod doctor;
 mod figures;

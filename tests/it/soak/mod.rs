@@ -1,5 +1,6 @@
 //! The soak test: four processes under load for a long time, a fault every few seconds, and an oracle that reads all logs
-//! afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests.
+//! afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests. With `TOKENS=2` the
+//! processes log in with tokens that live for two seconds.
 //!
 //! The processes write their answers to files, which survive a SIGKILL; the origin records each load; and a MONITOR shows
 //! whether an entry is written outside of a script.
@@ -52,8 +53,9 @@ const fn keeps(place: usize) -> bool {
 async fn run(plan: Plan) -> Verdict {
     let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    println!("SG_SEED={seed}: {plan:?}");
-    let mut nemesis = Nemesis::start(seed).await;
+    let tokens = std::env::var("TOKENS").is_ok().then(|| seconds("TOKENS", 2));
+    println!("SG_SEED={seed} TOKENS={tokens:?}: {plan:?}");
+    let mut nemesis = Nemesis::start(seed, tokens).await;
     nemesis.rage(plan).await;
     let verdict = nemesis.heal_and_judge().await;
     let mut text = String::new();

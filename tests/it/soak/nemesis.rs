@@ -16,10 +16,12 @@ use crate::support::processes::Fleet;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::RedisServer;
 use crate::support::scratch::Scratch;
+use crate::support::tokens::Tokens;
 
 pub(super) struct Nemesis {
     server: RedisServer,
     proxies: Vec<Proxy>,
+    tokens: Option<Tokens>,
     truth: Truth,
     files: Scratch,
     /// The running process of each place, and its number among all processes so far.
@@ -31,16 +33,18 @@ pub(super) struct Nemesis {
 }
 
 impl Nemesis {
-    pub(super) async fn start(seed: u64) -> Self {
+    pub(super) async fn start(seed: u64, tokens: Option<Duration>) -> Self {
         let server = RedisServer::start();
         let mut proxies = Vec::new();
         for _ in 0..PROCESSES {
             proxies.push(Proxy::start(server.port()).await);
         }
+        let tokens = tokens.map(|life| Tokens::start(&[server.port()], life, &[]));
         let witness = Witness::start(server.port());
         let mut nemesis = Self {
             server,
             proxies,
+            tokens,
             truth: Truth::start(KEYS).await,
             files: Scratch::new(),
             places: Vec::new(),
@@ -64,7 +68,8 @@ impl Nemesis {
         let log = self.files.text(&format!("log-{process}"));
         let redis = format!("redis://minimal:pw@127.0.0.1:{}/", self.proxies[place].port());
         let (origin, keeps) = (self.truth.addr.clone(), keeps(place));
-        let config = Config { redis, origin, log: log.clone(), process, keeps };
+        let issuer = self.tokens.as_ref().map(Tokens::addr);
+        let config = Config { redis, origin, log: log.clone(), process, keeps, issuer };
         self.incarnations.push(Incarnation { log, killed: false });
         (Fleet::spawn(1, "soak", &config), process)
     }
@@ -162,6 +167,14 @@ impl Nemesis {
         for (fleet, _) in &self.places {
             let told = fleet.member(0).wait_event("stopped").await;
             counts.push(serde_json::from_value::<Counts>(told).expect("counts"));
+        }
+        if let Some(tokens) = &self.tokens {
+            let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();
+            let (outages, failures) = (sum(|of| of.outages), sum(|of| of.credential_failures));
+            let (issued, faults) = (tokens.issued(), self.events.len());
+            println!(
+                "{issued} tokens; of the last {PROCESSES} processes {failures} calls failed, {outages} outages in {faults} faults"
+            );
         }
         let mut healed = Vec::new();
         for (fleet, _) in &self.places {

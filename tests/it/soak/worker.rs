@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use stampede_guard::{Policy, StampedeGuard};
+use stampede_guard::{Backend, Policy, StampedeGuard};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::*;
@@ -21,6 +21,8 @@ pub(super) struct Config {
     pub(super) process: usize,
     /// Whether the process keeps copies in its memory.
     pub(super) keeps: bool,
+    /// Where the process gets tokens to log in with, if it does not log in with a password.
+    pub(super) issuer: Option<String>,
 }
 
 /// The counts that a process reports at the end.
@@ -33,6 +35,8 @@ pub(super) struct Counts {
     pub(super) flights: u64,
     pub(super) tasks: u64,
     pub(super) local_hits: u64,
+    pub(super) outages: u64,
+    pub(super) credential_failures: u64,
 }
 
 /// A log without partial lines: each line is one unbuffered write, so a killed process loses nothing that it wrote.
@@ -69,8 +73,11 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
         let config: Config = child.config();
         let file = OpenOptions::new().create(true).append(true).open(&config.log).expect("the log");
         let log = Log(Arc::new(Mutex::new(file)));
-        let client = redis::Client::open(&*config.redis).expect("an address");
-        let guard = StampedeGuard::builder(client)
+        let mut backend = Backend::try_from(&*config.redis).expect("an address");
+        if let Some(issuer) = &config.issuer {
+            backend = backend.credentials(crate::redis::credentials::by(issuer));
+        }
+        let guard = StampedeGuard::builder(backend)
             .policy(policy(config.keeps))
             .local_term(TERM)
             .build()
@@ -88,7 +95,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                         }
                     };
                     let _ = tokio::time::timeout(Duration::from_secs(20), stopped).await;
-                    let stats = guard.stats();
+                    let (stats, health) = (guard.stats(), guard.health());
                     child.report().event_with(
                         "stopped",
                         &Counts {
@@ -99,6 +106,8 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                             flights: stats.flights,
                             tasks: stats.tasks,
                             local_hits: stats.local_hits,
+                            outages: health.outages,
+                            credential_failures: health.credential_failures,
                         },
                     );
                 }

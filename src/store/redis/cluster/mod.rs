@@ -35,6 +35,7 @@ use super::connection::Supervisor;
 use super::connection::connector::Connector;
 use super::connection::outages::Outages;
 use super::errors::outage_log::OutageLog;
+use super::login::Login;
 use super::topology::cluster::endpoint::ClusterEndpoint;
 use super::topology::cluster::nodes::ClusterNodes;
 use super::topology::cluster::slots::{Address, slot_of};
@@ -57,6 +58,8 @@ pub(super) struct Cluster {
     looks: Arc<DiscoveryWake>,
     /// The outages of all masters.
     outages: Arc<Outages>,
+    /// The credentials for all nodes.
+    login: Login,
 }
 
 struct ClusterState {
@@ -95,7 +98,12 @@ impl DiscoveryWake {
 }
 
 impl Cluster {
+    #[cfg(test)]
     pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
+        Self::logging_in(client, answer, Login::default())
+    }
+
+    pub(super) fn logging_in(client: ClusterClient, answer: Duration, login: Login) -> Arc<Self> {
         Arc::new(Self {
             atlas: Arc::new(ClusterNodes::new(client)),
             answer,
@@ -110,11 +118,13 @@ impl Cluster {
             changes: watch::Sender::new(0),
             looks: Arc::default(),
             outages: Arc::default(),
+            login,
         })
     }
 
-    pub(super) fn outages(&self) -> &Arc<Outages> {
-        &self.outages
+    /// A way to any of the nodes.
+    pub(super) fn any_node(&self, answer: Duration) -> Connector {
+        Connector::to(Arc::clone(&self.atlas) as _, answer).sharing(&self.outages).logging_in(&self.login)
     }
 
     pub(super) fn atlas(&self) -> &Arc<ClusterNodes> {
@@ -143,7 +153,8 @@ impl Cluster {
         }
         // Outside the lock: it runs code of the client, and its maker's.
         let endpoint = Arc::new(ClusterEndpoint::new(&self.atlas.client_of(address)?));
-        let server = Supervisor::new(Connector::to(endpoint, self.answer).sharing(&self.outages));
+        let dial = Connector::to(endpoint, self.answer).sharing(&self.outages).logging_in(&self.login);
+        let server = Supervisor::new(dial);
         let mut state = self.state();
         if matches!(state.chart, SlotMap::Closed) {
             // For a command that was under way at the close and is redirected: its connection would never be closed.
@@ -205,7 +216,8 @@ impl Cluster {
 
     /// The user that this node is to the servers; `None` for the user without a name, and where the client does not show it.
     pub(super) fn user(&self) -> Option<String> {
-        Some(self.atlas.example()?.redis_settings().username()?.to_owned())
+        let own = || Some(self.atlas.example()?.redis_settings().username()?.to_owned());
+        self.login.user().or_else(own)
     }
 
     /// How the connections stand as one, and what is wrong with some of them.

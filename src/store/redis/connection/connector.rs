@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use redis::aio::{MultiplexedConnection, PubSub};
-use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
 
+use super::inbound::{Inbound, Messages};
 use super::outages::Outages;
 use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
-use crate::store::redis::errors::advice::advised;
+use crate::store::redis::errors::advice::{advised, is_login};
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
 use crate::store::redis::topology::endpoint::{Endpoint, Located};
 use crate::store::redis::topology::server::{ServerAddress, TimedReading, read_clock};
 use crate::store::redis::topology::single::SingleEndpoint;
@@ -43,13 +45,15 @@ pub(crate) struct Connector {
     /// How long one may be used without being checked.
     pub(crate) clock: Duration,
     pub(crate) outages: Arc<Outages>,
+    pub(crate) login: Login,
 }
 
-/// A connection for messages.
-pub(crate) struct Inbound {
-    pub(crate) messages: PubSub,
-    /// The node of a cluster that it leads to.
-    pub(crate) at: Option<String>,
+/// A connection for the guard's commands.
+pub(crate) struct Opened {
+    pub(crate) connection: MultiplexedConnection,
+    pub(crate) reading: Option<TimedReading>,
+    /// The number of the credentials that it is logged in with.
+    pub(crate) login: u64,
 }
 
 impl Connector {
@@ -59,7 +63,19 @@ impl Connector {
     }
 
     pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
-        Self { endpoint, answer, idle: IDLE, clock: CLOCK_PERIOD, outages: Arc::default() }
+        Self {
+            endpoint,
+            answer,
+            idle: IDLE,
+            clock: CLOCK_PERIOD,
+            outages: Arc::default(),
+            login: Login::default(),
+        }
+    }
+
+    /// The same, with these credentials.
+    pub(crate) fn logging_in(self, login: &Login) -> Self {
+        Self { login: login.clone(), ..self }
     }
 
     /// The same, for another server of the same node.
@@ -70,36 +86,77 @@ impl Connector {
 
     /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
     /// are sentinels it goes to the server that they name now, and the others follow.
-    pub(crate) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
+    pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
-        let mut connection = self.connect(&server).await?;
+        let (mut connection, login) = self.connect(&server).await?;
         let reading = bounded(self.probing(), self.look(&mut connection)).await?;
         self.endpoint.found(&server);
-        Ok((connection, reading))
+        Ok(Opened { connection, reading, login })
     }
 
     /// Connects for commands that are not the guard's, to the server that has the guard's.
     pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
         self.endpoint.glimpsed(&server);
-        let mut connection = self.connect(&server).await?;
+        let (mut connection, _) = self.connect(&server).await?;
         let looked = read_clock(&mut connection, self.may_be_demoted());
         let reading = bounded(self.probing(), looked).await?;
         Ok((connection, reading))
     }
 
-    async fn connect(&self, server: &ServerAddress) -> RedisResult<MultiplexedConnection> {
+    async fn connect(&self, server: &ServerAddress) -> RedisResult<(MultiplexedConnection, u64)> {
+        let issue = self.login.present().await?;
+        let rotating = issue.as_ref().map(|issue| issue.client_of(&server.commands, None)).transpose()?;
+        let client = rotating.as_ref().unwrap_or(&server.commands);
         // Every command is timed by its caller, which knows how much is left of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
-        self.open(self.opening(), opening).await
+        let opening = client.get_multiplexed_async_connection_with_config(&config);
+        let opened = self.open(self.opening(), opening).await;
+        self.logged_in(issue.as_ref(), opened)
     }
 
     /// Connects for messages, to the server of the latest connection for commands.
     pub(crate) async fn inbox(&self) -> RedisResult<Inbound> {
         let Located { server, node } = self.open(self.locating(), self.endpoint.current()).await?;
-        let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
-        Ok(Inbound { messages, at: node })
+        let Some(issue) = self.login.present().await? else {
+            let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
+            return Ok(Inbound { messages: Messages::resp2(messages), at: node, login: OWN });
+        };
+        let client = issue.client_of(&server.commands, Some(ProtocolVersion::RESP3))?;
+        let opened = self.open(self.opening(), Messages::resp3(&client)).await;
+        let (messages, login) = self.logged_in(Some(&issue), opened)?;
+        Ok(Inbound { messages, at: node, login })
+    }
+
+    /// The connection with the number of the credentials with which it was opened. Notes it if the server has refused these.
+    fn logged_in<T>(&self, issue: Option<&Issue>, opened: RedisResult<T>) -> RedisResult<(T, u64)> {
+        let number = issue.map_or(OWN, |issue| issue.number);
+        match opened {
+            Ok(opened) => Ok((opened, number)),
+            Err(error) => {
+                if is_login(&error) {
+                    self.login.refused(number);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Logs an open connection in again; `sending` sends the command of [`Issue::auth`]. Returns whether the server has taken the
+    /// credentials; if it has refused them, the connection stays logged in as before.
+    pub(crate) async fn log_in(
+        &self,
+        number: u64,
+        sending: impl Future<Output = RedisResult<Value>>,
+    ) -> RedisResult<bool> {
+        match bounded(self.probing(), sending).await.and_then(Value::extract_error) {
+            Ok(_) => Ok(true),
+            Err(error) if error.code().is_some() => {
+                self.login.refused(number);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster: its node `at` has
@@ -168,6 +225,14 @@ impl Connector {
 
     /// What to do about the error, if that is known.
     pub(crate) fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        if is_not_provided(error) {
+            return Some("the provider of credentials fails: see its error; it is asked again by itself");
+        }
+        if self.login.rotates() && is_login(error) {
+            return Some(
+                "the server refuses the credentials that the provider gave: see that it knows this user, and takes such tokens",
+            );
+        }
         self.endpoint.advice(error)
     }
 
@@ -190,7 +255,8 @@ impl Connector {
 
     /// The user as which this node is known to the server; `None` for the user without a name, and where the server is not known yet.
     pub(crate) fn user(&self) -> Option<String> {
-        Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned())
+        let own = || Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned());
+        self.login.user().or_else(own)
     }
 
     /// The database; 0 while the server is not known.

@@ -9,6 +9,7 @@
 
 pub(crate) mod backoff;
 pub(crate) mod connector;
+pub(crate) mod inbound;
 
 mod clock;
 #[cfg(feature = "cluster")]

@@ -9,12 +9,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::backoff::{Backoff, STABLE};
-use super::connector::Connector;
+use super::connector::{Connector, Opened};
 use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::login::OWN;
 use crate::store::redis::topology::server::TimedReading;
 
 /// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
@@ -47,6 +48,7 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
     let mut backoff = Backoff::new();
     loop {
         let opened = dial.anew().await;
+        let mut login = opened.as_ref().map_or(OWN, |opened| opened.login);
         let Some(generation) = keeper.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
@@ -54,7 +56,21 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
             let mut recovers = keeper.recovers();
             loop {
                 let period = if recovers { STABLE } else { dial.look_period() };
-                let told = again || timeout(period, look.notified()).await.is_ok();
+                let told = again
+                    || tokio::select! {
+                        told = timeout(period, look.notified()) => told.is_ok(),
+                        issue = dial.login.later_than(login) => {
+                            let Some(mut connection) = keeper.connection(generation) else { break };
+                            let auth = issue.auth();
+                            let taken = dial.log_in(issue.number, connection.send_packed_command(&auth)).await;
+                            if let Ok(true) = taken {
+                                login = issue.number;
+                            }
+                            // An AUTH without an answer counts as any other command.
+                            keeper.note(generation, taken.map(|_| None));
+                            false
+                        }
+                    };
                 let Some(mut connection) = keeper.connection(generation) else { break };
                 if recovers && opened_at.elapsed() >= STABLE {
                     keeper.is_back(opened_at);
@@ -85,17 +101,14 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
 impl Reconnector {
     /// Records the result of an attempt to connect: the new generation, if it succeeded. `None` if the supervisor is
     /// gone, closed, or has another keeper.
-    fn settle(
-        &self,
-        opened: RedisResult<(MultiplexedConnection, Option<TimedReading>)>,
-    ) -> Option<Option<u64>> {
+    fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
         let supervisor = self.supervisor.upgrade()?;
         let mut slot = supervisor.slot();
         if slot.keepers != self.number || matches!(slot.state, ConnectionState::Closed) {
             return None;
         }
         let generation = match opened {
-            Ok((connection, reading)) => {
+            Ok(Opened { connection, reading, login: _ }) => {
                 let generation = *supervisor.changes.borrow() + 1;
                 if let Some(reading) = reading {
                     supervisor.read(&reading);

@@ -86,7 +86,7 @@ pub(super) async fn examine(
     }
     let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
     // At any node: what is published at one must come to all.
-    let inbox = Connector::to(Arc::clone(cluster.atlas()) as _, ANSWER);
+    let inbox = cluster.any_node(ANSWER);
     Some(GuideLink { dial, inbox, name, reached })
 }
 

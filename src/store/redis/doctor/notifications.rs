@@ -1,8 +1,6 @@
 //! Checks notifications: a subscription, and a message that arrives.
 
-use futures_util::StreamExt as _;
 use redis::RedisResult;
-use redis::aio::{PubSubSink, PubSubStream};
 use tokio::time::{Instant, timeout};
 
 use super::asking::{ANSWER, UNTOLD};
@@ -11,6 +9,7 @@ use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::connector::Connector;
+use crate::store::redis::connection::inbound::{MessageSink, MessageStream};
 use crate::store::redis::errors::classify::{judge, unquoted};
 use crate::store::redis::errors::reply::bounded;
 
@@ -23,7 +22,7 @@ impl Examination<'_> {
         &mut self,
         dial: &Connector,
         channel: &str,
-    ) -> Option<(PubSubSink, PubSubStream)> {
+    ) -> Option<(MessageSink, MessageStream)> {
         let mut subscribed = subscribe_at(dial, channel).await;
         for _ in 1..self.places().min(MOST_PLACES) {
             match &subscribed {
@@ -62,7 +61,7 @@ impl Examination<'_> {
     /// Checks whether a message that a script has published arrives.
     pub(super) async fn listen(
         &mut self,
-        messages: &mut PubSubStream,
+        messages: &mut MessageStream,
         published_at: Option<Instant>,
         receivers: i64,
     ) {
@@ -87,7 +86,7 @@ impl Examination<'_> {
     }
 }
 
-async fn subscribe_at(dial: &Connector, channel: &str) -> RedisResult<(PubSubSink, PubSubStream)> {
+async fn subscribe_at(dial: &Connector, channel: &str) -> RedisResult<(MessageSink, MessageStream)> {
     let (mut sink, messages) = bounded(ANSWER * 2, dial.inbox()).await?.messages.split();
     bounded(ANSWER, sink.subscribe(channel)).await?;
     Ok((sink, messages))

@@ -23,6 +23,7 @@ use super::connection::Supervisor;
 use super::connection::connector::Connector;
 use super::connection::outages::Outages;
 use super::errors::classify::code_of;
+use super::login::Login;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
 use crate::health::Topology;
@@ -49,6 +50,7 @@ pub(crate) struct RedisStore {
     pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
     pub(super) outages: Arc<Outages>,
+    pub(super) login: Login,
     /// Permits for callers that wait for replicas, each with a connection.
     pub(super) replicating: Semaphore,
     /// The one server that this node knows has refused a script because its keys are in two slots.
@@ -56,19 +58,26 @@ pub(crate) struct RedisStore {
 }
 
 impl RedisStore {
+    /// As [`single`](Self::single), with the client's own credentials.
+    #[cfg(test)]
+    pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
+        Self::single(client, command_timeout, Login::default())
+    }
+
     /// A new node on one server, not connected yet. `command_timeout` is the deadline of one command: a slower server
     /// counts as down.
-    pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
+    pub(crate) fn single(client: Client, command_timeout: Duration, login: Login) -> Self {
         let info = client.get_connection_info();
         let mut place = DefaultHasher::new();
         info.addr().to_string().hash(&mut place);
         info.redis_settings().db().hash(&mut place);
-        Self::of(Connector::new(&client, command_timeout), None, Topology::Single, place.finish())
+        let dial = Connector::new(&client, command_timeout).logging_in(&login);
+        Self::of(dial, None, Topology::Single, place.finish())
     }
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.
     fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
-        let (command_timeout, outages) = (dial.answer, Arc::clone(&dial.outages));
+        let (command_timeout, outages, login) = (dial.answer, Arc::clone(&dial.outages), dial.login.clone());
         let watches = Arc::new(LeaseWaiters::default());
         let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
         let grants = Arc::new(LockWaiters::default());
@@ -86,6 +95,7 @@ impl RedisStore {
             leaving: LeaveBatches::default(),
             keyspace,
             outages,
+            login,
             replicating,
             splits_keys: AtomicBool::new(false),
         }
@@ -131,6 +141,7 @@ impl fmt::Debug for RedisStore {
             leaving: _,
             keyspace: _,
             outages: _,
+            login: _,
             replicating: _,
             splits_keys: _,
         } = self;

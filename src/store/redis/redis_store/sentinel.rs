@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::sentinel::SentinelClient;
-
 use super::RedisStore;
 use crate::health::Topology;
 use crate::store::redis::connection::connector::Connector;
-use crate::store::redis::topology::sentinel::SentinelEndpoint;
+use crate::store::redis::login::Login;
+use crate::store::redis::topology::sentinel::{SentinelClients, SentinelEndpoint};
 
 impl RedisStore {
-    /// As [`new`](Self::new), on whichever server these sentinels call the primary.
-    pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
+    /// As [`single`](Self::single), on whichever server these sentinels call the primary.
+    pub(crate) fn watched(clients: SentinelClients, command_timeout: Duration, login: Login) -> Self {
         // The client does not show what it leads to, so each guard is taken for one of its own.
         let place = fastrand::u64(..);
-        let dial = Connector::to(Arc::new(SentinelEndpoint::new(client)), command_timeout);
-        Self::of(dial, None, Topology::Sentinel, place)
+        let endpoint = Arc::new(SentinelEndpoint::new(clients, login.clone()));
+        Self::of(Connector::to(endpoint, command_timeout).logging_in(&login), None, Topology::Sentinel, place)
     }
 }

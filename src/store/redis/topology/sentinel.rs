@@ -17,10 +17,12 @@ use tokio::time::Instant;
 
 use super::endpoint::{Endpoint, Located};
 use super::server::ServerAddress;
+use crate::store::credentials::Credentials;
 use crate::store::redis::errors::advice::is_login;
 use crate::store::redis::errors::classify::unquoted;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::errors::sentinel::{AT_PRIMARY, AT_SENTINELS, may_be_of_either, on_sentinel};
+use crate::store::redis::login::{Login, OWN};
 use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
@@ -35,9 +37,29 @@ const ASKED_EVERY: Duration = Duration::from_secs(60);
 /// The same while the primary has too few replicas to accept writes.
 const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 
+/// Builds a client of the sentinels from credentials.
+type Build = Box<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync>;
+
+/// Where the client of the sentinels comes from.
+pub(crate) enum SentinelClients {
+    /// The caller's, with its own credentials.
+    Own(Box<SentinelClient>),
+    /// A new one for each of the provider's credentials: a client cannot be given others.
+    Built(Build),
+}
+
+/// The client, which keeps its connections to the sentinels.
+struct PresentClient {
+    client: Option<Box<SentinelClient>>,
+    /// The number of the credentials that it has.
+    login: u64,
+}
+
 pub(crate) struct SentinelEndpoint {
-    /// Under a lock, because the client keeps its connections to the sentinels. Every caller bounds its wait for it.
-    client: tokio::sync::Mutex<SentinelClient>,
+    /// Under a lock. Every caller bounds its wait for it.
+    client: tokio::sync::Mutex<PresentClient>,
+    build: Option<Build>,
+    login: Login,
     /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
     wanted: Notify,
     /// The primary that the latest connection for commands leads to.
@@ -52,9 +74,15 @@ pub(crate) struct SentinelEndpoint {
 }
 
 impl SentinelEndpoint {
-    pub(crate) fn new(client: SentinelClient) -> Self {
+    pub(crate) fn new(clients: SentinelClients, login: Login) -> Self {
+        let (client, build) = match clients {
+            SentinelClients::Own(client) => (Some(client), None),
+            SentinelClients::Built(build) => (None, Some(build)),
+        };
         Self {
-            client: tokio::sync::Mutex::new(client),
+            client: tokio::sync::Mutex::new(PresentClient { client, login: OWN }),
+            build,
+            login,
             wanted: Notify::new(),
             latest: Mutex::default(),
             glimpsed: Mutex::default(),
@@ -67,11 +95,32 @@ impl SentinelEndpoint {
     /// A client of the primary.
     async fn resolve(&self) -> RedisResult<Client> {
         self.wanted.notify_waiters();
-        let mut client = self.client.lock().await;
-        match client.async_get_client().await {
-            Err(error) if may_be_of_either(&error) => Err(with_origin(&mut client, error).await),
+        let mut present = self.client.lock().await;
+        let client = self.with_present_login(&mut present).await?;
+        let resolved = match client.async_get_client().await {
+            Err(error) if may_be_of_either(&error) => Err(with_origin(client, error).await),
             resolved => resolved,
+        };
+        // The client itself logs in at the primary, to ask for its role.
+        if self.build.is_some() && resolved.as_ref().is_err_and(is_login) {
+            self.login.refused(present.login);
         }
+        resolved
+    }
+
+    /// The client, with the present credentials where it is built from them.
+    async fn with_present_login<'a>(
+        &self,
+        present: &'a mut PresentClient,
+    ) -> RedisResult<&'a mut SentinelClient> {
+        if let Some(build) = &self.build
+            && let Some(issue) = self.login.present().await?
+            && (present.client.is_none() || present.login != issue.number)
+        {
+            present.client = Some(Box::new(build(&issue.credentials)?));
+            present.login = issue.number;
+        }
+        present.client.as_deref_mut().ok_or_else(no_client)
     }
 
     /// A client of the first sentinel that answers, for a caller that only looks around. It gives way to a caller that must
@@ -80,11 +129,11 @@ impl SentinelEndpoint {
         let wanted = self.wanted.notified();
         tokio::pin!(wanted);
         wanted.as_mut().enable();
-        let Ok(mut client) = self.client.try_lock() else { return Err(busy()) };
+        let Ok(mut present) = self.client.try_lock() else { return Err(busy()) };
         tokio::select! {
             biased;
             () = wanted => Err(busy()),
-            client = client.async_get_sentinel_client() => client,
+            client = async { self.with_present_login(&mut present).await?.async_get_sentinel_client().await } => client,
         }
     }
 
@@ -96,8 +145,9 @@ impl SentinelEndpoint {
         }
         self.doubted.store(false, Ordering::Relaxed);
         *lock(&self.named) = Instant::now();
-        let Ok(mut client) = self.client.try_lock() else { return false };
-        let named = bounded(RESOLVING, client.async_get_client()).await;
+        let Ok(mut present) = self.client.try_lock() else { return false };
+        let named = async { self.with_present_login(&mut present).await?.async_get_client().await };
+        let named = bounded(RESOLVING, named).await;
         let (Ok(named), Some(latest)) = (named, self.latest()) else { return false };
         named.get_connection_info().addr() != latest.info().addr()
     }
@@ -181,6 +231,10 @@ async fn with_origin(client: &mut SentinelClient, error: RedisError) -> RedisErr
 /// How long it may take to find that out. It delays the next attempt to connect, which matters more.
 const ORIGIN_WITHIN: Duration = Duration::from_millis(500);
 
+fn no_client() -> RedisError {
+    RedisError::from((ErrorKind::Client, "there are no credentials to build a client of the sentinels from"))
+}
+
 fn busy() -> RedisError {
     RedisError::from((ErrorKind::Client, "the guard is asking them which server the primary is; look again"))
 }
@@ -206,7 +260,10 @@ mod tests {
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
         let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
-        let sentinels = Arc::new(SentinelEndpoint::new(client.expect("valid")));
+        let sentinels = Arc::new(SentinelEndpoint::new(
+            SentinelClients::Own(Box::new(client.expect("valid"))),
+            Login::default(),
+        ));
         let looks = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.any().await.map(drop) }

@@ -4,12 +4,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use redis::aio::{PubSubSink, PubSubStream};
-use redis::{RedisError, Value};
+use redis::RedisError;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::vitals::Vitals;
 use super::{Inbox, InboxStatus};
@@ -17,7 +15,8 @@ use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::lock_losses::look_for_losses;
 use crate::store::redis::connection::backoff::{Backoff, STABLE};
-use crate::store::redis::connection::connector::{Connector, Inbound};
+use crate::store::redis::connection::connector::Connector;
+use crate::store::redis::connection::inbound::{Inbound, MessageSink};
 use crate::store::redis::errors::classify::{judge, reason, store_error};
 use crate::store::redis::errors::outage_log::OutageLog;
 use crate::store::redis::errors::reply::bounded;
@@ -174,7 +173,7 @@ async fn subscribed(
     confirmed_at: &mut Option<Instant>,
 ) -> SubscriptionEnd {
     let mut generation = *generations.borrow_and_update();
-    let Inbound { messages, at } = match dial.inbox().await {
+    let Inbound { messages, at, login } = match dial.inbox().await {
         Ok(inbound) => inbound,
         Err(error) => return SubscriptionEnd::NotOpened(error),
     };
@@ -189,10 +188,10 @@ async fn subscribed(
     *confirmed_at = Some(Instant::now());
     reader.note(Vitals::heard);
     tracing::debug!(target: log::REDIS, "notifications arrive");
-    let mut pings = std::pin::pin!(ping(sink, reader));
+    let mut pings = std::pin::pin!(tend(sink, reader, dial, login));
     loop {
         tokio::select! {
-            message = next(&mut messages) => match message {
+            message = messages.next() => match message {
                 Some(message) => match reader.inbox.upgrade() {
                     Some(inbox) => {
                         inbox.vitals.heard();
@@ -217,18 +216,29 @@ async fn subscribed(
     }
 }
 
-async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
-    messages.next().await
-}
-
-/// Pings the server until a ping is not answered.
-async fn ping(mut sink: PubSubSink, reader: &InboxReader) -> RedisError {
+/// Pings the server until a ping is not answered, and logs the connection in with later credentials.
+async fn tend(mut sink: MessageSink, reader: &InboxReader, dial: &Connector, mut login: u64) -> RedisError {
+    let mut ping_at = Instant::now() + PING;
     loop {
-        sleep(PING).await;
-        reader.note(Vitals::asked);
-        if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
-            return error;
+        tokio::select! {
+            () = sleep_until(ping_at) => {
+                reader.note(Vitals::asked);
+                if let Err(error) = bounded(PING, sink.ping()).await {
+                    return error;
+                }
+                reader.note(Vitals::answered);
+                ping_at = Instant::now() + PING;
+            }
+            issue = dial.login.later_than(login) => {
+                let auth = issue.auth();
+                match dial.log_in(issue.number, sink.auth(&auth)).await {
+                    Ok(true) => login = issue.number,
+                    Ok(false) => {}
+                    // It is sent again; a ping finds out whether the connection is dead.
+                    Err(error) if error.is_timeout() => {}
+                    Err(error) => return error,
+                }
+            }
         }
-        reader.note(Vitals::answered);
     }
 }

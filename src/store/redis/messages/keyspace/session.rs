@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use redis::{RedisError, Value};
+use redis::RedisError;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
@@ -13,6 +12,7 @@ use super::{Announcements, Keyspace, KeyspaceState, REFUSED, configure, frees};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
 use crate::store::redis::connection::connector::Connector;
+use crate::store::redis::connection::inbound::Inbound;
 use crate::store::redis::errors::classify::{judge, reason, store_error};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::{StoreError, StoreErrorKind};
@@ -213,8 +213,11 @@ async fn session(
         }
         Err(why) => return SessionEnd::Failed(why),
     }
-    let (mut sink, mut messages) = match dial.inbox().await {
-        Ok(inbound) => inbound.messages.split(),
+    let (mut sink, mut messages, mut login) = match dial.inbox().await {
+        Ok(Inbound { messages, login, .. }) => {
+            let (sink, messages) = messages.split();
+            (sink, messages, login)
+        }
         Err(error) => return failed(error),
     };
     // The prefix of the channels' names, which differs by database.
@@ -243,8 +246,18 @@ async fn session(
                 None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
             () = asked.notified() => {}
+            issue = dial.login.later_than(login) => {
+                let auth = issue.auth();
+                match dial.log_in(issue.number, sink.auth(&auth)).await {
+                    Ok(true) => login = issue.number,
+                    Ok(false) => {}
+                    // It is sent again; a ping finds out whether the connection is dead.
+                    Err(error) if error.is_timeout() => {}
+                    Err(error) => return failed(error),
+                }
+            }
             _ = ticks.tick() => {
-                if let Err(error) = bounded(TICK, sink.ping::<Value>()).await {
+                if let Err(error) = bounded(TICK, sink.ping()).await {
                     return failed(error);
                 }
                 let gone = reader.with(|keyspace, state| {

@@ -1,0 +1,281 @@
+//! Credentials that rotate: asks the provider before the present ones end, once for all connections.
+//!
+//! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one is
+//! spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait for.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, RedisResult};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::issue::{Issue, not_provided};
+use crate::observe::{LogEveryMinute, log, warn_if};
+use crate::store::credentials::{Credentials, CredentialsProvider};
+use crate::sync::lock;
+
+/// The part of their life after which credentials are renewed, from and to: processes that started together should not ask the
+/// provider together. The rest is for a provider that fails, and for the logins.
+const RENEW: (f64, f64) = (0.65, 0.8);
+
+/// How long one call of the provider may take.
+const ASK_WITHIN: Duration = Duration::from_secs(10);
+
+/// The least time between two calls, and the pauses after failures: those are below the first, then below twice as much each time, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The error until there are others.
+const REFUSED: &str = "the server has refused what the provider of credentials gave last";
+
+/// The longest life that is counted: timers cannot represent `Duration::MAX`.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+pub(super) struct Rotation {
+    provider: CredentialsProvider,
+    state: Mutex<RotationState>,
+    /// Sent at every change of the state.
+    changes: watch::Sender<()>,
+    failures: AtomicU64,
+    told: LogEveryMinute,
+}
+
+#[derive(Default)]
+struct RotationState {
+    latest: Option<Issue>,
+    /// Whether the server has refused the latest.
+    refused: bool,
+    /// Counts issues.
+    number: u64,
+    /// Whether a call of the provider is under way.
+    asking: bool,
+    /// Counts failures that came soon after each other.
+    failed: u32,
+    failed_at: Option<Instant>,
+    /// Before this moment the provider is not asked.
+    rests_until: Option<Instant>,
+    /// Why there are no credentials.
+    why: Option<RedisError>,
+}
+
+/// What a caller that wants credentials has to do.
+enum Step {
+    Use(Issue),
+    Fail(RedisError),
+    /// Ask the provider, and wait.
+    Ask,
+    /// Wait for a change, and no longer than until this moment.
+    Wait(Option<Instant>),
+}
+
+impl RotationState {
+    /// The latest credentials, unless they were refused or have ended.
+    fn usable(&self, now: Instant) -> Option<&Issue> {
+        self.latest.as_ref().filter(|issue| !self.refused && issue.ends_at.is_none_or(|end| now < end))
+    }
+
+    /// What a new connection does. `asked`: it has waited for a call of the provider.
+    fn for_new(&mut self, asked: bool) -> Step {
+        let now = Instant::now();
+        let usable = self.usable(now).cloned();
+        let is_due = match usable.as_ref().map(|issue| issue.renew_at) {
+            None => true,
+            Some(None) => !asked,
+            Some(Some(renew_at)) => renew_at <= now,
+        };
+        // Credentials with an end are good until then; the owner of the connection asks for the next as soon as it is open.
+        if let Some(issue) = usable.clone().filter(|issue| !is_due || issue.ends_at.is_some()) {
+            return Step::Use(issue);
+        }
+        if self.asking {
+            return Step::Wait(None);
+        }
+        if !asked && self.rests_until.is_none_or(|until| until <= now) {
+            self.asking = true;
+            return Step::Ask;
+        }
+        match usable {
+            // The provider failed, and the older password may be good.
+            Some(issue) => Step::Use(issue),
+            None => Step::Fail(self.why.clone().unwrap_or_else(|| not_provided("it gave none".to_owned()))),
+        }
+    }
+
+    /// What an open connection with credentials of this number does.
+    fn for_open(&mut self, number: u64) -> Step {
+        let now = Instant::now();
+        if let Some(issue) = self.usable(now).filter(|issue| issue.number > number) {
+            return Step::Use(issue.clone());
+        }
+        let Some(latest) = &self.latest else { return Step::Wait(None) };
+        let due = if self.refused { Some(now) } else { latest.renew_at };
+        let Some(due) = due.max(self.rests_until.filter(|_| due.is_some())).filter(|_| !self.asking) else {
+            return Step::Wait(None);
+        };
+        if due > now {
+            return Step::Wait(Some(due));
+        }
+        self.asking = true;
+        Step::Ask
+    }
+
+    /// The provider has given these.
+    fn issued(&mut self, credentials: Credentials) {
+        let now = Instant::now();
+        let same = self.latest.as_ref().is_some_and(|latest| latest.credentials.are_as_good_as(&credentials));
+        // Open connections need not log in again with what they have.
+        if !same {
+            self.number += 1;
+        }
+        let life = credentials.life().map(|life| life.min(LONGEST));
+        let part = RENEW.0 + (RENEW.1 - RENEW.0) * fastrand::f64();
+        let (renew_at, ends_at) = (life.map(|life| now + life.mul_f64(part)), life.map(|life| now + life));
+        let (number, credentials) = (self.number, Arc::new(credentials));
+        self.latest = Some(Issue { number, credentials, renew_at, ends_at });
+        self.refused = false;
+        self.rests_until = Some(now + FIRST_PAUSE);
+    }
+
+    /// Rests for a moment, longer after each failure that follows another one.
+    fn fail(&mut self) {
+        let now = Instant::now();
+        let is_new = self.failed_at.is_none_or(|at| now.saturating_duration_since(at) > LAST_PAUSE * 2);
+        self.failed = if is_new { 0 } else { (self.failed + 1).min(16) };
+        self.failed_at = Some(now);
+        let most = FIRST_PAUSE.saturating_mul(1 << self.failed).min(LAST_PAUSE);
+        self.rests_until = Some(now + most.mul_f64(fastrand::f64()));
+    }
+}
+
+impl Rotation {
+    pub(super) fn new(provider: CredentialsProvider) -> Arc<Self> {
+        Arc::new(Self {
+            provider,
+            state: Mutex::default(),
+            changes: watch::Sender::new(()),
+            failures: AtomicU64::new(0),
+            told: LogEveryMinute::default(),
+        })
+    }
+
+    pub(super) async fn present(self: &Arc<Self>) -> RedisResult<Issue> {
+        let (mut changes, mut asked) = (self.changes.subscribe(), false);
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&self.state).for_new(asked);
+            match step {
+                Step::Use(issue) => return Ok(issue),
+                Step::Fail(why) => return Err(why),
+                Step::Ask => self.ask(),
+                Step::Wait(_) => {
+                    asked = true;
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    pub(super) async fn later_than(self: &Arc<Self>, number: u64) -> Issue {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&self.state).for_open(number);
+            match step {
+                Step::Use(issue) => return issue,
+                Step::Ask => self.ask(),
+                Step::Wait(Some(until)) => tokio::select! {
+                    _ = changes.changed() => {}
+                    () = sleep_until(until) => {}
+                },
+                Step::Fail(_) | Step::Wait(None) => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// Asks the provider in a separate task. Not under the lock: a runtime that is being shut down drops the task inside `spawn`.
+    fn ask(self: &Arc<Self>) {
+        let mut asking = Asking { rotation: Arc::clone(self), ended: false };
+        tokio::spawn(async move {
+            let given = match timeout(ASK_WITHIN, asking.rotation.provider.ask()).await {
+                Ok(Ok(given)) if given.life().is_some_and(|life| life.is_zero()) => {
+                    Err("what it gave has ended already".to_owned())
+                }
+                Ok(given) => given.map_err(|error| causes(&*error)),
+                Err(_) => Err(format!("it gave none within {ASK_WITHIN:?}")),
+            };
+            asking.ended = true;
+            match given {
+                Ok(credentials) => lock(&asking.rotation.state).issued(credentials),
+                Err(why) => asking.rotation.failed(not_provided(why)),
+            }
+            drop(asking);
+        });
+    }
+
+    fn failed(&self, why: RedisError) {
+        self.count();
+        let is_news = self.told.is_due();
+        warn_if!(log::REDIS, is_news, reason = %why, "no new credentials; the present ones are used until they end");
+        let mut state = lock(&self.state);
+        state.fail();
+        state.why = Some(why);
+    }
+
+    pub(super) fn refused(&self, number: u64) {
+        {
+            let mut state = lock(&self.state);
+            // Others have asked meanwhile: those of a later number are not refused.
+            if state.refused || state.latest.as_ref().is_none_or(|latest| latest.number != number) {
+                return;
+            }
+            state.refused = true;
+            state.fail();
+            state.why = Some(RedisError::from((ErrorKind::AuthenticationFailed, REFUSED)));
+        }
+        self.count();
+        warn_if!(log::REDIS, self.told.is_due(), "redis refuses the credentials that the provider has given");
+        self.changes.send_replace(());
+    }
+
+    fn count(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn latest(&self) -> Option<Issue> {
+        lock(&self.state).latest.clone()
+    }
+}
+
+/// A call of the provider.
+struct Asking {
+    rotation: Arc<Rotation>,
+    ended: bool,
+}
+
+impl Drop for Asking {
+    /// Also if the provider has panicked, or the task's runtime was shut down.
+    fn drop(&mut self) {
+        if !self.ended {
+            self.rotation.failed(not_provided("it panicked, or its runtime has ended".to_owned()));
+        }
+        lock(&self.rotation.state).asking = false;
+        self.rotation.changes.send_replace(());
+    }
+}
+
+/// An error and its causes in one line.
+fn causes(error: &(dyn Error + 'static)) -> String {
+    let (mut text, mut source) = (error.to_string(), error.source());
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
