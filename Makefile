@@ -68,8 +68,8 @@ test: redis firewall
 ON_OLDEST ?= redis:: lock::
 redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
-	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --lib store:: && \
-	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --test it -- $(ON_OLDEST) \
+	REDIS_SERVER=$$server tests/scripts/test.sh --workspace --all-features --lib store:: && \
+	REDIS_SERVER=$$server tests/scripts/test.sh --workspace --all-features --test it -- $(ON_OLDEST) \
 	  --skip tls:: --skip loads_its_dump --skip redis::doctor::rights::acl_dryrun \
 	  --skip lock::book --skip redis::firewall --skip redis::networks --skip redis::figures::outages
 

@@ -104,6 +104,7 @@ pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::load_context::LoadContext;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
 pub use crate::guard::outcome::AnswerInfo;
+pub use crate::guard::warm::Warmed;
 pub use crate::store::backend::Backend;
 pub use crate::value::codec::Codec;
 pub use error::{Error, ErrorKind, LoadError};

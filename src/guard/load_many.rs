@@ -24,6 +24,7 @@ use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::nesting::LoadScope;
 use crate::loader::{LoadOutput, LoadResult, Loader};
+use crate::observe::Outcome;
 use crate::policy::{OnAbsent, Policy};
 use crate::read_through::batch::{Batch, Member};
 use crate::read_through::call::Call;
@@ -33,8 +34,11 @@ use crate::sync::lock;
 
 /// What one call of a caller's `load` returns.
 type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
-type Load<K, T, E> =
-    Box<dyn Fn(Vec<K>) -> Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>> + Send + Sync>;
+type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
+type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+
+/// How one key's caller was answered.
+type Answer<T, E> = (Outcome, Result<Option<T>, LoadError<E>>);
 
 /// One key's part of a call.
 enum Part<T, E> {
@@ -60,13 +64,27 @@ struct Parts<K, T, E> {
     load: Arc<Load<K, T, E>>,
 }
 
+/// A loader that returns pairs, as one that may fail for each key.
+pub(super) fn paired<K, T, E, F, Fut, V>(
+    load: F,
+) -> impl Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static
+where
+    K: Eq + Hash + 'static,
+    T: 'static,
+    E: 'static,
+    F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<V, E>> + Send + 'static,
+    V: IntoIterator<Item = (K, T)>,
+{
+    move |keys| {
+        let loading = load(keys);
+        Box::pin(async move { Ok(loading.await?.into_iter().map(|(key, value)| (key, Ok(value))).collect()) })
+    }
+}
+
 impl StampedeGuard {
     /// Steps 2 to 8 for many keys. Boxed once: the code behind it does not depend on the types of the caller's futures.
-    pub(super) async fn load_many<K, T, E, F, Fut>(
-        &self,
-        keys: Vec<K>,
-        load: F,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
+    pub(super) async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<Answer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Clone + Send + 'static,
@@ -102,11 +120,7 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(
-        &self,
-        keys: Vec<K>,
-        load: Arc<Load<K, T, E>>,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
+    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: Arc<Load<K, T, E>>) -> Vec<Answer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -131,7 +145,7 @@ impl StampedeGuard {
         for name in &names {
             match name {
                 Ok(_) => all.extend(answers.next()),
-                Err(error) => all.push(Err(LoadError::Guard(error.clone()))),
+                Err(error) => all.push((Outcome::Failed, Err(LoadError::Guard(error.clone())))),
             }
         }
         all
@@ -166,7 +180,7 @@ impl StampedeGuard {
         member: Option<(usize, Member)>,
         reader: &TypedReader<Option<T>>,
         parts: &Arc<Parts<K, T, E>>,
-    ) -> Result<Option<T>, LoadError<E>>
+    ) -> Answer<T, E>
     where
         K: Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -178,14 +192,13 @@ impl StampedeGuard {
             Some(place) => parts.loader(place, self.parts(), name, own),
             None => parts.alone(key, self.parts(), name, own),
         };
-        let (_, answer) = match looked {
+        match looked {
             Some(looked) => {
                 let audits = self.policy.audit.draws();
                 self.answer_looked(call, looked, (reader, audits), loader, |own, _| own).await
             }
             None => self.pass_by(call, loader, |own, _| own).await,
-        };
-        answer
+        }
     }
 }
 

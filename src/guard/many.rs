@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
+use super::load_many::paired;
 use super::typed::TypedReader;
 use crate::error::{Error, LoadError};
 use crate::key::{CacheKey, Key};
@@ -88,12 +89,8 @@ impl StampedeGuard {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         V: IntoIterator<Item = (K, T)>,
     {
-        let each = |(key, value)| (key, Ok(value));
-        let load = move |keys| {
-            let loading = load(keys);
-            async move { Ok(loading.await?.into_iter().map(each).collect()) }
-        };
-        self.load_many(keys.into_iter().collect(), load).await
+        let answers = self.load_many(keys.into_iter().collect(), paired(load)).await;
+        answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
     /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
@@ -143,7 +140,8 @@ impl StampedeGuard {
             let loading = load(keys);
             async move { Ok(loading.await.into_iter().collect()) }
         };
-        self.load_many(keys.into_iter().collect(), load).await
+        let answers = self.load_many(keys.into_iter().collect(), load).await;
+        answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
     /// Returns the stored values of many keys, in their order; never loads. One read looks for all keys.

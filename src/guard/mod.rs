@@ -13,6 +13,7 @@ mod load_many;
 mod many;
 pub(crate) mod outcome;
 mod steps;
+pub(crate) mod warm;
 
 use std::fmt;
 use std::sync::Arc;

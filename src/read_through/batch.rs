@@ -30,7 +30,7 @@ use crate::sync::lock;
 use crate::tracker::Tracked;
 
 /// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
-const LATER: Duration = Duration::from_millis(15);
+pub(crate) const LATER: Duration = Duration::from_millis(15);
 
 /// The members of a round, and the chain of loads inside which their call runs.
 type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;

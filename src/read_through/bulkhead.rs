@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
-use crate::lock::{LockError, Locks, Permit, Wait};
+use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::{OnOverload, OnStoreDown, Policy};
 
@@ -27,14 +27,7 @@ pub(crate) async fn admit(
     limit: u32,
     key: &Key,
 ) -> Result<Option<Permit>, Failure> {
-    // A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
-    let semaphore = Locks::with_timeout(state, policy.command_timeout)
-        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
-        .lease(policy.lease)
-        .idle_ttl(IDLE)
-        .auto_renew(true)
-        .build();
-    let admitted = match semaphore {
+    let admitted = match semaphore(state, policy, limit) {
         Ok(semaphore) => semaphore.acquire_unless_down(Wait::For(policy.permit_timeout)).await,
         Err(error) => Err(error),
     };
@@ -65,6 +58,25 @@ pub(crate) async fn admit(
             }
         }
     }
+}
+
+/// Whether a load would have its permit at once, as far as the store can be asked.
+pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
+    let Some(limit) = policy.max_concurrent_loads else { return true };
+    match semaphore(state, policy, limit) {
+        Ok(semaphore) => semaphore.available_permits().await.map_or(true, |free| free > 0),
+        Err(_) => true,
+    }
+}
+
+/// A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
+fn semaphore(state: &Arc<GuardState>, policy: &Policy, limit: u32) -> Result<Semaphore, LockError> {
+    Locks::with_timeout(state, policy.command_timeout)
+        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
+        .lease(policy.lease)
+        .idle_ttl(IDLE)
+        .auto_renew(true)
+        .build()
 }
 
 /// Warns once per outage of the store that loads run without a permit.

@@ -70,6 +70,7 @@ mod traces;
 #[cfg(feature = "testing")]
 mod unheard;
 mod unshareable;
+mod warm;
 
 use support::processes::Role;
 

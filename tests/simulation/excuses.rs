@@ -10,6 +10,7 @@ use super::loads::Begins;
 use super::nodes::{Node, Window};
 use super::plan::{Does, Ends, Profile};
 use super::world::World;
+use crate::read_through::batch::LATER;
 use crate::store::Token;
 use crate::sync::lock;
 
@@ -24,6 +25,8 @@ impl World {
         let lease = self.chaos.holds(&node.replica, self.keys[usize::from(key)].name());
         let window = node.window(key, policy.coordination_budget + SOON, self.bound());
         let asks = if self.plan.tagged { policy.command_timeout } else { Duration::ZERO };
+        // The next loader may be one of many, which are collected for a moment.
+        let asks = asks + LATER;
         let after = lock(&self.oracle.state).loads.taken_over(node.id, key, asks);
         let excuse = match (leaves, window) {
             (true, _) => Some("being shut down"),

@@ -63,6 +63,34 @@ pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
+/// The process warms its keys, five at once.
+pub(crate) fn warm(child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let mut child = child;
+        let config: Config = child.config();
+        let guard = StampedeGuard::builder(redis::Client::open(config.redis.as_str()).expect("an address"))
+            .policy(lease_of(config.lease))
+            .build()
+            .expect("valid");
+        connects(&guard).await;
+        child.ready();
+        child.wait_go().await;
+        let (report, origin) = (child.report(), Arc::<str>::from(config.origin));
+        let load = move |keys: Vec<u64>| {
+            report.event("called");
+            let origin = Arc::clone(&origin);
+            async move {
+                let loads = keys
+                    .into_iter()
+                    .map(async |key| Ok::<_, String>((key, origin::load(&origin, &key.to_string()).await?)));
+                join_all(loads).await.into_iter().collect::<Result<Vec<_>, _>>()
+            }
+        };
+        let warmed = guard.warm(config.keys[child.index()].clone(), 5, load).await;
+        child.result(&[warmed.loaded, warmed.found, warmed.failed]);
+    })
+}
+
 /// Deterministic disorder: the keys `0..keys`, of which each process has three quarters, in its own order.
 fn overlapping(processes: u64, keys: u64) -> Vec<Vec<u64>> {
     let of = |process: u64| {
@@ -171,6 +199,37 @@ async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     assert_eq!(commands.of("mget"), 2, "{commands:?}");
     assert_eq!(commands.of("evalsha") + commands.of("fcall"), 100, "{commands:?}");
     assert_eq!(commands.total, 102, "{commands:?}");
+}
+
+/// A deployment: each replica warms the same keys, and one of them is killed.
+#[tokio::test]
+async fn replicas_share_a_warm_up_and_go_on_where_a_dead_one_was() {
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    for key in 0..60 {
+        let answer = Answer::value("v").after(ms(100));
+        origin.script(&key.to_string(), [answer.clone(), answer]);
+    }
+    let config = Config {
+        redis: server.minimal_user(),
+        origin: origin.addr(),
+        lease: Duration::from_secs(1),
+        keys: vec![(0..60).collect(); 3],
+    };
+    let fleet = Fleet::spawn(3, "warm", &config);
+    fleet.wait_ready().await;
+    fleet.go();
+    fleet.member(0).wait_event("called").await;
+    fleet.member(0).kill();
+    let mut loaded = 0;
+    for member in &fleet.members()[1..] {
+        let warmed: [u64; 3] = member.result().await;
+        assert_eq!((warmed.iter().sum::<u64>(), warmed[2]), (60, 0), "{warmed:?}");
+        loaded += warmed[0];
+    }
+    let loads: usize = (0..60).map(|key| origin.loads(&key.to_string())).sum();
+    assert!(loads <= 65, "a group of five is lost with its process: {loads}");
+    assert!(loaded <= 60, "{loaded}");
+    assert_nothing_left(&server, SOON).await;
 }
 
 #[cfg(feature = "cluster")]

@@ -66,6 +66,7 @@ pub(crate) const ROLES: &[Role] = &[
     ("node", nodes::node),
     ("herd", figures::herd),
     ("many", many::load),
+    ("warm", many::warm),
     ("behind_a_firewall", firewall::behind),
     #[cfg(feature = "tls")]
     ("tls_node", tls::node),

@@ -1,0 +1,120 @@
+//! Warm-up: the values of many keys are loaded before callers ask for them.
+
+use std::fmt;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::sleep;
+
+use super::StampedeGuard;
+use super::load_many::paired;
+use crate::key::CacheKey;
+use crate::observe::Outcome;
+use crate::read_through::bulkhead::has_room;
+
+/// How long a warm-up waits, in milliseconds, before it looks again for a free permit, or for the store.
+const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
+
+/// What a warm-up has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Warmed {
+    /// Keys that this warm-up has loaded.
+    pub loaded: u64,
+    /// Keys whose value was there, or was loaded by another caller or process.
+    pub found: u64,
+    /// Keys whose load failed, or that were left out because the guard was shut down.
+    pub failed: u64,
+}
+
+impl StampedeGuard {
+    /// Loads the values of many keys before callers ask for them, as at the start of a process.
+    ///
+    /// Takes the keys in groups of `at_once`, one group after the other, each by one call of `load`, as
+    /// [`get_or_load_many`](Self::get_or_load_many) does. Values that are there are not loaded again. Replicas that warm the same keys
+    /// share the work: each takes the groups in its own order, and each key is loaded once in the fleet. So a process that starts
+    /// anew goes on where the fleet is.
+    ///
+    /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while a permit
+    /// is free. While the store is away it waits, because values that are not stored warm nothing.
+    ///
+    /// Await it before the process says that it is ready, or spawn it beside the traffic. Errors are counted in [`Warmed`]; the
+    /// [metrics and logs](crate::metrics) of loads have their causes.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime with time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it begins no further group; the call that runs goes on and its values are stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// let popular = (0..1_000_u64).map(|id| ("product", id));
+    /// let warmed = guard
+    ///     .warm(popular, 100, |missing| async move {
+    ///         // SELECT .. WHERE id IN (..)
+    ///         Ok::<_, std::io::Error>(missing.into_iter().map(|key| (key, key.1 * 2)).collect::<Vec<_>>())
+    ///     })
+    ///     .await;
+    /// assert_eq!((warmed.loaded, warmed.failed), (1_000, 0));
+    /// # }
+    /// ```
+    pub async fn warm<K, T, E, F, Fut, V>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        at_once: usize,
+        load: F,
+    ) -> Warmed
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Clone + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        V: IntoIterator<Item = (K, T)>,
+    {
+        let keys: Vec<K> = keys.into_iter().collect();
+        let mut groups: Vec<&[K]> = keys.chunks(at_once.max(1)).collect();
+        fastrand::shuffle(&mut groups);
+        let load = Arc::new(paired(load));
+        let mut warmed = Warmed::default();
+        for group in groups {
+            if !self.may_begin().await {
+                warmed.failed += group.len() as u64;
+                continue;
+            }
+            let load = Arc::clone(&load);
+            for (outcome, answer) in self.load_many(group.to_vec(), move |keys| load(keys)).await {
+                match (answer, outcome) {
+                    (Err(_), _) => warmed.failed += 1,
+                    (Ok(_), Outcome::Led | Outcome::Bypassed) => warmed.loaded += 1,
+                    (Ok(_), _) => warmed.found += 1,
+                }
+            }
+        }
+        warmed
+    }
+
+    /// Waits until a group may begin; false if the guard is shut down.
+    async fn may_begin(&self) -> bool {
+        let Self { state, policy, .. } = self;
+        while !state.is_closed() {
+            if !state.store.is_down("") && has_room(state, policy).await {
+                return true;
+            }
+            sleep(Duration::from_millis(fastrand::u64(LOOK_AGAIN))).await;
+        }
+        false
+    }
+}

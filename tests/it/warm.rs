@@ -1,0 +1,85 @@
+//! A warm-up, on the in-memory store with a paused clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard, Warmed};
+use tokio::time::{Instant, sleep};
+
+fn on(store: &MemoryStore, policy: PolicyBuilder) -> StampedeGuard {
+    StampedeGuard::builder(store.clone()).policy(policy.build().expect("valid")).build().expect("valid")
+}
+
+/// Warms a thousand keys, a hundred at once, each group in a second.
+async fn warm(guard: &StampedeGuard, loads: &Arc<AtomicUsize>) -> Warmed {
+    let loads = Arc::clone(loads);
+    let load = move |keys: Vec<u64>| {
+        assert!(keys.len() <= 100);
+        loads.fetch_add(keys.len(), Ordering::Relaxed);
+        async move {
+            sleep(Duration::from_secs(1)).await;
+            Ok::<_, &str>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>())
+        }
+    };
+    guard.warm(0..1_000_u64, 100, load).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_share_the_work_and_load_each_key_once() {
+    let (store, loads) = (MemoryStore::new(), Arc::default());
+    let fleet: Vec<_> = (0..4).map(|_| on(&store, Policy::builder())).collect();
+    let began = Instant::now();
+    let warmed = futures_util::future::join_all(fleet.iter().map(|guard| warm(guard, &loads))).await;
+    assert_eq!(loads.load(Ordering::Relaxed), 1_000);
+    for warmed in &warmed {
+        assert_eq!((warmed.loaded + warmed.found, warmed.failed), (1_000, 0), "{warmed:?}");
+    }
+    assert_eq!(warmed.iter().map(|warmed| warmed.loaded).sum::<u64>(), 1_000);
+    assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
+    // A process that starts anew finds what the fleet has.
+    let again = warm(&on(&store, Policy::builder()), &loads).await;
+    assert_eq!((again.loaded, again.found, loads.load(Ordering::Relaxed)), (0, 1_000, 1_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warm_up_begins_only_while_a_permit_is_free() {
+    let (store, loads) = (MemoryStore::new(), Arc::default());
+    let guard = on(&store, Policy::builder().max_concurrent_loads(1));
+    let live = tokio::spawn({
+        let guard = guard.clone();
+        async move {
+            let load = || async {
+                sleep(Duration::from_secs(3)).await;
+                Ok::<_, &str>(())
+            };
+            guard.get_or_load("live", load).await
+        }
+    });
+    sleep(Duration::from_millis(1)).await;
+    let waits = tokio::spawn({
+        let (guard, loads) = (guard.clone(), Arc::clone(&loads));
+        async move { warm(&guard, &loads).await }
+    });
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(loads.load(Ordering::Relaxed), 0, "the live load has the permit");
+    live.await.expect("no panic").expect("loaded");
+    assert_eq!(waits.await.expect("no panic").loaded, 1_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_counted_and_the_other_groups_go_on() {
+    let guard = on(&MemoryStore::new(), Policy::builder());
+    let load = |keys: Vec<u64>| async move {
+        if keys.contains(&3) {
+            Err("no such table")
+        } else {
+            Ok(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>())
+        }
+    };
+    let warmed = guard.warm(0..10_u64, 2, load).await;
+    assert_eq!((warmed.loaded, warmed.found, warmed.failed), (8, 0, 2));
+    guard.shutdown(Duration::ZERO).await;
+    let after = guard.warm(10..20_u64, 2, |_| async { Ok::<[(u64, u64); 0], &str>([]) }).await;
+    assert_eq!((after.loaded, after.failed), (0, 10), "a guard that is shut down warms nothing");
+}
