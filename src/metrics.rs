@@ -150,6 +150,16 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Invalidations that were not confirmed in time, or before their caller gave up.",
     ),
+    counter(
+        "stampede_guard_invalidations_resent_total",
+        &[],
+        "Unconfirmed invalidations that were kept and confirmed later.",
+    ),
+    counter(
+        "stampede_guard_invalidations_overflowed_total",
+        &[],
+        "Times that too many invalidations were kept, so that everything was invalidated instead.",
+    ),
     counter("stampede_guard_local_fills_total", &[], "Copies that were made in this process's memory."),
     counter(
         "stampede_guard_local_drops_total",
@@ -195,6 +205,11 @@ pub const METRICS: &[Metric] = &[
     gauge("stampede_guard_flights", GUARD, "Flights that can be joined."),
     gauge("stampede_guard_tasks", GUARD, "Tasks of flights that run, detached ones included."),
     gauge("stampede_guard_leases", GUARD, "Leases that this process holds."),
+    gauge(
+        "stampede_guard_kept_invalidations",
+        GUARD,
+        "Keys and tags whose invalidation the store has not confirmed yet.",
+    ),
     gauge("stampede_guard_local_copies", GUARD, "Copies in this process's memory."),
     gauge("stampede_guard_local_bytes", GUARD, "Bytes that these copies take, by estimate."),
     gauge("stampede_guard_local_capacity_bytes", GUARD, "Bytes that these copies may take."),

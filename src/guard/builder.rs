@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
+use crate::guard_state::kept::DEFAULT_MOST_KEPT;
 use crate::key::escape_namespace;
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::observe::{SpanLinks, Spans};
@@ -27,6 +28,7 @@ pub struct StampedeGuardBuilder {
     namespace: String,
     policy: Policy,
     max_flights: usize,
+    most_kept_invalidations: usize,
     local_capacity: u64,
     local_term: Duration,
     spans: Spans,
@@ -98,6 +100,7 @@ impl StampedeGuardBuilder {
             namespace,
             policy: Policy::default(),
             max_flights: Self::DEFAULT_MAX_FLIGHTS,
+            most_kept_invalidations: DEFAULT_MOST_KEPT,
             local_capacity: DEFAULT_CAPACITY,
             local_term: DEFAULT_TERM,
             spans: Spans::default(),
@@ -106,10 +109,11 @@ impl StampedeGuardBuilder {
 
     /// The guard, with valid settings: the defaults, or those that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
-        let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans } = self;
+        let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans, .. } = self;
+        let kept = self.most_kept_invalidations;
         let store = backend.into_store(policy.command_timeout);
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
-        let state = GuardState::new(store, namespace, max_flights, local, spans);
+        let state = GuardState::new(store, namespace, max_flights, kept, local, spans);
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
@@ -136,6 +140,17 @@ impl StampedeGuardBuilder {
     /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 10,000.
     pub fn max_flights(mut self, max_flights: usize) -> Self {
         self.max_flights = max_flights;
+        self
+    }
+
+    /// How many invalidations are kept that the store has not confirmed, each key and each tag once. They are sent as soon as the
+    /// store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything in
+    /// the namespace takes their place: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
+    /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
+    /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
+    /// other processes may serve them until they expire. Defaults to 10,000.
+    pub fn most_kept_invalidations(mut self, most: usize) -> Self {
+        self.most_kept_invalidations = most;
         self
     }
 
@@ -169,7 +184,7 @@ impl StampedeGuardBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights at all, a `local_term` out of its range, or a
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no kept invalidations at all, a `local_term` out of its range, or a
     /// `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         let length = escape_namespace(&self.namespace).len();
@@ -180,6 +195,10 @@ impl StampedeGuardBuilder {
         }
         if self.max_flights == 0 {
             return Err(Error::new(ErrorKind::InvalidPolicy, "max_flights is 0: choose at least 1"));
+        }
+        if self.most_kept_invalidations == 0 {
+            let text = "most_kept_invalidations is 0: choose at least 1";
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
         if !(SHORTEST_TERM..=LONGEST_TERM).contains(&self.local_term) {
             let text = format!(

@@ -6,14 +6,15 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::StampedeGuard;
+use super::attempt::ChangeAttempt;
 use super::entries::LONGEST;
 use crate::error::{Error, ErrorKind};
-use crate::guard_state::GuardState;
+use crate::guard_state::kept::KeptInvalidation;
 use crate::key::Key;
 use crate::local::Change;
 use crate::observe::GuardCount;
 use crate::store::volume::{Announced, ChangedName};
-use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
+use crate::store::{Insert, LATEST, Reply, StoreError, StoreErrorKind};
 
 impl StampedeGuard {
     /// Invalidates the key, or replaces its value by `insert`.
@@ -24,68 +25,124 @@ impl StampedeGuard {
         until: Instant,
         insert: Option<Insert>,
     ) -> Result<(), Error> {
-        let attempt = ChangeAttempt::new(&self.state);
+        // An insertion that fails is not kept: the program may have no loader that makes the value again.
+        let attempt = ChangeAttempt::of_value(self, key, insert.is_none());
+        self.replace_by(attempt, what, key, until, insert).await
+    }
+
+    /// The same for an attempt that has begun.
+    pub(super) async fn replace_by(
+        &self,
+        mut attempt: ChangeAttempt<'_>,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        insert: Option<Insert>,
+    ) -> Result<(), Error> {
         self.state.detach_resource(key);
         // First, so that replicas that have the later change have this one too.
         let reports = key.of_reports(&self.state.namespace);
         let of_reports = match &reports {
-            Some(tag) => Some(self.forgotten(what, tag, until).await?),
+            Some(tag) => {
+                let change = self.change(ChangedName::tag(tag));
+                let answer = self.forgotten(&change, tag, until).await;
+                Some((change, answer.map_err(|error| attempt.unconfirmed(what, error))?))
+            }
             None => None,
         };
         let change = self.change(ChangedName::value(key));
-        let replace = |within| {
-            let (announcement, insert) = (change.attempt(), insert.clone());
-            let store = &self.state.store;
-            answered(
-                announcement.id,
-                async move { store.invalidate(key, insert, &announcement, within).await },
-            )
-        };
-        let answer = self.confirmed(what, key, until, replace).await?;
+        let answer = self.replaced(&change, key, until, insert).await;
+        let answer = answer.map_err(|error| attempt.unconfirmed(what, error))?;
         let of_reports = async {
             match of_reports {
                 Some((change, answer)) => change.reaches_all(answer, until).await,
                 None => Ok(()),
             }
         };
-        let (reached, of_reports) = tokio::join!(change.reaches_all(answer, until), of_reports);
-        reached.and(of_reports).map_err(|error| unannounced(what, key, error))?;
+        let reached = async { tokio::try_join!(change.reaches_all(answer, until), of_reports) };
+        let (reached, replicated) = tokio::join!(reached, self.replicated(what, key));
+        reached.map_err(|error| attempt.unannounced(what, error))?;
         // A flight that began before the store had the change may hold an entry that was read before it.
         self.state.detach_resource(key);
-        attempt.succeeded();
-        Ok(())
+        attempt.made();
+        attempt.succeeds(replicated)
+    }
+
+    /// The step in the store that invalidates a key, or replaces its value by `insert`.
+    async fn replaced(
+        &self,
+        change: &Change<'_>,
+        key: &Key,
+        until: Instant,
+        insert: Option<Insert>,
+    ) -> Result<Answer, StoreError> {
+        let store = &self.state.store;
+        let replace = |within| {
+            let (announcement, insert) = (change.attempt(), insert.clone());
+            answered(
+                announcement.id,
+                async move { store.invalidate(key, insert, &announcement, within).await },
+            )
+        };
+        self.confirmed(key, until, replace).await
     }
 
     /// Waits until no process serves a copy that is older than a refresh.
     pub(super) async fn announce_refresh(&self, key: &Key) -> Result<(), Error> {
-        let attempt = ChangeAttempt::new(&self.state);
+        let attempt = ChangeAttempt::of_value(self, key, false);
         let change = self.change(ChangedName::value(key));
         match change.announce_and_wait(Instant::now() + LONGEST).await {
             // As far as is known there are no copies, so the refresh does not depend on the store.
             Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => {}
-            announced => announced.map_err(|error| unannounced("the refresh", key, error))?,
+            announced => announced.map_err(|error| attempt.unannounced("the refresh", error))?,
         }
-        attempt.succeeded();
-        Ok(())
+        attempt.succeeds(Ok(()))
     }
 
     /// Removes the id of a tag, as a part of another change, which waits for the announcement.
-    async fn forgotten(&self, what: &str, tag: &Key, until: Instant) -> Result<(Change<'_>, Answer), Error> {
-        let change = self.change(ChangedName::tag(tag));
-        let forget = |within| Box::pin(self.counted(self.forget_id(&change, tag, within))) as Reply<'_, _>;
-        let answer = self.tried(tag, until, forget).await;
-        let answer = answer.map_err(|error| unconfirmed(what, tag, error))?;
-        Ok((change, answer))
+    async fn forgotten(&self, change: &Change<'_>, tag: &Key, until: Instant) -> Result<Answer, StoreError> {
+        let forget = |within| Box::pin(self.counted(self.forget_id(change, tag, within))) as Reply<'_, _>;
+        self.tried(tag, until, forget).await
     }
 
     /// Removes the id of a tag, and waits until no process serves a copy with it.
     pub(super) async fn forget_tagged(&self, what: &str, tag: &Key, until: Instant) -> Result<(), Error> {
-        let attempt = ChangeAttempt::new(&self.state);
+        let mut attempt = ChangeAttempt::of_tag(self, tag);
         let change = self.change(ChangedName::tag(tag));
-        let answer = self.confirmed(what, tag, until, |within| self.forget_id(&change, tag, within)).await?;
-        change.reaches_all(answer, until).await.map_err(|error| unannounced(what, tag, error))?;
-        attempt.succeeded();
+        let answer = self.confirmed(tag, until, |within| self.forget_id(&change, tag, within)).await;
+        let answer = answer.map_err(|error| attempt.unconfirmed(what, error))?;
+        let (reached, replicated) =
+            tokio::join!(change.reaches_all(answer, until), self.replicated(what, tag));
+        reached.map_err(|error| attempt.unannounced(what, error))?;
+        attempt.made();
+        attempt.succeeds(replicated)
+    }
+
+    /// Sends a kept invalidation, and waits until no process serves a copy of what it invalidates. It detaches no flights: they were
+    /// detached when it was kept, and flights that began after that hold nothing that it invalidates.
+    pub(super) async fn send_kept(&self, kept: &KeptInvalidation, until: Instant) -> Result<(), StoreError> {
+        let (attempt, key) = (self.state.kept.next_attempt(), &kept.key);
+        let change = self.change(kept.name());
+        let answer = if kept.is_tag {
+            self.confirmed(key, until, |within| self.forget_id(&change, key, within)).await?
+        } else {
+            self.replaced(&change, key, until, None).await?
+        };
+        change.reaches_all(answer, until).await?;
+        if self.settle(&kept.name(), attempt) {
+            self.state.count(GuardCount::invalidations_resent);
+        }
         Ok(())
+    }
+
+    /// An attempt with this number was confirmed. Returns whether that settles a kept invalidation.
+    pub(super) fn settle(&self, name: &ChangedName, attempt: u64) -> bool {
+        let state = &self.state;
+        let loads_end = || {
+            let longest = self.policy.load_timeout + LATEST;
+            state.store.now().saturating_add(longest.as_millis().try_into().unwrap_or(u64::MAX))
+        };
+        state.kept.confirmed(name, attempt, loads_end)
     }
 
     fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
@@ -99,22 +156,17 @@ impl StampedeGuard {
         self.state.local.change(name, self.policy.local_elsewhere)
     }
 
-    /// Makes a change, and waits until the server and, if the policy says so, its replicas have confirmed it.
-    pub(super) async fn confirmed<'a, T>(
+    /// Makes a change, and waits until the server has confirmed it.
+    async fn confirmed<'a, T>(
         &'a self,
-        what: &str,
         key: &Key,
         until: Instant,
         command: impl Fn(Duration) -> Reply<'a, T>,
-    ) -> Result<T, Error> {
-        match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
-            Ok(answer) => {
-                self.state.count(GuardCount::invalidations);
-                self.state.publish_regularly();
-                self.replicated(what, key).await.map(|()| answer)
-            }
-            Err(error) => Err(unconfirmed(what, key, error)),
-        }
+    ) -> Result<T, StoreError> {
+        let answer = self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await?;
+        self.state.count(GuardCount::invalidations);
+        self.state.publish_regularly();
+        Ok(answer)
     }
 
     pub(super) async fn counted<T>(
@@ -173,43 +225,9 @@ impl StampedeGuard {
 /// The answer to one attempt at a change: the id of its announcement, and what became of that.
 pub(super) type Answer = (Uuid, Announced);
 
-/// A change on its way. It counts as not confirmed unless it succeeds: also if its caller, which may have a bound of its own, drops it.
-struct ChangeAttempt<'a>(Option<&'a GuardState>);
-
-impl<'a> ChangeAttempt<'a> {
-    fn new(state: &'a GuardState) -> Self {
-        Self(Some(state))
-    }
-
-    fn succeeded(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for ChangeAttempt<'_> {
-    fn drop(&mut self) {
-        if let Some(state) = self.0 {
-            state.count(GuardCount::invalidations_unconfirmed);
-        }
-    }
-}
-
 fn answered<'a>(
     id: Uuid,
     step: impl Future<Output = Result<Announced, StoreError>> + Send + 'a,
 ) -> Reply<'a, Answer> {
     Box::pin(async move { Ok((id, step.await?)) })
-}
-
-/// The error of a change that was made, and of which other processes could not be told.
-fn unannounced(what: &str, key: &Key, error: StoreError) -> Error {
-    Error::store(&format!("not announced to the other processes: {what}"), key, error)
-}
-
-/// The error of a change that the store has refused or not confirmed.
-fn unconfirmed(what: &str, key: &Key, error: StoreError) -> Error {
-    if error.is_final() {
-        return Error::store(what, key, error);
-    }
-    Error::store(&format!("not confirmed: {what}"), key, error)
 }

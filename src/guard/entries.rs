@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::StampedeGuard;
+use super::attempt::ChangeAttempt;
 use super::typed::{SharedReader, TypedReader};
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
@@ -18,6 +19,7 @@ use crate::value::entry::{Entry, EntryKind};
 use crate::value::tags::{self, TagList};
 
 const INVALIDATION: &str = "the invalidation";
+const EXPIRY: &str = "the expiry";
 
 /// How long a change is repeated until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
@@ -122,7 +124,7 @@ impl StampedeGuard {
     /// # Errors
     ///
     /// An empty key; a value that can not be encoded, or is longer than `max_body`; a store that did not
-    /// confirm it within two seconds, in which case it may or may not have happened.
+    /// confirm it within two seconds, in which case it may or may not have happened. Unlike an invalidation it is not sent again.
     ///
     /// # Cancel safety
     ///
@@ -198,16 +200,20 @@ impl StampedeGuard {
     /// # Errors
     ///
     /// An empty key, or a store that did not confirm it within two seconds, in which case it may or may not
-    /// have happened.
+    /// have happened. It is kept then, and sent again as soon as the store answers: no need to repeat it.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened in the store; in this process running loads are detached
+    /// Dropped, it may or may not have happened in the store; it is kept as after an error. In this process running loads are detached
     /// at once.
     ///
     /// # Consistency
     ///
-    /// Once it has returned, no later caller in this process is given a value that was loaded before. Nor is one in another process:
+    /// After an error, or once it is dropped, this process serves no value that was stored before, from the store or from memory. Other
+    /// processes may until it is sent; a process that dies before forgets it
+    /// ([`most_kept_invalidations`](crate::StampedeGuardBuilder::most_kept_invalidations)).
+    ///
+    /// Once it has returned `Ok`, no later caller in this process is given a value that was loaded before. Nor is one in another process:
     /// a caller that joined a load there after its lease was last known to be held asks again when the store refuses the load's
     /// value. There are two exceptions: a store that cannot be reached then, and clients that read an HTTP response while it arrives,
     /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
@@ -231,15 +237,17 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate). A value that is stored between this call's read and its write
-    /// is invalidated, and a value that is invalidated in between stays invalidated.
+    /// As [`invalidate`](Self::invalidate); what is kept after an error is sent as an invalidation. A value that is stored between this
+    /// call's read and its write is invalidated, and a value that is invalidated in between stays invalidated.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         let until = Instant::now() + LONGEST;
+        // Begins before the read: an invalidation that is kept after it is not settled by this change, which may store what was read.
+        let attempt = ChangeAttempt::of_value(self, &key, true);
         let ask = Call { state: &self.state, policy: &self.policy, key: &key };
         // A read counts its own errors.
         let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
-        let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
+        let read = read.map_err(|error| attempt.unconfirmed(EXPIRY, error))?;
         let now = self.state.store.now();
         let kept = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
@@ -249,7 +257,7 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        self.replace("the expiry", &key, until, kept).await
+        self.replace_by(attempt, EXPIRY, &key, until, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values

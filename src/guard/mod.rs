@@ -5,6 +5,7 @@ pub(crate) mod load_context;
 pub(crate) mod memoize;
 pub(crate) mod typed;
 
+mod attempt;
 mod confirmed;
 mod doctor;
 mod entries;
@@ -12,6 +13,7 @@ mod load;
 mod load_many;
 mod many;
 pub(crate) mod outcome;
+mod resend;
 mod steps;
 pub(crate) mod warm;
 
@@ -71,6 +73,9 @@ pub struct Shutdown {
     /// end, and leases that this process may hold without knowing. Waiters in other processes wait for such a lease
     /// until its TTL ends.
     pub abandoned: usize,
+    /// Keys and tags whose invalidation the store has not confirmed. Other processes may serve what they invalidate until it
+    /// expires.
+    pub unsent_invalidations: usize,
 }
 
 impl StampedeGuard {
@@ -181,7 +186,8 @@ impl StampedeGuard {
 
     /// The counters of this guard and its clones.
     pub fn stats(&self) -> Stats {
-        self.state.counters.snapshot(self.state.flights.len(), self.state.tasks.count())
+        let GuardState { flights, tasks, kept, counters, .. } = &*self.state;
+        counters.snapshot([flights.len(), tasks.count(), kept.count()])
     }
 
     /// Ends the guard. Later calls ask the store nothing and share one load of their key in this process.
@@ -192,7 +198,8 @@ impl StampedeGuard {
     ///
     /// Then callers that wait for one of its [`locks`](Self::locks) are sent away, and the releases that they leave in the background
     /// are awaited: within the deadline and for two seconds at most, or within that second. Locks that are still held stay held
-    /// until their TTL ends. So end the requests whose handlers hold locks or invalidate before this call. Calls without a loader
+    /// until their TTL ends. Invalidations that are kept because the store has not confirmed them are sent in the same time; those that
+    /// are left are logged. So end the requests whose handlers hold locks or invalidate before this call. Calls without a loader
     /// then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
     /// memory, which has no connections to close, answers them as before.
     ///
@@ -202,6 +209,7 @@ impl StampedeGuard {
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.state.close();
         self.state.local.give_up();
+        self.send_kept_later();
         // Cap the deadline: timers cannot represent `Duration::MAX`.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.state.tasks.empty(deadline).await;
@@ -216,15 +224,21 @@ impl StampedeGuard {
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
-        tokio::join!(self.free_leases(end), self.state.local.leave(left));
+        let (_, _, unsent_invalidations) = tokio::join!(
+            self.free_leases(end),
+            self.state.local.leave(left),
+            self.state.kept.until_sent(end)
+        );
         self.end_locks(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
         self.state.publish();
+        self.state.kept.tell_unsent();
         Shutdown {
             finished,
             handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
             abandoned: still_held + doubtful,
+            unsent_invalidations,
         }
     }
 
@@ -279,6 +293,10 @@ impl StampedeGuard {
         let key = key.into();
         if key.is_empty() {
             return Err(Error::empty_key());
+        }
+        // The runtime of the task that sends them may have ended. Each call that the store may answer comes here.
+        if self.state.kept.any() {
+            self.send_kept_later();
         }
         Ok(Key::new(&self.state.namespace, &key))
     }

@@ -13,6 +13,4 @@ pub(crate) struct HttpState {
     pub(crate) invalidation_log: LogOnce,
     /// Unsafe requests with a client that has hung up, and whose responses are awaited.
     pub(crate) abandoned_unsafe_requests: Arc<Tracker>,
-    /// Invalidations that are retried after their responses were sent, while the store is down.
-    pub(crate) retried_invalidations: Arc<Tracker>,
 }

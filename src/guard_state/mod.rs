@@ -3,6 +3,7 @@
 mod audits;
 #[cfg(feature = "http")]
 mod http;
+pub(crate) mod kept;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_publish.rs"]
 mod publish;
@@ -22,6 +23,7 @@ use tokio::sync::Notify;
 use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
+use self::kept::KeptInvalidations;
 #[cfg(feature = "metrics")]
 use self::published::Published;
 
@@ -58,6 +60,8 @@ pub(crate) struct GuardState {
     pub(crate) reads: Arc<SharedReads<Key, SharedReadResult, Hashed>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) local: Arc<LocalTier>,
+    /// Invalidations that the store has not confirmed.
+    pub(crate) kept: KeptInvalidations,
     pub(crate) audits: Audits,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
@@ -146,6 +150,7 @@ impl GuardState {
         store: StoreHandle,
         namespace: Box<str>,
         max_flights: usize,
+        most_kept: usize,
         (local_capacity, local_term): (u64, Duration),
         spans: Spans,
     ) -> Self {
@@ -158,6 +163,7 @@ impl GuardState {
                 local_capacity,
                 local_term,
             ),
+            kept: KeptInvalidations::new(&namespace, most_kept),
             audits: Audits::default(),
             prober: Prober::new(&namespace),
             store,
@@ -346,6 +352,10 @@ impl GuardState {
 
 impl Drop for GuardState {
     fn drop(&mut self) {
+        // A shutdown has told it already.
+        if !self.is_closed() {
+            self.kept.tell_unsent();
+        }
         self.store.close();
         self.publish();
     }

@@ -98,6 +98,7 @@ impl GuardState {
         guard.set("stampede_guard_flights", self.flights.len() as f64);
         guard.set("stampede_guard_tasks", self.tasks.count() as f64);
         guard.set("stampede_guard_leases", self.leases.count() as f64);
+        guard.set("stampede_guard_kept_invalidations", self.kept.count() as f64);
         if let Some(local) = local {
             guard.set("stampede_guard_local_copies", local.copies as f64);
             guard.set("stampede_guard_local_bytes", local.bytes as f64);

@@ -37,10 +37,9 @@ use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
-use crate::observe::{GuardCount, log, warn_if};
+use crate::observe::{log, warn_if};
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
-use crate::tracker::Tracked;
 use crate::value::stored::StoredEntry;
 
 impl<S, Q, B> Exchange<S, Q>
@@ -293,10 +292,6 @@ fn keys(
     invalidation.keys(status, headers).into_iter().filter_map(|key| guard.key(key).ok()).collect()
 }
 
-/// How many unsafe requests may retry their invalidations in the background while the store is known to be down.
-/// The store may come back before the retries end, but an unbounded number of requests may arrive until then.
-const MOST_RETOLD: usize = 1_000;
-
 /// Invalidates these keys. Continues in the background if the store takes longer than the request may wait, and at
 /// once if the store is known to be down.
 async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
@@ -315,21 +310,15 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
     }
     // In a cluster each key may be on another server.
     let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| state.store.is_down(key.name()));
-    if !away.is_empty() {
-        match state.http.retried_invalidations.try_enter(MOST_RETOLD) {
-            Some(place) => drop(forgetting(guard, away, Some(place))),
-            None => {
-                state.count(GuardCount::store_errors);
-                state.count(GuardCount::invalidations_unconfirmed);
-                still_stored(state, "too many are tried again already");
-            }
-        }
+    for key in &away {
+        guard.forget_later(key);
+        still_stored(state, "the store is down; it is invalidated as soon as the store answers");
     }
-    (!told.is_empty()).then(|| forgetting(guard, told, None))
+    (!told.is_empty()).then(|| forgetting(guard, told))
 }
 
 /// Runs in a task, so that neither the budget nor a leaving client ends it.
-fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Tracked>) -> JoinHandle<()> {
+fn forgetting(guard: &StampedeGuard, keys: Vec<Key>) -> JoinHandle<()> {
     let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
     let forgetting = async move {
         for key in &keys {
@@ -338,7 +327,7 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Tracked>) -> 
                 Err(error) => still_stored(guard.parts().0, error),
             }
         }
-        drop((place, running));
+        drop(running);
     };
     tokio::spawn(forgetting.in_current_span())
 }

@@ -189,6 +189,11 @@ impl LocalTier {
         self.drop_name(name);
     }
 
+    /// Drops all of this node's copies, also those that are still on their way.
+    pub(crate) fn forget_all(&self) {
+        self.tickets.void_all();
+    }
+
     /// Moves the mark over an announcement of this node, which has been applied.
     pub(super) fn follow(&self, audience: &Audience) {
         lock(&self.applied).follow(audience.before, audience.at);

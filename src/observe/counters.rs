@@ -51,8 +51,10 @@ impl Counters {
         lock(&self.policies).clone()
     }
 
-    pub(crate) fn snapshot(&self, flights: usize, tasks: usize) -> Stats {
-        let mut stats = Stats { flights: flights as u64, tasks: tasks as u64, ..Stats::default() };
+    pub(crate) fn snapshot(&self, [flights, tasks, kept_invalidations]: [usize; 3]) -> Stats {
+        let [flights, tasks, kept_invalidations] =
+            [flights, tasks, kept_invalidations].map(|count| count as u64);
+        let mut stats = Stats { flights, tasks, kept_invalidations, ..Stats::default() };
         for policy in self.policies() {
             stats.add_policy(&policy.counts);
             policy.each_requests(|requests| stats.add_requests(requests));
@@ -90,6 +92,6 @@ mod tests {
         counters.of_policy(&"p3".into()).0.requests().add(Outcome::Hit);
         let names: Vec<_> = counters.policies().iter().map(|policy| policy.name.to_string()).collect();
         assert_eq!((names.len(), names.last().map(String::as_str)), (MOST_POLICIES + 1, Some(OTHER)));
-        assert_eq!(counters.snapshot(0, 0).hits, MOST_POLICIES as u64 + 6);
+        assert_eq!(counters.snapshot([0; 3]).hits, MOST_POLICIES as u64 + 6);
     }
 }

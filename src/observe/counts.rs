@@ -51,6 +51,8 @@ macro_rules! counters {
             pub flights: u64,
             /// Tasks of flights that run now, detached ones included.
             pub tasks: u64,
+            /// Keys and tags whose invalidation the store has not confirmed, and which are invalidated as soon as it answers.
+            pub kept_invalidations: u64,
         }
 
         counters!(@one $(#[$of_policy_doc])* $of_policy of $PolicyCounts { $($policy => [$($policy_series)*],)* });
@@ -151,6 +153,10 @@ counters! {
         /// Invalidations, and values stored directly, that were not confirmed: by the store, by its replicas where the policy waits for
         /// them, or by the processes with copies; or whose caller gave up before.
         invalidations_unconfirmed => ["stampede_guard_invalidations_unconfirmed_total"],
+        /// Kept invalidations that were confirmed later.
+        invalidations_resent => ["stampede_guard_invalidations_resent_total"],
+        /// Times that so many invalidations were kept that one invalidation of everything took their place.
+        invalidations_overflowed => ["stampede_guard_invalidations_overflowed_total"],
         /// Copies that were made in this process's memory.
         local_fills => ["stampede_guard_local_fills_total"],
         /// Keys and tags whose copies were dropped because of a change, here or in another process.

@@ -12,6 +12,7 @@ use super::lease::{Lease, detach_unleased, release_later};
 use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
+use crate::guard_state::kept::Servable;
 use crate::key::Key;
 use crate::observe::{Count, FlightId, log, warn_if};
 use crate::policy::Policy;
@@ -73,6 +74,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) watch: LeaseWatch,
     /// When the last acquire was sent.
     pub(super) sent_at: SentAt,
+    /// What the last acquire's answer may give callers.
+    pub(super) servable: Servable,
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
     /// When that holder's lease ends unless it is renewed.
@@ -102,6 +105,7 @@ impl<'a> Acquisition<'a> {
             // Registered before the first acquire: invariant 3 of the store.
             watch: state.store.watch(request.key, &token),
             possible_lease: state.possible_leases.enter(),
+            servable: state.kept.servable(request.key, request.tags),
             request,
             token,
             sent_at: SentAt::now(),
@@ -126,7 +130,8 @@ impl<'a> Acquisition<'a> {
 
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
         self.sent_at = SentAt::now();
-        let AcquireRequest { state, key, policy, queue, rejected, budget, .. } = &mut self.request;
+        let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
+        self.servable = state.kept.servable(key, tags);
         let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
         let ask = Acquire {
             token: &self.token,
@@ -146,7 +151,8 @@ impl<'a> Acquisition<'a> {
     /// The acquire found an entry that this flight has not seen.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, tags, since, .. } = self.request;
-        let content = current(state, raw, key, tags, within).await.map_err(AcquireOutcome::StoreDown)?;
+        let rules = (tags, self.servable);
+        let content = current(state, raw, key, rules, within).await.map_err(AcquireOutcome::StoreDown)?;
         if let Ok(entry) = &content {
             if entry.kind == EntryKind::Marker {
                 return Err(self.ended_with(FlightOutcome::Uncacheable));
@@ -181,7 +187,7 @@ impl<'a> Acquisition<'a> {
             FlightOutcome::Value(entry) => entry,
             outcome => return Err(self.ended_with(outcome)),
         };
-        let checked = unless_invalidated(state, entry, key, tags, within).await;
+        let checked = unless_invalidated(state, entry, key, (tags, self.servable), within).await;
         if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }

@@ -169,7 +169,9 @@ impl Publication {
         }
         let name = || ChangedName::value(key);
         match (&self.outcome, self.keep, &self.ticket) {
-            (FlightOutcome::Value(entry), Some(_), Some((ticket, checked))) => {
+            (FlightOutcome::Value(entry), Some(_), Some((ticket, checked)))
+                if state.kept.may_copy(key, entry) =>
+            {
                 let copy = Arc::new(StoredEntry::new(Ok(entry.clone())).shared(checked));
                 state.local.fill(key, &copy, ticket.clone());
             }
@@ -288,9 +290,10 @@ impl FlightTask {
         let Self { state, policy, budget, flight, rejected, .. } = self;
         let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
         let tags = policy.tag_keys(&state.namespace);
+        let rules = (&tags[..], state.kept.servable(&flight.key, &tags));
         let found = async {
             match state.store.look_up(&flight.key, within).await? {
-                Some(raw) => current(state, raw, &flight.key, &tags, within).await.map(Some),
+                Some(raw) => current(state, raw, &flight.key, rules, within).await.map(Some),
                 None => Ok(None),
             }
         };

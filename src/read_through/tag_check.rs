@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::load::{FlightTask, LoadStart};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
+use crate::guard_state::kept::Servable;
 use crate::key::Key;
 use crate::local::Ticket;
 use crate::observe::GuardCount;
@@ -25,6 +26,7 @@ pub(super) async fn read_checked(
     ticket: &mut Option<Ticket>,
     within: Duration,
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
+    let servable = state.kept.servable(key, tags);
     let (raw, ids) = match tags {
         [] => (state.store.look_up(key, within).await?, Vec::new()),
         tags => {
@@ -47,6 +49,7 @@ pub(super) async fn checked(
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
     let Some(raw) = raw else { return Ok(None) };
     match decode(state, raw, key) {
+        Ok(entry) if !state.kept.may_serve(servable, &entry) => Ok(Some(Err(entry.encode(key)))),
         Ok(entry) if has_tags(&entry, tags) => {
             Box::pin(check(state, key, entry, (tags, ids), ticket, within)).await.map(Some)
         }
@@ -54,28 +57,32 @@ pub(super) async fn checked(
     }
 }
 
-/// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it.
+/// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it. `servable` was
+/// asked before that command was sent.
 pub(crate) async fn current(
     state: &GuardState,
     raw: Bytes,
     key: &Key,
-    tags: &[Key],
+    (tags, servable): (&[Key], Servable),
     within: Duration,
 ) -> Result<Result<Entry, Bytes>, StoreError> {
     match decode(state, raw, key) {
-        Ok(entry) => unless_invalidated(state, entry, key, tags, within).await,
+        Ok(entry) => unless_invalidated(state, entry, key, (tags, servable), within).await,
         unusable => Ok(unusable),
     }
 }
 
-/// The entry, unless one of its tags was invalidated.
+/// The entry, unless it or one of its tags was invalidated.
 pub(crate) async fn unless_invalidated(
     state: &GuardState,
     entry: Entry,
     key: &Key,
-    tags: &[Key],
+    (tags, servable): (&[Key], Servable),
     within: Duration,
 ) -> Result<Result<Entry, Bytes>, StoreError> {
+    if !state.kept.may_serve(servable, &entry) {
+        return Ok(Err(entry.encode(key)));
+    }
     if !has_tags(&entry, tags) {
         return Ok(Ok(entry));
     }
@@ -121,6 +128,9 @@ async fn check(
     if !others.is_empty() {
         if let Some(ticket) = ticket {
             state.local.add_tags(ticket, &others);
+        }
+        if state.kept.has_tag(&others) {
+            return Ok(Err(entry.encode(key)));
         }
         let ids = state.store.tags().present_ids(&others, within).await?;
         if !others.iter().zip(&ids).all(same) {

@@ -156,6 +156,16 @@ async fn everything_of_a_namespace() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+#[tokio::test]
+async fn an_unconfirmed_invalidation_is_kept() -> Result<(), Box<dyn Error>> {
+    let guard = StampedeGuard::new(redis::Client::open("redis://127.0.0.1:1/")?);
+    let error = guard.invalidate(("price", 7)).await.expect_err("Redis is away");
+    println!("{error}: {}", guard.stats().kept_invalidations);
+    let printed = include_str!("../../docs/invalidation.md").replace('\n', " ");
+    assert!(printed.contains(&format!("{error}: {}", guard.stats().kept_invalidations)), "{error}");
+    Ok(())
+}
+
 #[derive(Clone)]
 struct Shop {
     guard: StampedeGuard,

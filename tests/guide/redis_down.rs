@@ -110,7 +110,7 @@ async fn forget(guard: &StampedeGuard, id: u64) -> bool {
             println!("not invalidated: {error}");
             false
         }
-        Err(_) => false, // not confirmed in time; the retries have ended
+        Err(_) => false, // not confirmed yet: it is sent when Redis is back
     }
 }
 

@@ -166,9 +166,13 @@ async fn an_unconfirmed_change_names_its_operation() {
         guard.with_policy(reached).invalidate_all().await,
     ];
     let told = told.map(|told| told.expect_err("cut off").to_string());
-    let does =
-        ["the insertion", "the invalidation", "the invalidation by the tag", "the invalidation by the tag"];
+    let does = [
+        "not confirmed: the insertion",
+        "not confirmed yet: the invalidation",
+        "not confirmed yet: the invalidation by the tag",
+        "not confirmed yet: the invalidation by the tag",
+    ];
     for (told, does) in told.iter().zip(does) {
-        assert!(told.starts_with(&format!("not confirmed: {does} of key #")), "{told}");
+        assert!(told.starts_with(&format!("{does} of key #")), "{told}");
     }
 }

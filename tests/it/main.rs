@@ -68,6 +68,8 @@ mod tag_storms;
 mod tags;
 mod traces;
 #[cfg(feature = "testing")]
+mod unconfirmed;
+#[cfg(feature = "testing")]
 mod unheard;
 mod unshareable;
 mod warm;

@@ -80,10 +80,11 @@ impl World {
                 inside.leases.count(),
                 inside.possible_leases.count(),
                 inside.reads.len(),
+                stats.kept_invalidations as usize,
             ];
-            if left != [0; 5] || self.chaos.has_waiters(&node.replica) {
+            if left != [0; 6] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(
-                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads {left:?}",
+                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads, kept invalidations {left:?}",
                     node.id
                 ));
             }

@@ -124,7 +124,7 @@ impl Loads {
         self.at_node.entry((node, key)).or_default()
     }
 
-    fn node_of(&self, token: &Token) -> Option<usize> {
+    pub(super) fn node_of(&self, token: &Token) -> Option<usize> {
         self.nodes.get(token.node()).copied()
     }
 

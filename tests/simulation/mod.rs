@@ -9,8 +9,9 @@
 //!
 //! 1. A value is stored under the lease of its own token, and once per token.
 //! 2. No flight renews, frees or ends another flight's lease.
-//! 3. A value is not stored if its load began before the last invalidation, nor given to callers that begin after the invalidation was
-//!    acknowledged: at any node, by its store or by its local tier, if the load was committed; else at the node that invalidated.
+//! 3. A value is not stored if its load began before the last invalidation, nor given to callers that begin after the invalidation has
+//!    ended: at the node that invalidated, by its store or by its local tier, whether it was acknowledged or not; at any node, if it was
+//!    acknowledged or its node has sent it again, and the load was committed.
 //! 4. Every call returns within a bound for its kind; without faults, within the time of its load.
 //! 5. A load has the lease, or a valid excuse for going without. There are no more leased loads of a key than events that cause one.
 //! 6. A waiter does not sleep past the time it was told; without faults, not past the end of the load it waits for.

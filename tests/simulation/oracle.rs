@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) tag_changes: Vec<u64>,
     /// The nodes with a call that changes something, from its beginning on.
     pub(super) changing: HashSet<usize>,
+    /// The nodes whose invalidations of these keys were not confirmed, as long as they may not have sent them again.
+    pub(super) unsent: HashSet<(usize, u8)>,
 }
 
 #[derive(Debug)]
@@ -88,18 +90,28 @@ pub(super) struct Holder {
 pub(super) struct OfKey {
     /// Invalidations in the store: the time, and the place in the order of events.
     pub(super) invalidated: Vec<(Instant, u64)>,
-    /// Invalidations that were acknowledged to their caller.
-    pub(super) confirmed: Vec<Confirmed>,
+    /// Invalidations that have ended for their caller, with an acknowledgement or without one.
+    pub(super) ended: Vec<Ended>,
     /// How often a lease of the key has ended, or may have.
     pub(super) events: u64,
 }
 
+/// An invalidation that has ended for its caller. From then on its node serves nothing older.
 #[derive(Debug)]
-pub(super) struct Confirmed {
+pub(super) struct Ended {
     node: usize,
     began: u64,
     ended: u64,
-    pub(super) at: Instant,
+    /// From when on no other node serves anything older: with the acknowledgement, or once its node has sent it again.
+    everywhere: Option<u64>,
+    at: Instant,
+}
+
+impl Ended {
+    /// Whether a failover to the state of that moment leaves it: the node may have sent an unconfirmed one at any time.
+    pub(super) fn outlives_failover(&self, to: Instant) -> bool {
+        self.at < to && self.everywhere == Some(self.ended)
+    }
 }
 
 /// Writes text into a hash.
@@ -240,12 +252,13 @@ impl Oracle {
         let state = lock(&self.state);
         let known = state.loads.all.get(load as usize).cloned();
         let older = known.as_ref().and_then(|known| {
-            let (asked, confirmed) = (asked?, state.by_key.get(&key)?.confirmed.iter());
-            confirmed
-                .filter(|confirmed| {
+            let (asked, ended) = (asked?, state.by_key.get(&key)?.ended.iter());
+            ended
+                .filter(|change| {
                     // Another node's change does not reach a load without a lease.
-                    let is_known = confirmed.node == node || known.is_fenced() && !self.has_stand_ins;
-                    is_known && confirmed.ended < asked && known.began < confirmed.began
+                    let elsewhere = change.everywhere.filter(|_| known.is_fenced() && !self.has_stand_ins);
+                    let ended = if change.node == node { Some(change.ended) } else { elsewhere };
+                    ended.is_some_and(|ended| ended < asked) && known.began < change.began
                 })
                 .count()
                 .checked_sub(1)
@@ -258,20 +271,45 @@ impl Oracle {
         self.check(
             older.is_none(),
             format_args!(
-                "I3: node {node} was given load {load} of key {key}, older than a change that was acknowledged before it asked"
+                "I3: node {node} was given load {load} of key {key}, older than a change that had ended before it asked"
             ),
         );
     }
 
     pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
+        self.ended(node, key, began, true);
+    }
+
+    /// The caller was given an error, or has left. The node keeps the invalidation.
+    pub(super) fn unconfirmed(&self, node: usize, key: u8, began: u64) {
+        self.ended(node, key, began, false);
+        let mut state = lock(&self.state);
+        state.unsent.insert((node, key));
+        state.loads.detached(Some(node), key);
+    }
+
+    fn ended(&self, node: usize, key: u8, began: u64, is_confirmed: bool) {
         let mut state = lock(&self.state);
         let ended = state.next();
         if began < state.failed_over {
             // A failover may have undone the change before it was acknowledged. No node can know that.
             return;
         }
-        let confirmed = Confirmed { node, began, ended, at: Instant::now() };
-        state.by_key.entry(key).or_default().confirmed.push(confirmed);
+        let change =
+            Ended { node, began, ended, everywhere: is_confirmed.then_some(ended), at: Instant::now() };
+        state.by_key.entry(key).or_default().ended.push(change);
+    }
+
+    /// The node keeps no invalidation any more: it has sent all of them.
+    pub(super) fn sent_all(&self, node: usize) {
+        let mut state = lock(&self.state);
+        let now = state.next();
+        state.unsent.retain(|(unsent, _)| *unsent != node);
+        for change in state.by_key.values_mut().flat_map(|of| &mut of.ended) {
+            if change.node == node {
+                change.everywhere.get_or_insert(now);
+            }
+        }
     }
 
     /// Whether the store went back to an older state less than this before that moment.

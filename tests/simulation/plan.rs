@@ -29,6 +29,8 @@ pub(super) struct Plan {
     /// The policy of the slots that keep local copies, and which slots do.
     pub(super) local: Policy,
     pub(super) keeps: Vec<bool>,
+    /// How many names a node keeps whose invalidation was not confirmed.
+    pub(super) most_kept: usize,
     /// How long a volume lease lasts.
     pub(super) term: Duration,
     pub(super) nodes: usize,
@@ -301,9 +303,43 @@ impl Plan {
             calls.push(asks(at.saturating_sub(Duration::from_millis(100)), node, Does::Load));
             calls.extend((0..110).map(|n| asks(at + term * n / 50, node, Does::Load)));
         }
+        if profile != Profile::None && random.bool() {
+            // A node that is cut off invalidates what all have asked for, its callers leave, and all ask again when it is back.
+            let (at, node, lasts) =
+                (ms(&mut random, 1_000, 5_000), random.usize(..nodes), ms(&mut random, 50, 400));
+            events.push(Event { at, node, what: What::Cut(lasts) });
+            let asks = |at, node, key, does, takes| {
+                let load = Script { takes: Duration::from_millis(takes), ends: Ends::Value };
+                Call { at, node, key, does, leaves: None, load, then: None }
+            };
+            let (other, before) = ((node + 1) % nodes, |ms| at.saturating_sub(Duration::from_millis(ms)));
+            for key in 0..keys {
+                if random.bool() {
+                    // A load of the node is on its way.
+                    calls.push(asks(before(100), other, key, Does::Invalidate, 1));
+                    calls.push(asks(before(50), node, key, Does::Load, 600));
+                } else {
+                    calls.push(asks(before(100), other, key, Does::Load, 1));
+                }
+                let does = if tagged && random.u8(..4) == 0 { Does::InvalidateTag } else { Does::Invalidate };
+                let changes = asks(at + ms(&mut random, 1, 10), node, key, does, 1);
+                let leaves = Some(Leaves::After(ms(&mut random, 5, 30)));
+                calls.push(Call { leaves, ..changes });
+                for n in 0..20 {
+                    let again = at + lasts + Duration::from_millis(50) * n;
+                    calls.push(asks(again, [node, other][n as usize % 2], key, Does::Load, 1));
+                }
+            }
+        }
+        // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
+        let overflows = tagged && random.bool();
+        let most_kept = if overflows { random.usize(1..=2) } else { 10_000 };
+        let [policy, local] = [policy, local]
+            .map(|policy| policy.to_builder().invalidate_all(overflows).build().expect("a valid policy"));
         Self {
             policy,
             local,
+            most_kept,
             keeps,
             term,
             nodes,

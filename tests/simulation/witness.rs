@@ -60,8 +60,14 @@ impl Oracle {
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
-        // Whether a caller without special requirements would be served the stored entry.
-        let is_served = || {
+        // Whether a caller without special requirements would be served the stored entry, at the node of this token.
+        let is_served = |token: &Token| {
+            {
+                let state = lock(&self.state);
+                if state.loads.node_of(token).is_some_and(|node| state.unsent.contains(&(node, of))) {
+                    return false;
+                }
+            }
             let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
             entry.is_some_and(|entry| {
                 matches!(entry.serves(store.now()), Freshness::Fresh | Freshness::BackingOff)
@@ -82,6 +88,8 @@ impl Oracle {
             if done {
                 self.lease_ended(of, lease_after.as_ref().map(|(holder, _)| holder));
             }
+            let heir = lease_after.as_ref().filter(|_| !same_holder);
+            let heir = heir.map(|(heir, _)| (heir, is_served(heir)));
             let mut state = lock(&self.state);
             state.loads.given_up(of, token, ["commit", "fail"].contains(&step));
             if let Some(holder) = state.tokens.get_mut(token) {
@@ -89,8 +97,8 @@ impl Oracle {
             }
             if done {
                 state.loads.ended(of, token, step == "commit");
-                if let Some((heir, _)) = lease_after.as_ref().filter(|_| !same_holder) {
-                    state.loads.granted(of, heir, is_served());
+                if let Some((heir, is_served)) = heir {
+                    state.loads.granted(of, heir, is_served);
                 }
             }
         };
@@ -122,8 +130,13 @@ impl Oracle {
                         if holder.found > UNUSABLE_LIMIT || holder.found > 0 && asked > self.budget {
                             state.loads.troubled(token.node(), of);
                         }
-                        // An acquire may find a value that is unusable because its tag was invalidated.
-                        let outdated = if self.tagged { u64::from(holder.found) } else { 0 };
+                        // An acquire may find a value that is unusable because it or its tag was invalidated.
+                        let rejects = self.tagged
+                            || state
+                                .loads
+                                .node_of(token)
+                                .is_some_and(|node| state.unsent.contains(&(node, of)));
+                        let outdated = if rejects { u64::from(holder.found) } else { 0 };
                         (holder.acquires, 3 + events - holder.events_before + naps as u64 + outdated)
                     })
                 };
@@ -135,7 +148,8 @@ impl Oracle {
                     lock(&self.state).loads.waits(of, token);
                 }
                 if matches!(acquired, Acquired::Granted) {
-                    lock(&self.state).loads.granted(of, token, is_served());
+                    let is_served = is_served(token);
+                    lock(&self.state).loads.granted(of, token, is_served);
                     self.check(
                         lease.is_none() || held_by(token),
                         format_args!("I1: t{} was granted over {before}", who(token)),
@@ -232,6 +246,8 @@ impl Witness for Oracle {
 
     fn tag_changed(&self, node: Uuid) {
         let mut state = lock(&self.state);
+        let seq = state.next();
+        state.tag_changes.push(seq);
         for &key in self.keys.values() {
             state.loads.may_load_again(Some(key));
             state.loads.detached_at_node(&node.simple().to_string(), key);
@@ -246,7 +262,7 @@ impl Witness for Oracle {
         for of in state.by_key.values_mut() {
             // Invalidations that the failover has undone no longer count.
             of.invalidated.retain(|(at, _)| *at < to);
-            of.confirmed.retain(|confirmed| confirmed.at < to);
+            of.ended.retain(|change| change.outlives_failover(to));
             of.events += 1;
         }
         // Older leases and values are there again, and newer ones are gone.

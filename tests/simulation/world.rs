@@ -67,7 +67,8 @@ impl World {
         }
         let policy = if self.plan.keeps[slot] { &self.plan.local } else { &self.plan.policy };
         let guard = StampedeGuard::builder(replica.clone()).policy(policy.clone());
-        let guard = guard.local_term(self.plan.term).build().expect("a guard");
+        let guard = guard.local_term(self.plan.term).most_kept_invalidations(self.plan.most_kept);
+        let guard = guard.build().expect("a guard");
         let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
         *lock(&self.born) = id;
         let name = guard.parts().0.store.node().simple().to_string();
@@ -186,6 +187,11 @@ impl World {
 
     /// Records a call that begins.
     pub(super) fn asks<'a>(&self, node: &'a Node, key: u8, does: Does) -> Asking<'a> {
+        for node in self.living() {
+            if node.guard.stats().kept_invalidations == 0 {
+                self.oracle.sent_all(node.id);
+            }
+        }
         let seq = {
             let mut state = lock(&self.oracle.state);
             if matches!(does, Does::Invalidate | Does::InvalidateTag | Does::Insert) {
@@ -221,6 +227,7 @@ impl World {
         let (began, id) = (Instant::now(), node.id);
         let asking = self.asks(node, key, does);
         let asked = asking.seq;
+        let mut change = Change::of(self, id, key, does, asked);
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
             move |cx| async move { world.load(&node, key, does, began, load, cx).await }
@@ -248,6 +255,10 @@ impl World {
         if does == Does::InvalidateTag {
             self.detached(&mut lock(&self.oracle.state), id);
         }
+        if answer.is_ok() {
+            change.keys.clear();
+        }
+        drop(change);
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
             lock(&self.oracle.state).loads.detached(Some(id), key);
@@ -311,6 +322,33 @@ impl World {
 
 pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
+}
+
+/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or was given an error.
+struct Change<'a> {
+    oracle: &'a Oracle,
+    node: usize,
+    keys: Vec<u8>,
+    began: u64,
+}
+
+impl<'a> Change<'a> {
+    fn of(world: &'a World, node: usize, key: u8, does: Does, began: u64) -> Self {
+        let keys = match does {
+            Does::Invalidate => vec![key],
+            Does::InvalidateTag => (0..world.plan.keys).collect(),
+            Does::Load | Does::Get | Does::Refresh | Does::Insert => Vec::new(),
+        };
+        Self { oracle: &world.oracle, node, keys, began }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        for &key in &self.keys {
+            self.oracle.unconfirmed(self.node, key, self.began);
+        }
+    }
 }
 
 /// A running load. Its drop reports the load's end.

@@ -70,7 +70,10 @@ async fn a_terminated_replica_answers_its_loads() {
     replica.terminate();
     are_served(asked, 0).await;
     assert!(replica.ended().await.success());
-    assert_eq!(replica.printed("Shutdown "), "{ finished: true, handed_over: 0, abandoned: 0 }");
+    assert_eq!(
+        replica.printed("Shutdown "),
+        "{ finished: true, handed_over: 0, abandoned: 0, unsent_invalidations: 0 }"
+    );
     keys(&server, "l", 0).await;
     keys(&server, "e", LOADS).await;
     assert_nothing_left(&server, SOON).await;
@@ -93,7 +96,7 @@ async fn loads_beyond_a_terminated_replicas_deadline_go_to_another() {
     assert!(took < Duration::from_millis(500) + SOON, "{took:?}");
     assert_eq!(
         leaves.printed("Shutdown "),
-        format!("{{ finished: false, handed_over: {LOADS}, abandoned: 0 }}")
+        format!("{{ finished: false, handed_over: {LOADS}, abandoned: 0, unsent_invalidations: 0 }}")
     );
     // The leases were handed over, or freed if no process waited: the next request does not wait for a dead process's
     // lease.

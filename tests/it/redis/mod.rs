@@ -42,6 +42,7 @@ mod strangers;
 mod tags;
 #[cfg(feature = "tls")]
 mod tls;
+mod unconfirmed;
 mod wake_ups;
 mod wire;
 

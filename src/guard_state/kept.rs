@@ -1,0 +1,365 @@
+//! Invalidations that the store has not confirmed. They are kept until it has, and no caller is served what they invalidate.
+//!
+//! An invalidation *ends unconfirmed* when its caller is given an error or drops the call. The invariants:
+//!
+//! 1. *Nothing is forgotten.* What ends unconfirmed is kept, by its name and with the number of the latest attempt, until an attempt
+//!    with a higher number is confirmed. An attempt takes its number before it sends its command, so the command of a higher number
+//!    ran after all kept attempts had begun. (By name alone, a change that ran before the kept attempt would count for it.)
+//! 2. *Bounded.* Beyond the bound all names become one: the tag of everything, with the number of the latest attempt.
+//! 3. *A read that is sent while a name is kept serves nothing with that name*, whenever its answer comes. So a key and the tags of a
+//!    policy are looked for before the read is sent. An entry's own tags are known after it: they are looked for before their ids
+//!    are read. If a tag is sent between the two reads, its new id differs from the entry's.
+//! 4. *No copy of a kept name is made.* A ticket is taken first and the name is looked for after that; a name is kept first and its
+//!    tickets are voided after that. So either the ticket is void or the name is found. The same at the end: what was sent has voided the
+//!    tickets before its name is removed here.
+//! 5. *No later caller joins a flight from before*: where a name is kept, its flights are detached, after the name is there.
+//! 6. *One task sends them* for all clones of a guard. It ends only if nothing is kept, and decides that under the lock.
+//!
+//! The list is in this process's memory. A process that dies forgets it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::key::Key;
+use crate::observe::{LogEveryMinute, log, warn_if};
+use crate::policy::Policy;
+use crate::store::volume::ChangedName;
+use crate::sync::lock;
+use crate::value::entry::Entry;
+use crate::value::tags;
+
+/// How many names are kept unless the builder says otherwise.
+pub(crate) const DEFAULT_MOST_KEPT: usize = 10_000;
+
+/// The invalidations of one guard that the store has not confirmed.
+#[derive(Debug)]
+pub(crate) struct KeptInvalidations {
+    /// Whether a read has to look here. Relaxed: a caller that knows that an invalidation has failed sees it.
+    any: AtomicBool,
+    /// The number of the latest attempt at a change.
+    attempts: AtomicU64,
+    most: usize,
+    /// The tag of everything in the namespace.
+    everything: Key,
+    names: Mutex<KeptNames>,
+    /// Notified when all are sent.
+    all_sent: Notify,
+    begin_log: LogEveryMinute,
+    overflow_log: LogEveryMinute,
+}
+
+#[derive(Debug, Default)]
+struct KeptNames {
+    by_name: HashMap<ChangedName, KeptInvalidation>,
+    /// There were too many names: all of them are the tag of everything.
+    overflowed: Option<Overflow>,
+    /// What was stored before this moment of the store's clock may be older than an invalidation that was kept as the tag of
+    /// everything, unless it has that tag. Zero without such an invalidation.
+    served_since: u64,
+    is_being_sent: bool,
+    /// A warning said that they are kept, and none that they were sent.
+    is_told: bool,
+}
+
+/// The names that were kept became too many.
+#[derive(Clone, Copy, Debug)]
+struct Overflow {
+    /// One of them was of a policy whose values do not have the tag of everything.
+    misses_values: bool,
+}
+
+/// One name that is invalidated as soon as the store answers.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptInvalidation {
+    pub(crate) key: Key,
+    pub(crate) is_tag: bool,
+    /// The number of the latest attempt that has ended unconfirmed.
+    pub(crate) attempt: u64,
+    /// The policy of that attempt.
+    pub(crate) policy: Arc<Policy>,
+}
+
+impl KeptInvalidation {
+    pub(crate) fn name(&self) -> ChangedName {
+        if self.is_tag { ChangedName::tag(&self.key) } else { ChangedName::value(&self.key) }
+    }
+}
+
+/// What a read may serve, as decided before it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Servable {
+    /// Neither the key nor a tag of the policy is kept.
+    is_any: bool,
+    since: u64,
+}
+
+impl Servable {
+    const ALL: Self = Self { is_any: true, since: 0 };
+}
+
+impl KeptInvalidations {
+    pub(super) fn new(namespace: &str, most: usize) -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            attempts: AtomicU64::new(0),
+            most,
+            everything: tags::everything(namespace),
+            names: Mutex::default(),
+            all_sent: Notify::new(),
+            begin_log: LogEveryMinute::default(),
+            overflow_log: LogEveryMinute::default(),
+        }
+    }
+
+    /// The number of an attempt at a change, to be taken before its command is sent.
+    pub(crate) fn next_attempt(&self) -> u64 {
+        self.attempts.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Whether any may be kept.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    /// How many names are kept.
+    pub(crate) fn count(&self) -> usize {
+        if self.any() { lock(&self.names).by_name.len() } else { 0 }
+    }
+
+    /// Keeps an invalidation that has ended unconfirmed. Returns whether everything is kept from now on, because there was no room.
+    pub(crate) fn keep(&self, kept: KeptInvalidation) -> bool {
+        let mut names = lock(&self.names);
+        let (is_first, policy) = (names.by_name.is_empty(), Arc::clone(&kept.policy));
+        let is_known = names.by_name.contains_key(&kept.name());
+        let overflows = names.overflowed.is_none() && !is_known && names.by_name.len() >= self.most;
+        if overflows {
+            let misses_values = names.by_name.values().any(|kept| !kept.policy.invalidate_all);
+            names.by_name.clear();
+            names.overflowed = Some(Overflow { misses_values });
+        }
+        let kept = match &mut names.overflowed {
+            Some(overflow) => {
+                overflow.misses_values |= !policy.invalidate_all;
+                KeptInvalidation { key: self.everything.clone(), is_tag: true, ..kept }
+            }
+            None => kept,
+        };
+        let latest = names.by_name.get(&kept.name()).map_or(0, |known| known.attempt);
+        names.by_name.insert(kept.name(), KeptInvalidation { attempt: kept.attempt.max(latest), ..kept });
+        self.any.store(true, Ordering::Relaxed);
+        let is_news = is_first && self.begin_log.is_due();
+        names.is_told |= is_news;
+        let misses_values = names.overflowed.is_some_and(|overflow| overflow.misses_values);
+        drop(names);
+        if is_first {
+            warn_if!(
+                log::GUARD,
+                is_news,
+                "the store has not confirmed an invalidation. It is kept, and sent as soon as the store answers; until then this \
+                 process serves nothing that it invalidates"
+            );
+        }
+        if overflows && self.overflow_log.is_due() {
+            self.tell_overflow(misses_values);
+        }
+        overflows
+    }
+
+    fn tell_overflow(&self, misses_values: bool) {
+        let most = self.most;
+        if misses_values {
+            tracing::error!(
+                target: log::GUARD,
+                most,
+                "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated \
+                 instead, except for what was stored under a policy without invalidate_all(true). This process serves none of that \
+                 either; other processes may serve it until it expires: delete this namespace's keys (sg1:*{{namespace:*) in the \
+                 store once it answers, and build the policies with invalidate_all(true)"
+            );
+        } else {
+            tracing::error!(
+                target: log::GUARD,
+                most,
+                "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated instead"
+            );
+        }
+    }
+
+    /// An attempt with this number was confirmed. `until` is the moment of the store's clock by which all loads have ended that began
+    /// before now. Returns whether that settles a kept invalidation.
+    pub(crate) fn confirmed(&self, name: &ChangedName, attempt: u64, until: impl FnOnce() -> u64) -> bool {
+        if !self.any() {
+            return false;
+        }
+        let mut names = lock(&self.names);
+        if names.by_name.get(name).is_none_or(|kept| kept.attempt > attempt) {
+            return false;
+        }
+        names.by_name.remove(name);
+        if *name == ChangedName::tag(&self.everything)
+            && let Some(overflow) = names.overflowed.take()
+            && overflow.misses_values
+        {
+            names.served_since = names.served_since.max(until());
+        }
+        if names.by_name.is_empty() {
+            self.any.store(names.served_since > 0, Ordering::Relaxed);
+            let is_told = std::mem::take(&mut names.is_told);
+            drop(names);
+            self.all_sent.notify_waiters();
+            if is_told {
+                tracing::info!(target: log::GUARD, "all invalidations that were kept are confirmed");
+            }
+        }
+        true
+    }
+
+    /// What is to be sent. If there is nothing, the task that sends ends with this call.
+    pub(crate) fn to_send(&self) -> Vec<KeptInvalidation> {
+        let mut names = lock(&self.names);
+        if names.by_name.is_empty() {
+            names.is_being_sent = false;
+        }
+        names.by_name.values().cloned().collect()
+    }
+
+    /// Whether the caller has to start the task that sends: there is something to send, and no such task.
+    pub(crate) fn begin_to_send(&self) -> bool {
+        let mut names = lock(&self.names);
+        !names.by_name.is_empty() && !std::mem::replace(&mut names.is_being_sent, true)
+    }
+
+    /// The task that sends has ended with its runtime.
+    pub(crate) fn sends_no_more(&self) {
+        lock(&self.names).is_being_sent = false;
+    }
+
+    /// Waits until all are sent, at most until `end`; returns how many are left.
+    pub(crate) async fn until_sent(&self, end: Instant) -> usize {
+        loop {
+            // Registered before the count is read; otherwise the last confirmation could come between the two.
+            let sent = self.all_sent.notified();
+            tokio::pin!(sent);
+            sent.as_mut().enable();
+            let left = self.count();
+            if left == 0 || timeout_at(end, sent).await.is_err() {
+                return self.count();
+            }
+        }
+    }
+
+    /// Logs what is forgotten with this process.
+    pub(crate) fn tell_unsent(&self) {
+        let left = self.count();
+        if left > 0 {
+            tracing::warn!(
+                target: log::GUARD,
+                left,
+                "the guard ends with invalidations that the store has not confirmed: what they invalidate may be served by other \
+                 processes until it expires; invalidate it again"
+            );
+        }
+    }
+
+    /// What a read of this key may serve, to be asked before the read is sent: invariant 3.
+    pub(crate) fn servable(&self, key: &Key, tags: &[Key]) -> Servable {
+        if !self.any() {
+            return Servable::ALL;
+        }
+        let names = lock(&self.names);
+        let is_any = names.overflowed.is_none()
+            && !names.by_name.contains_key(&ChangedName::value(key))
+            && !names.has_tag(tags.iter().map(Key::name));
+        Servable { is_any, since: names.served_since }
+    }
+
+    /// Whether one of an entry's own tags is kept, to be asked before their ids are read: invariant 3.
+    pub(crate) fn has_tag(&self, tags: &[Key]) -> bool {
+        self.any() && lock(&self.names).has_tag(tags.iter().map(Key::name))
+    }
+
+    /// Whether an entry that a read has found may be served.
+    pub(crate) fn may_serve(&self, servable: Servable, entry: &Entry) -> bool {
+        servable.is_any && (entry.stored_at >= servable.since || entry.tags.id_of(&self.everything).is_some())
+    }
+
+    /// Whether a value that is stored now may become a copy, to be asked after its ticket was taken: invariant 4.
+    pub(crate) fn may_copy(&self, key: &Key, entry: &Entry) -> bool {
+        if !self.any() {
+            return true;
+        }
+        let servable = self.servable(key, &[]);
+        self.may_serve(servable, entry) && !lock(&self.names).has_tag(entry.tags.iter().map(|(name, _)| name))
+    }
+}
+
+impl KeptNames {
+    fn has_tag<'a>(&self, mut tags: impl Iterator<Item = &'a str>) -> bool {
+        self.overflowed.is_some() || tags.any(|tag| self.by_name.contains_key(&ChangedName::Tag(tag.into())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::CacheKey;
+    use crate::value::entry::{Encoding, EntryKind};
+
+    fn kept(text: &str, is_tag: bool, attempt: u64) -> KeptInvalidation {
+        let key = Key::new("ns", &CacheKey::from(text));
+        KeptInvalidation { key, is_tag, attempt, policy: Arc::default() }
+    }
+
+    #[test]
+    fn a_change_settles_only_what_had_begun_before_it() {
+        let list = KeptInvalidations::new("ns", 10);
+        let [first, second, third] = [(); 3].map(|()| list.next_attempt());
+        list.keep(kept("a", false, second));
+        // A change that began first may have run before the one that is kept.
+        assert!(!list.confirmed(&kept("a", false, 0).name(), first, || 0));
+        assert!(!list.confirmed(&kept("a", true, 0).name(), third, || 0), "the tag of that name");
+        list.keep(kept("a", false, first));
+        assert!(!list.confirmed(&kept("a", false, 0).name(), first, || 0), "the latest attempt counts");
+        assert!(list.confirmed(&kept("a", false, 0).name(), third, || 0));
+        assert!(!list.any() && list.count() == 0);
+    }
+
+    #[test]
+    fn a_name_that_is_kept_already_needs_no_room() {
+        let list = KeptInvalidations::new("ns", 1);
+        assert!(!list.keep(kept("a", false, 1)) && !list.keep(kept("a", false, 2)));
+        assert!(list.keep(kept("b", false, 3)) && !list.keep(kept("c", false, 4)));
+        let everything = KeptInvalidation { key: tags::everything("ns"), ..kept("", true, 0) }.name();
+        assert!(!list.confirmed(&everything, 3, || 0), "c was kept after that");
+        assert!(list.confirmed(&everything, 4, || 7));
+        assert_eq!(list.count(), 0);
+        let servable = list.servable(&kept("a", false, 0).key, &[]);
+        let serves = |stored_at| {
+            let (kind, encoding, payload) = (EntryKind::Value, Encoding::RAW, bytes::Bytes::new());
+            let (expiry, validator, tags) = Default::default();
+            let entry = Entry { kind, encoding, stored_at, expiry, validator, tags, payload };
+            list.may_serve(servable, &entry)
+        };
+        assert_eq!((serves(6), serves(7)), (false, true));
+    }
+
+    #[test]
+    fn one_task_sends_and_ends_only_without_work() {
+        let list = KeptInvalidations::new("ns", 10);
+        assert!(!list.begin_to_send());
+        list.keep(kept("a", false, 1));
+        assert!(list.begin_to_send() && !list.begin_to_send());
+        assert_eq!(list.to_send().len(), 1);
+        assert!(list.confirmed(&kept("a", false, 0).name(), 2, || 0));
+        list.keep(kept("b", false, 3));
+        assert!(!list.begin_to_send(), "the task has not ended");
+        assert!(list.confirmed(&kept("b", false, 0).name(), 4, || 0) && list.to_send().is_empty());
+        list.keep(kept("c", false, 5));
+        assert!(list.begin_to_send());
+    }
+}

@@ -1,0 +1,59 @@
+//! Promise 19 on a server: what could not be invalidated during an outage is invalidated after it.
+
+use super::store_down::{Line, Outage};
+use super::*;
+use crate::support::proxy::Mode;
+
+/// The value stays on the server: it is persistent.
+async fn survives_an_outage(outage: Outage) {
+    let policy =
+        || Policy::builder().tags(["catalog"]).fresh_for(Duration::from_secs(600)).build().expect("valid");
+    let line = Line::with(outage, policy()).await;
+    let other = local(&line.server, policy()).await;
+    connects(&line.guard).await;
+    for key in ["k", "of a tag", "other"] {
+        answer(&line.guard, key, 1).await;
+    }
+    line.guard
+        .with_policy(Policy::default())
+        .insert_with_tags("own", &1_u32, ["sale"])
+        .await
+        .expect("stored");
+    line.begin(outage);
+    let error = line.guard.invalidate("k").await.expect_err("not confirmed");
+    assert!(error.to_string().contains("not confirmed yet"), "{error}");
+    tokio::time::timeout(ms(50), line.guard.invalidate_tag("sale")).await.expect_err("it is dropped");
+    assert_eq!(line.guard.stats().kept_invalidations, 2);
+
+    line.end(outage);
+    // Each read from the moment on at which the server answers: the older value comes in none.
+    let reads = async || {
+        let read = line.guard.get::<u32>("k").await;
+        assert_ne!(read.as_ref().ok(), Some(&Some(1)), "the older value is served");
+        read.is_ok() && line.guard.stats().kept_invalidations == 0
+    };
+    eventually("all are sent", SOON, reads).await;
+    assert_eq!(line.guard.stats().invalidations_resent, 2);
+    connects(&other).await;
+    assert_eq!(other.get::<u32>("k").await.expect("answered"), None);
+    let plain = other.with_policy(Policy::default());
+    assert_eq!(plain.get::<u32>("own").await.expect("answered"), None);
+    for key in ["of a tag", "other"] {
+        assert_eq!(other.get::<u32>(key).await.expect("answered"), Some(1), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn an_unconfirmed_invalidation_is_sent_when_a_stopped_server_goes_on() {
+    survives_an_outage(Outage::Stopped).await;
+}
+
+#[tokio::test]
+async fn an_unconfirmed_invalidation_is_sent_when_the_network_is_back() {
+    survives_an_outage(Outage::Network(Mode::BlackHole)).await;
+}
+
+#[tokio::test]
+async fn an_unconfirmed_invalidation_is_sent_when_the_connection_is_back() {
+    survives_an_outage(Outage::Network(Mode::Reset)).await;
+}
