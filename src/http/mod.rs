@@ -284,6 +284,9 @@ mod load;
 mod load_request;
 mod metadata;
 mod miss;
+#[cfg(feature = "reqwest")]
+#[cfg_attr(docsrs, doc(cfg(feature = "reqwest")))]
+pub mod reqwest;
 mod respond;
 mod retry;
 mod service;

@@ -40,6 +40,8 @@ mod range_fields;
 mod ranges;
 mod readiness;
 mod remarks;
+#[cfg(feature = "reqwest")]
+mod reqwest;
 mod response_extensions;
 mod rows;
 mod safety;
