@@ -268,6 +268,7 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
+mod answer_info;
 mod audit;
 mod body;
 mod body_warning;
