@@ -276,6 +276,8 @@ mod cache_status;
 mod candidate;
 mod commit;
 mod encoding;
+#[cfg(feature = "axum")]
+mod error_response;
 mod exchange;
 mod explain;
 #[cfg(any(test, fuzzing))]
