@@ -38,7 +38,7 @@ impl<E> IntoResponse for LoadError<E> {
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         response(match self.kind() {
-            ErrorKind::Vanished => BAD_GATEWAY,
+            ErrorKind::Vanished | ErrorKind::Absent => BAD_GATEWAY,
             ErrorKind::Overloaded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "too many loads, or too many requests that wait for one\n")
             }
@@ -105,6 +105,7 @@ mod tests {
     async fn each_failure_of_the_guard_has_its_status() {
         let kinds = [
             (ErrorKind::Vanished, 502),
+            (ErrorKind::Absent, 502),
             (ErrorKind::Overloaded, 503),
             (ErrorKind::Store, 503),
             (ErrorKind::Closed, 503),
