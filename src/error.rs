@@ -12,7 +12,7 @@ use crate::store::{StoreError, StoreErrorKind};
 ///
 /// Cheap to clone: all waiters of a load share its failure. The text names the phase
 /// and, if there is one, the key's digest; never the key, a value or a credential. The cause is
-/// in [`source`](std::error::Error::source).
+/// in [`source`](std::error::Error::source), or, for [`connect`](crate::StampedeGuard::connect), in the text.
 #[derive(Clone)]
 pub struct Error {
     repr: Arc<Repr>,
@@ -83,6 +83,27 @@ impl Error {
     pub(crate) fn store(phase: &str, key: &Key, source: StoreError) -> Self {
         let kind = Self::kind_of(&source);
         Self::with_source(kind, format!("{phase} of key #{} failed", key.digest()), Arc::new(source))
+    }
+
+    /// The store can not be used. The text has all causes, which say what to change and name rights and commands: a service that
+    /// starts seldom prints more than the text. So there is no source, which a chain printer would print a second time.
+    pub(crate) fn unusable(what: &str, source: StoreError) -> Self {
+        let kind = Self::kind_of(&source);
+        let mut text = format!("{what}: {source}");
+        let causes = std::error::Error::source(&source);
+        for cause in std::iter::successors(causes, |&cause| cause.source()).map(ToString::to_string) {
+            // Some errors repeat the text of their cause.
+            if !text.ends_with(&cause) {
+                text = format!("{text}: {cause}");
+            }
+        }
+        if source.source.is_none() {
+            text.push_str(match kind {
+                ErrorKind::Closed => ": make a new guard",
+                _ => ": see that the server can be reached; StampedeGuard::doctor examines it",
+            });
+        }
+        Self::new(kind, text)
     }
 
     pub(crate) fn kind_of(source: &StoreError) -> ErrorKind {
@@ -270,5 +291,56 @@ impl Failure {
             Self::Panicked(text) => LoadError::Panicked(text.as_ref().to_owned()),
             Self::Guard(error) => LoadError::Guard(error),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+    use crate::store::{StoreError, StoreErrorKind};
+
+    /// What a store knows to advise, and the server's words.
+    #[derive(Debug)]
+    struct Advice(std::io::Error);
+
+    impl fmt::Display for Advice {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("see the port")
+        }
+    }
+
+    impl std::error::Error for Advice {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn an_unusable_store_is_told_with_the_remedy_and_a_chain_repeats_nothing() {
+        let cause: Arc<dyn std::error::Error + Send + Sync> =
+            Arc::new(Advice(std::io::Error::other("refused by the server")));
+        let source = StoreError { kind: StoreErrorKind::Unavailable, source: Some(cause) };
+        let error = Error::unusable("connecting to the store failed", source);
+        let text =
+            "connecting to the store failed: the store is unavailable: see the port: refused by the server";
+        assert_eq!(error.to_string(), text);
+        assert!(error.source().is_none());
+        assert!(error.is_store());
+    }
+
+    #[test]
+    fn a_store_that_gives_no_reason_is_told_with_what_to_look_at() {
+        let error = Error::unusable("connecting failed", StoreError::new(StoreErrorKind::TimedOut));
+        let text = error.to_string();
+        assert!(text.ends_with("can be reached; StampedeGuard::doctor examines it"), "{text}");
+        assert!(error.source().is_none());
+        let closed = Error::unusable("connecting failed", StoreError::new(StoreErrorKind::Closed));
+        assert_eq!(
+            (closed.kind(), closed.to_string().ends_with("make a new guard")),
+            (ErrorKind::Closed, true)
+        );
     }
 }

@@ -61,7 +61,8 @@
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
-//! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; the matched route as a label of metrics |
+//! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; `LoadError` as a response; the matched route as a label of metrics |
+//! | `reqwest` | no | the guard around a reqwest client, as a middleware or in a tower stack: `http::reqwest` |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!

@@ -151,6 +151,8 @@ impl StampedeGuard {
     ///
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
+    /// The text says what to change, as in "no server listens there: see that host and port are right, and that the server runs".
+    ///
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
     /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
@@ -164,9 +166,7 @@ impl StampedeGuard {
     pub async fn connect(&self) -> Result<(), Error> {
         let within = self.policy.coordination_budget.max(Duration::from_secs(1));
         let began = Instant::now();
-        let failed = |what: &'static str| {
-            move |source: StoreError| Error::with_source(Error::kind_of(&source), what, Arc::new(source))
-        };
+        let failed = |what: &'static str| move |source: StoreError| Error::unusable(what, source);
         let (store, key) = (&self.state.store, self.unused_key("connect"));
         self.state.publish_regularly();
         store.connect(within).await.map_err(failed("connecting to the store failed"))?;

@@ -32,13 +32,13 @@ pub struct AnswerInfo {
 
 /// The age of a value, and the rest of its freshness.
 #[derive(Clone, Copy, Debug, Default)]
-struct Times {
+pub(crate) struct Times {
     age: Duration,
     fresh_for: Duration,
 }
 
 impl Times {
-    fn of(entry: &Entry, now: u64) -> Self {
+    pub(crate) fn of(entry: &Entry, now: u64) -> Self {
         // A caller that waited for the load came before its value was stored.
         let now = now.max(entry.stored_at);
         Self {
@@ -52,7 +52,13 @@ impl Times {
         entry.map_or_else(Self::default, |entry| Self::of(entry, entry.stored_at))
     }
 
-    fn with(self, outcome: Outcome) -> AnswerInfo {
+    /// Of a value that its own caller has just loaded.
+    #[cfg(feature = "http")]
+    pub(crate) fn just_loaded(fresh_for: Duration) -> Self {
+        Self { age: Duration::ZERO, fresh_for }
+    }
+
+    pub(crate) fn with(self, outcome: Outcome) -> AnswerInfo {
         AnswerInfo { outcome, age: self.age, fresh_for: self.fresh_for }
     }
 }

@@ -13,8 +13,9 @@ use http_body::{Body, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::answer_info::tell_forwarded;
 use super::body::{BoxError, GuardedBody};
-use super::cache_status::{CacheStatus, Fwd, write_status};
+use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::encoding::{is_replayable, is_storable};
 use super::load_request::{ClientAnswer, LoadRequest, no_content};
@@ -32,7 +33,7 @@ use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, judge};
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Variant, Vary};
 use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult, MarkerRule};
-use crate::observe::{self, log, warn_if};
+use crate::observe::{self, Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::value::outcome::{ArrivingValue, FlightOutcome};
 
@@ -220,7 +221,7 @@ where
         previous: Option<&StoredResponseToReplace>,
         until: Instant,
     ) -> LoadOutput {
-        let (mut head, body) = response.into_parts();
+        let (head, body) = response.into_parts();
         // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
         let mut draft = match self.draft(&head, body.size_hint(), previous) {
@@ -264,18 +265,18 @@ where
             |draft: StoreCandidate, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
-            write_status(&mut head.headers, status);
-            let whole = Response::from_parts(head, GuardedBody::passed(body));
+            let mut whole = Response::from_parts(head, GuardedBody::passed(body));
+            tell_forwarded(&mut whole, &policy.http, Outcome::Led, status);
             return LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
         }
         let own = match own {
             Some(own) => Response::from_parts(own, no_content()),
             None => Response::from_parts(head, client_body),
         };
-        let mut waiting = Some((client, own));
+        let (mut waiting, http) = (Some((client, own)), Arc::clone(&policy.http));
         let mut answer = move |status| {
             if let Some((client, mut response)) = waiting.take() {
-                write_status(response.headers_mut(), status);
+                tell_forwarded(&mut response, &http, Outcome::Led, status);
                 // A client that has left does not stop the load.
                 let _ = client.send(Ok(response));
             }
@@ -351,7 +352,8 @@ where
 
     /// Sends a response to its own client only.
     fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
-        write_status(response.headers_mut(), CacheStatus::unstored(self.fwd, detail));
+        let status = CacheStatus::unstored(self.fwd, detail);
+        tell_forwarded(&mut response, &self.policy.http, Outcome::Led, status);
         let _ = self.client.send(Ok(response));
     }
 

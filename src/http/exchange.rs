@@ -14,9 +14,10 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
+use super::answer_info::{tell, tell_forwarded};
 use super::body::{BoxError, GuardedBody};
 use super::body_warning;
-use super::cache_status::{CacheStatus, write_key, write_status};
+use super::cache_status::{CacheStatus, write_key};
 use super::load::loader;
 use super::load_request::{ClientAnswer, LoadRequest, call};
 use super::miss::{MissHandler, MissStep, failed};
@@ -24,6 +25,7 @@ use super::respond::{LookUpKey, Replay, ResponseReader, StoredAnswer, own_answer
 use super::tee::has_no_content;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+use crate::guard::outcome::Times;
 #[cfg(feature = "axum")]
 use crate::http_rules::axum_nesting::matched_route;
 use crate::http_rules::forwarding::forwarding;
@@ -141,7 +143,7 @@ where
         match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
             StoredAnswer::Response(replay) => {
                 guard.count_answer(key, Outcome::LocalHit);
-                Some(replay.respond())
+                Some(replay.respond(http, Outcome::LocalHit))
             }
             // Another variant is looked up in its own place.
             StoredAnswer::Arriving(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
@@ -157,7 +159,7 @@ where
         guard.count_pass();
         let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
         if let Some(status) = status {
-            write_status(response.headers_mut(), status);
+            tell_forwarded(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
         }
         Ok(response)
     }
@@ -189,14 +191,14 @@ where
                     if audits {
                         self.audit(&guard, &key);
                     }
-                    return Ok(replay.respond());
+                    return Ok(replay.respond(http, Outcome::LocalHit));
                 }
                 Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
                     guard.count_answer(&key, Outcome::Hit);
                     if audits {
                         self.audit(&guard, &key);
                     }
-                    return Ok(replay.respond());
+                    return Ok(replay.respond(http, Outcome::Hit));
                 }
                 // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
                 Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
@@ -265,7 +267,7 @@ where
                 if is_head {
                     without_body(&mut replay);
                 }
-                Ok(replay.respond())
+                Ok(replay.respond(http, Outcome::Hit))
             }
             Err(error) if policy.on_store_down == OnStoreDown::FailClosed => {
                 let error = Error::store("looking up the entry", &key, error);
@@ -274,7 +276,9 @@ where
             _ if asked.directives.only_if_cached => {
                 guard.count_answer(&key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
-                Ok(own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text))
+                let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
+                tell(&mut response, http, Outcome::Failed, Times::default());
+                Ok(response)
             }
             Ok(_) | Err(_) => self.head(guard.clone(), key, &asked).await,
         }

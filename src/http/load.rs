@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Request, Response, StatusCode};
@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::answer_info::tell;
 use super::body::{BoxError, GuardedBody};
 use super::cache_status::{
     CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status,
@@ -25,6 +26,7 @@ use super::retry::RetryableRequest;
 use super::side_commit::SideCommit;
 use crate::error::Failure;
 use crate::failure_text::failure_text;
+use crate::guard::outcome::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::reason::Rule;
@@ -32,7 +34,7 @@ use crate::http_rules::reuse::{LoadFailure, instead_of};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
 use crate::loader::nesting::LoadScope;
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, MarkerRule};
-use crate::observe::Count;
+use crate::observe::{Count, Outcome};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
@@ -313,12 +315,13 @@ where
         };
         let stored = StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
         let age = corrected_initial_age(&head.headers, self.delay, self.now);
-        let Self { wanted, client, .. } = self;
+        let Self { wanted, client, policy, .. } = self;
         let own = answer(&wanted.asked, &wanted.headers, stored, None, age);
         let release = move || {
             if let Some(mut own) = own {
                 write_status(own.response.headers_mut(), status);
-                let _ = client.send(Ok(own.respond()));
+                own.times = Times::just_loaded(Duration::from_secs(ttl.unwrap_or(0)));
+                let _ = client.send(Ok(own.respond(&policy.http, Outcome::Led)));
             }
         };
         LoadOutput { result, settled: Some(Box::new(release)) }
@@ -340,13 +343,15 @@ where
                 let headers = replay.response.headers_mut();
                 age_and_status(headers, age.as_secs(), CacheStatus::stale(&previous.entry, now));
                 write_stand_in(headers, StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)));
-                replay.respond()
+                replay.times = Times::of(&previous.entry, now);
+                replay.respond(&policy.http, Outcome::Stale)
             }
-            None => own_answer(
-                StatusCode::BAD_GATEWAY,
-                NOT_VALIDATED,
-                "the origin answered about something else\n",
-            ),
+            None => {
+                let text = "the origin answered about something else\n";
+                let mut response = own_answer(StatusCode::BAD_GATEWAY, NOT_VALIDATED, text);
+                tell(&mut response, &policy.http, Outcome::Failed, Times::default());
+                response
+            }
         };
         let result = if forgotten {
             LoadResult::OnlyForCaller

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
 
+use super::answer_info::{tell, tell_forwarded};
 use super::body::GuardedBody;
-use super::cache_status::{CacheStatus, StandIn, write_stand_in, write_status};
+use super::cache_status::{CacheStatus, StandIn, write_stand_in};
 use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose};
 use super::respond::{LookUpKey, ResponseReader, StoredAnswer, VariantPlace, own_answer};
 use crate::error::{ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+use crate::guard::outcome::Times;
 use crate::key::Key;
 use crate::loader::Loader;
 use crate::observe::Outcome;
@@ -77,14 +79,15 @@ impl<B, E> MissHandler<'_, B, E> {
                 LoadedAnswer::Answered(answered) => return MissStep::Answered(answered),
             },
         };
+        let http = &self.guard.parts().1.http;
         match (found, loader) {
             (StoredAnswer::Response(replay), _) => {
                 self.guard.count_answer(key, outcome);
-                MissStep::Answered(Ok(replay.respond()))
+                MissStep::Answered(Ok(replay.respond(http, outcome)))
             }
             (StoredAnswer::Arriving(arrival), _) => {
                 self.guard.count_answer(key, outcome);
-                MissStep::Answered(Ok(arrival.respond()))
+                MissStep::Answered(Ok(arrival.respond(http, outcome)))
             }
             (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
             (StoredAnswer::NotForThis, Some(loader)) => {
@@ -194,7 +197,7 @@ impl<B, E> MissHandler<'_, B, E> {
         let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
         self.guard.count_answer(key, Outcome::Bypassed);
         head.map(|mut response| {
-            write_status(response.headers_mut(), status);
+            tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
             response
         })
     }
@@ -214,7 +217,7 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
                             wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";
     const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
-    match failure {
+    let mut response = match failure {
         Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
         Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
         Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
@@ -227,5 +230,7 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
             own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
         }
         Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
-    }
+    };
+    tell(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
+    response
 }

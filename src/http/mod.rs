@@ -268,6 +268,7 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
+mod answer_info;
 mod audit;
 mod body;
 mod body_warning;
@@ -275,6 +276,8 @@ mod cache_status;
 mod candidate;
 mod commit;
 mod encoding;
+#[cfg(feature = "axum")]
+mod error_response;
 mod exchange;
 mod explain;
 #[cfg(any(test, fuzzing))]
@@ -284,6 +287,9 @@ mod load;
 mod load_request;
 mod metadata;
 mod miss;
+#[cfg(feature = "reqwest")]
+#[cfg_attr(docsrs, doc(cfg(feature = "reqwest")))]
+pub mod reqwest;
 mod respond;
 mod retry;
 mod service;

@@ -8,11 +8,13 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
+use super::answer_info::tell;
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, age_and_status, write_status};
 use super::encoding::StoredResponse;
 use super::metadata::{ResponseMeta, VariantId};
 use super::shared_body::SharedBody;
+use crate::guard::outcome::Times;
 use crate::http_rules::policy::HttpPolicy;
 use crate::http_rules::ranges::{self, ByteRange, Part, if_range_holds};
 use crate::http_rules::request::RequestDemands;
@@ -20,6 +22,7 @@ use crate::http_rules::reuse::{LoadFailure, Reuse, instead_of, is_for, reuse};
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
+use crate::observe::Outcome;
 use crate::sync::lock;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
@@ -86,11 +89,14 @@ enum VariantFit {
 pub(crate) struct Replay {
     pub(crate) response: Response<Bytes>,
     pub(crate) trailers: Option<Box<HeaderMap>>,
+    /// Of the stored entry.
+    pub(crate) times: Times,
 }
 
 impl Replay {
-    pub(crate) fn respond<B>(self) -> Response<GuardedBody<B>> {
-        let Self { response, trailers } = self;
+    pub(crate) fn respond<B>(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
+        let Self { mut response, trailers, times } = self;
+        tell(&mut response, http, outcome, times);
         response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
     }
 }
@@ -172,7 +178,8 @@ impl EntryReader for ResponseReader<'_> {
             *lock(plain) = Some(Arc::clone(&latest));
             latest
         });
-        latest.replay.clone().map(StoredAnswer::Response)
+        let replay = latest.replay.clone()?;
+        Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
     }
 
     fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
@@ -283,6 +290,7 @@ impl ResponseReader<'_> {
             (self.status)(fresh_until.saturating_sub(now) / 1000)
         };
         let mut replay = answer(self.asked, self.headers, stored, kept.part, age)?;
+        replay.times = Times::of(entry, now);
         age_and_status(replay.response.headers_mut(), age.as_secs(), status);
         Some(replay)
     }
@@ -303,7 +311,7 @@ pub(crate) fn answer(
         let mut response = Response::new(body);
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        Some(Replay { response, trailers })
+        Some(Replay { response, trailers, times: Times::default() })
     };
     if !asked.conditional && !asked.ranged {
         // A part does not answer a request for the whole.
@@ -343,13 +351,15 @@ pub(crate) fn answer(
 
 impl SharedBody {
     /// The response for a waiter that reads along.
-    pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
+    pub(crate) fn respond<B>(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
         let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
         *response.headers_mut() = self.head.headers.clone();
         let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
         let status = CacheStatus::Collapsed { ttl: self.ttl };
         age_and_status(response.headers_mut(), age.as_secs(), status);
+        let fresh_for = Duration::from_secs(self.ttl.unwrap_or(0)).saturating_sub(self.came.elapsed());
+        tell(&mut response, http, outcome, Times::just_loaded(fresh_for));
         response
     }
 }

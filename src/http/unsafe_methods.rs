@@ -19,8 +19,9 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument as _;
 
+use super::answer_info::{tell, tell_forwarded};
 use super::body::{BoxError, GuardedBody};
-use super::cache_status::{CacheStatus, Fwd, write_status};
+use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
 use super::exchange::{Exchange, of_report};
@@ -28,6 +29,7 @@ use super::load_request::{ClientAnswer, LoadRequest, call, ready};
 use super::respond::own_answer;
 use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
+use crate::guard::outcome::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::invalidation::Invalidation;
 use crate::http_rules::policy::ResponseRules;
@@ -37,7 +39,8 @@ use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
-use crate::observe::{log, warn_if};
+use crate::observe::{Outcome, log, warn_if};
+use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::value::stored::StoredEntry;
@@ -70,7 +73,7 @@ where
             forget(&guard, keys(&guard, &invalidation, response.status(), response.headers())).await;
         }
         let status = CacheStatus::unstored(Fwd::Method, None);
-        write_status(response.headers_mut(), status);
+        tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
         Ok(response)
     }
 
@@ -123,7 +126,9 @@ where
         tokio::spawn(sharing.in_current_span());
         let gone =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
-        answer.await.unwrap_or_else(|_| Ok(gone()))
+        let mut answer = answer.await.unwrap_or_else(|_| Ok(gone()))?;
+        tell(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
+        Ok(answer)
     }
 
     /// A HEAD that the store does not answer.
@@ -147,7 +152,7 @@ where
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
         let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
-            return passed(response);
+            return passed(policy, response);
         };
         let now = SystemTime::now();
         // Credentials count, as for a GET; the HEAD's other fields concern its own answer only.
@@ -178,7 +183,7 @@ where
         };
         if asked.has_credentials() && matches!(judged(head.status(), head.headers()), Verdict::Private(_)) {
             // A response that is private to one user says nothing about the shared one.
-            return passed(response);
+            return passed(policy, response);
         }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         let stored = (previous.response.status, headers);
@@ -199,7 +204,7 @@ where
                 }
             }
         }
-        passed(response)
+        passed(policy, response)
     }
 }
 
@@ -362,8 +367,8 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
 }
 
 /// The response of the inner service to a HEAD.
-fn passed<B, E>(response: Result<Response<B>, E>) -> ClientAnswer<B, E> {
+fn passed<B, E>(policy: &Policy, response: Result<Response<B>, E>) -> ClientAnswer<B, E> {
     let mut response = response?.map(GuardedBody::passed);
-    write_status(response.headers_mut(), CacheStatus::miss("head"));
+    tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, CacheStatus::miss("head"));
     Ok(response)
 }

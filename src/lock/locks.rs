@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::LockError;
 use super::engine::registry::LockRegistry;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
 use crate::store::StoreErrorKind;
@@ -111,11 +111,7 @@ impl Locks {
         let within = self.home.command_timeout.max(Duration::from_secs(1));
         self.home.store.connect(within).await.map_err(|source| match source.kind {
             StoreErrorKind::Closed => LockError::Closed,
-            _ => LockError::Store(Error::with_source(
-                ErrorKind::Store,
-                "connecting to the store failed",
-                Arc::new(source),
-            )),
+            _ => LockError::Store(Error::unusable("connecting to the store failed", source)),
         })
     }
 

@@ -56,30 +56,14 @@ struct App {
     db: Database,
 }
 
-async fn user(State(app): State<App>, Path(id): Path<u64>) -> Response {
+async fn user(State(app): State<App>, Path(id): Path<u64>) -> Result<Response, LoadError<DbError>> {
     let db = app.db.clone();
     // `Ok(None)` is a value: stored and shared as any other, for `negative_for`.
     let loaded = app.guard.get_or_load(("user", id), move || async move { db.user(id).await }).await;
-    match loaded {
-        Ok(Some(user)) => Json(user).into_response(),
-        Ok(None) => StatusCode::NOT_FOUND.into_response(),
-        Err(error) => status_of(&error).into_response(),
-    }
-}
-
-/// The status for a client whose load failed.
-fn status_of(error: &LoadError<DbError>) -> StatusCode {
-    eprintln!("{error}");
-    match error {
-        LoadError::Loader(_) | LoadError::Remote(_) => StatusCode::BAD_GATEWAY, // the loader's own error, or its text
-        LoadError::Panicked(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        LoadError::Guard(guard) => match guard.kind() {
-            ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            ErrorKind::Overloaded | ErrorKind::Store => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR, // a bug: an empty key, a load that asks for its own key
-        },
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
+    Ok(match loaded.inspect_err(|error| eprintln!("{error}"))? {
+        Some(user) => Json(user).into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    })
 }
 
 fn service(guard: &StampedeGuard) -> (Router, Database) {
@@ -104,6 +88,7 @@ async fn a_failure_is_told_to_all_waiters_and_not_stored() {
     let ask = || requests::get(&app, "/user/13");
     let (one, two, three) = tokio::join!(ask(), ask(), ask());
     assert_eq!((one.status, two.status, three.status), (502, 502, 502));
+    assert_eq!((one.header("retry-after"), one.text()), ("1", "the load of this resource failed\n"));
     assert_eq!(db.loads.load(Ordering::Relaxed), 1);
     assert_eq!(ask().await.status, 502);
     assert_eq!(db.loads.load(Ordering::Relaxed), 2, "a later caller's load is another one");

@@ -27,6 +27,18 @@ fn a_guard_is_made_from_a_client() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+#[test]
+fn a_guard_beside_a_pool() -> Result<(), Box<dyn Error>> {
+    let client = redis::Client::open("redis://guard:PASSWORD@redis.internal:6379/")?;
+    let beside_it = StampedeGuard::new(client.clone()); // TLS included: all that the client knows
+    let by_address = StampedeGuard::open(client.get_connection_info().clone())?;
+
+    for guard in [beside_it, by_address] {
+        assert_eq!(guard.health().topology.to_string(), "single");
+    }
+    Ok(())
+}
+
 /// Needs the files.
 fn with_a_private_authority() -> Result<StampedeGuard, Box<dyn Error>> {
     let certificates = TlsCertificates {

@@ -14,17 +14,15 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use http::{HeaderName, Request, StatusCode};
-use http_body_util::BodyExt as _; // `collect`
+use http::{HeaderName, StatusCode};
+use reqwest_middleware::{ClientBuilder, ClientWithMiddleware};
 use serde::{Deserialize, Serialize};
-use stampede_guard::http::{GuardedBody, HttpPolicy};
+use stampede_guard::http::HttpPolicy;
 use stampede_guard::lock::Locks;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, oneshot};
-use tower::util::BoxCloneSyncService;
-use tower::{ServiceBuilder, ServiceExt as _, service_fn}; // `oneshot` is of `ServiceExt`
 use tower_http::compression::CompressionLayer;
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 use tower_http::timeout::TimeoutLayer;
@@ -78,38 +76,22 @@ impl Db {
 /// The rates' API, behind the guard.
 #[derive(Clone)]
 struct Rates {
-    client: BoxCloneSyncService<Request<reqwest::Body>, Response<GuardedBody<reqwest::Body>>, reqwest::Error>,
+    client: ClientWithMiddleware,
     api: String,
 }
 
 impl Rates {
     /// The guard's policy has no `HttpPolicy::authority`: it would give `/rates/USD` of all APIs one key.
-    fn new(guard: &StampedeGuard, api: String) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
-        let client = ServiceBuilder::new()
-            .layer(guard.clone())
-            .service(service_fn(move |request| send(client.clone(), request)));
-        Ok(Self { client: BoxCloneSyncService::new(client), api })
+    fn new(guard: &StampedeGuard, api: String) -> Result<Self, stampede_guard::Error> {
+        let reqwest = reqwest::Client::new();
+        let client = ClientBuilder::new(reqwest.clone()).with(guard.reqwest(reqwest)?).build();
+        Ok(Self { client, api })
     }
 
-    async fn rate(&self, currency: &str) -> Result<String, Box<dyn Error + Send + Sync>> {
-        let request = Request::get(format!("{}/rates/{currency}", self.api)).body(reqwest::Body::default())?;
-        let response = self.client.clone().oneshot(request).await?;
-        if response.status() != StatusCode::OK {
-            return Err(format!("the rates' API answered {}", response.status()).into());
-        }
-        let text = response.into_body().collect().await?.to_bytes();
-        Ok(String::from_utf8(text.to_vec())?)
+    async fn rate(&self, currency: &str) -> Result<String, reqwest_middleware::Error> {
+        let response = self.client.get(format!("{}/rates/{currency}", self.api)).send().await?;
+        Ok(response.error_for_status()?.text().await?)
     }
-}
-
-/// Sends a request of `http` with a reqwest client.
-async fn send(
-    client: reqwest::Client,
-    request: Request<reqwest::Body>,
-) -> Result<Response<reqwest::Body>, reqwest::Error> {
-    let response = client.execute(request.try_into()?).await?;
-    Ok(response.into())
 }
 
 #[derive(Clone)]
@@ -261,9 +243,11 @@ fn setting(name: &str, otherwise: &str) -> String {
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
-    use http::header;
+    use http::{Request, header};
+    use http_body_util::BodyExt as _; // `collect`
     use stampede_guard::MemoryStore;
     use stampede_guard::testing::ChaosStore;
+    use tower::ServiceExt as _; // `oneshot`
 
     use super::*;
 
@@ -459,6 +443,7 @@ mod statements {
 #[expect(unused_imports, reason = "their paths are the test")]
 mod names {
     use stampede_guard::health::{Breaker, Health, LinkState, Report, Severity, Topology};
+    use stampede_guard::http::reqwest::{GuardMiddleware, ReqwestService};
     use stampede_guard::http::{Decision, DoNotStore, GuardedBody, HttpPolicy, cache_key, explain};
     use stampede_guard::lock::{Fairness, LockError, Locks, Mutex, Scope, Semaphore, Wait, Waiting};
     use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};

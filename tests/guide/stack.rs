@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
@@ -12,7 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use stampede_guard::http::HttpPolicy;
-use stampede_guard::{Policy, StampedeGuard};
+use stampede_guard::{AnswerInfo, Outcome, Policy, StampedeGuard};
+use tower::ServiceExt as _;
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{Any, CorsLayer};
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
@@ -282,6 +284,29 @@ async fn a_layer_that_wraps_request_bodies_belongs_inside() {
     let right = home().layer(wrapped).layer(StampedeGuard::in_memory());
     requests::get(&right, "/").await;
     assert!(requests::get(&right, "/").await.is_hit());
+}
+
+/// One line for each response, by a layer outside of the guard.
+async fn log(response: Response) -> Response {
+    if let Some(AnswerInfo { outcome, age, fresh_for, .. }) = response.extensions().get() {
+        println!("{} age={age:?} fresh_for={fresh_for:?}", outcome.as_str());
+    }
+    response
+}
+
+#[tokio::test]
+async fn a_layer_outside_is_told_what_the_guard_did() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().answer_info(true);
+    let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
+    let app: Router =
+        Router::new().route("/report", get(report)).layer(guard).layer(axum::middleware::map_response(log));
+    for outcome in [Outcome::Led, Outcome::Hit] {
+        let request = Request::builder().uri("/report").header("host", "shop.example").body(Body::empty())?;
+        let response = app.clone().oneshot(request).await?;
+        let info = response.extensions().get::<AnswerInfo>().map(|info| info.outcome);
+        assert_eq!(info, Some(outcome));
+    }
+    Ok(())
 }
 
 #[derive(Clone)]

@@ -236,6 +236,12 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     value::<DoNotStore>();
     value::<Guarded<Inner>>();
     value::<GuardedBody<Full<Bytes>>>();
+    #[cfg(feature = "reqwest")]
+    {
+        value::<stampede_guard::http::reqwest::GuardMiddleware>();
+        value::<stampede_guard::http::reqwest::ReqwestService>();
+        future::<stampede_guard::http::reqwest::ReqwestFuture<String>>();
+    }
     // Polled by one task at a time, so `Sync` would be an empty promise.
     future::<GuardedFuture<Inner, String>>();
     future::<MemoizeFuture<u8, String>>();

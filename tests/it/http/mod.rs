@@ -3,6 +3,7 @@
 //! Tests of the service alone run on the memory store under a paused clock, where [`kit::settle`] waits until
 //! everything that can happen has happened. Tests with sockets, Redis or processes run in real time.
 
+mod answer_info;
 mod api;
 mod arriving;
 mod audits;
@@ -40,6 +41,8 @@ mod range_fields;
 mod ranges;
 mod readiness;
 mod remarks;
+#[cfg(feature = "reqwest")]
+mod reqwest;
 mod response_extensions;
 mod rows;
 mod safety;
