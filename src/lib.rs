@@ -62,6 +62,7 @@
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; the matched route as a label of metrics |
+//! | `lz4` | no | long values take less memory on the server: `PolicyBuilder::compress_from` |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!

@@ -76,6 +76,7 @@ impl StampedeGuard {
     pub(crate) fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
         state.counts(&mut policy);
         state.note_command_timeout(policy.command_timeout);
+        state.note_longest_payload(policy.longest_payload());
         if !policy.local_for.is_zero() {
             state.local.use_copies();
         }

@@ -62,7 +62,7 @@ impl Oracle {
 
         // Whether a caller without special requirements would be served the stored entry.
         let is_served = || {
-            let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
+            let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key, usize::MAX).ok());
             entry.is_some_and(|entry| {
                 matches!(entry.serves(store.now()), Freshness::Fresh | Freshness::BackingOff)
             })
