@@ -241,8 +241,7 @@ impl StampedeGuard {
         self.state.background.empty(end).await;
     }
 
-    /// The guard state and the policy, for the HTTP layer.
-    #[cfg(any(feature = "http", all(test, feature = "testing")))]
+    /// The guard state and the policy.
     pub(crate) fn parts(&self) -> (&Arc<GuardState>, &Arc<Policy>) {
         (&self.state, &self.policy)
     }
