@@ -3,11 +3,11 @@
 use bytes::Bytes;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Packed;
+pub(crate) struct Packed(());
 
 impl Packed {
     pub(crate) fn of(_payload: &[u8], _from: usize) -> Self {
-        Self
+        Self(())
     }
 
     pub(crate) fn unpack(_packed: Bytes, _length: usize) -> Option<(Self, Bytes)> {

@@ -7,7 +7,7 @@ use axum::serve::ListenerExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, TlsCertificates};
-use stampede_guard::StampedeGuard;
+use stampede_guard::{Policy, StampedeGuard};
 use tokio::net::TcpListener;
 
 #[test]
@@ -24,6 +24,13 @@ fn a_guard_is_made_from_a_client() -> Result<(), Box<dyn Error>> {
     ] {
         StampedeGuard::new(redis::Client::open(url)?);
     }
+    Ok(())
+}
+
+#[test]
+fn long_values_are_compressed() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().compress_from(4096).build()?;
+    assert_ne!(policy, Policy::default());
     Ok(())
 }
 
