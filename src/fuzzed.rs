@@ -56,12 +56,18 @@ fn the_key() -> Key {
     Key::new("ns", &CacheKey::from("k"))
 }
 
+/// The longest payload of a compressed entry.
+const LONGEST: usize = 64 * 1024;
+
 /// An entry with a right checksum, which chance does not come upon. The guard tells the store which bytes it has read by
 /// encoding them again, so that has to give the same.
 fn entry(bytes: &[u8]) {
     let raw = sealed(bytes.to_vec());
-    if let Ok(entry) = Entry::decode(raw.clone(), &the_key()) {
+    if let Ok(entry) = Entry::decode(raw.clone(), &the_key(), LONGEST) {
         assert_eq!(entry.encode(&the_key()), raw, "there is one way to write an entry");
+        if entry.packed.stored().is_some() {
+            assert!(entry.payload.len() <= LONGEST, "no bomb goes off");
+        }
         let _ = entry.tags.iter().count();
         for now in [0, entry.stored_at, entry.expiry.fresh_until, u64::MAX] {
             let _ = (entry.is_fresh(now), entry.serves(now));

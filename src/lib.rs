@@ -63,6 +63,7 @@
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; `LoadError` as a response; the matched route as a label of metrics |
 //! | `reqwest` | no | the guard around a reqwest client, as a middleware or in a tower stack: `http::reqwest` |
+//! | `lz4` | no | long values take less memory on the server: `PolicyBuilder::compress_from` |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!

@@ -16,6 +16,7 @@ use crate::read_through::call::Call;
 use crate::read_through::look_up::{peek, read_entry};
 use crate::store::Insert;
 use crate::value::entry::{Entry, EntryKind};
+use crate::value::lz4::Packed;
 use crate::value::tags::{self, TagList};
 
 const INVALIDATION: &str = "the invalidation";
@@ -190,7 +191,8 @@ impl StampedeGuard {
         }
         let (times, keep) = self.policy.jittered(lifetimes).from(now, Duration::ZERO);
         let (kind, validator) = (EntryKind::Value, Box::default());
-        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload };
+        let packed = Packed::of(&payload, self.policy.compress_from);
+        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let insert = Insert { entry: entry.encode(&key), keep, over: None };
         self.replace("the insertion", &key, until, Some(insert)).await
     }

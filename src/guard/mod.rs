@@ -82,6 +82,7 @@ impl StampedeGuard {
     pub(crate) fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
         state.counts(&mut policy);
         state.note_command_timeout(policy.command_timeout);
+        state.note_longest_payload(policy.longest_payload());
         if !policy.local_for.is_zero() {
             state.local.use_copies();
         }
@@ -255,8 +256,7 @@ impl StampedeGuard {
         self.state.background.empty(end).await;
     }
 
-    /// The guard state and the policy, for the HTTP layer.
-    #[cfg(any(feature = "http", all(test, feature = "testing")))]
+    /// The guard state and the policy.
     pub(crate) fn parts(&self) -> (&Arc<GuardState>, &Arc<Policy>) {
         (&self.state, &self.policy)
     }

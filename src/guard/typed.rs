@@ -22,6 +22,7 @@ use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
+use crate::value::lz4::Packed;
 use crate::value::reader::{EntryReader, SharedValue};
 
 /// Decodes an entry as a `T`.
@@ -211,7 +212,10 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             }
             let (lifetimes, validator) = (settings.lifetimes(), settings.validator.clone());
             let tags = std::mem::take(&mut settings.tags);
-            LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
+            // Without the lease nothing is stored.
+            let from = if mode == LeaseState::Leased { policy.compress_from } else { usize::MAX };
+            let packed = Packed::of(&payload, from);
+            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
             unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });

@@ -15,7 +15,7 @@ mod published;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -99,6 +99,7 @@ pub(crate) struct GuardState {
     /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
     left: Notify,
     longest_command_us: AtomicU64,
+    longest_payload: AtomicUsize,
     #[cfg(feature = "metrics")]
     published: Published,
 }
@@ -191,6 +192,7 @@ impl GuardState {
             leaving: AtomicBool::new(false),
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
+            longest_payload: AtomicUsize::new(0),
             #[cfg(feature = "metrics")]
             published: Published::default(),
         }
@@ -205,6 +207,17 @@ impl GuardState {
     /// The longest `command_timeout` of all policies used so far.
     pub(crate) fn longest_command(&self) -> Duration {
         Duration::from_micros(self.longest_command_us.load(Ordering::Relaxed))
+    }
+
+    /// Records the longest payload that a policy allows which is used from now on.
+    pub(crate) fn note_longest_payload(&self, bytes: usize) {
+        self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The longest payload to which a stored entry is decompressed: that of all policies used so far, because callers with different
+    /// policies share one read.
+    pub(crate) fn longest_payload(&self) -> usize {
+        self.longest_payload.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

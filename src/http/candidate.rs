@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::encoding::StoredResponse;
 use super::metadata::{ResponseMeta, VariantId};
 use super::shared_body::SharedBody;
-use crate::http_rules::fields::remove_content_digests;
+use crate::http_rules::fields::{is_encoded, remove_content_digests};
 use crate::http_rules::freshness::is_failure;
 use crate::http_rules::ranges::{Part, join};
 use crate::http_rules::response::StoreDecision;
@@ -23,6 +23,7 @@ use crate::loader::{LoadResult, MarkerRule};
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
+use crate::value::lz4::Packed;
 
 /// A longer failure is sent to other processes without its body.
 const LONGEST_FAILURE: usize = 64 * 1024;
@@ -210,7 +211,10 @@ impl StoreCandidate {
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &kept));
         let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
-        LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief }
+        // What is encoded for the client does not become shorter.
+        let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
+        let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });
+        LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief }
     }
 
     /// Joins the part with the stored content if both are of one representation (RFC 9111, 3.4). `Last-Modified` is

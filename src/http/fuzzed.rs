@@ -56,6 +56,7 @@ pub(crate) fn stored(bytes: &[u8]) {
         validator: Box::default(),
         tags: TagList::default(),
         payload,
+        packed: Default::default(),
     };
     let read = |payload: Bytes| {
         let (kept, at) = ResponseMeta::of(&entry(payload.clone()))?;

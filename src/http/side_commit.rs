@@ -21,6 +21,7 @@ use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::Lifetimes;
+use crate::value::lz4::Packed;
 use crate::value::stored::StoredEntry;
 use crate::value::tags::{TagId, TagList};
 
@@ -72,8 +73,8 @@ impl SideCommit {
     pub(crate) async fn store(self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (self, result) {
             (Self::No, result) => result,
-            (Self::Granted(granted), LoadResult::Value { encoding, payload, lifetimes, .. }) => {
-                let stored = granted.store(encoding, payload.clone(), lifetimes).await;
+            (Self::Granted(granted), LoadResult::Value { encoding, payload, packed, lifetimes, .. }) => {
+                let stored = granted.store(encoding, (payload.clone(), packed), lifetimes).await;
                 unstored(encoding, payload, stored || is_failure)
             }
             (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
@@ -98,7 +99,12 @@ impl SideCommit {
 
 impl SideLease {
     /// Stores the response, and returns whether that succeeded.
-    async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
+    async fn store(
+        self,
+        encoding: Encoding,
+        (payload, packed): (Bytes, Packed),
+        lifetimes: Lifetimes,
+    ) -> bool {
         let Self { lease, key, policy, state, tagged } = self;
         let Some(lease) = lease.take().await else { return false };
         let now = state.store.now();
@@ -108,7 +114,7 @@ impl SideLease {
             return false;
         }
         let (kind, validator, tags) = (EntryKind::Value, Box::default(), TagList::new(&tagged));
-        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload };
+        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let prolong = async {
             // If this fails, the entry becomes a miss before its time.
             if let Some(life) = policy.longer_tag_life(lifetimes) {
@@ -166,7 +172,15 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
         return LoadResult::Uncacheable { mark: MarkerRule::No };
     }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
-    LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
+    LoadResult::Value {
+        encoding,
+        payload,
+        packed: Packed::default(),
+        lifetimes,
+        validator,
+        tags,
+        brief: None,
+    }
 }
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease

@@ -43,6 +43,14 @@ pub(crate) fn say_length_once(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether the content has a coding (RFC 9110, 8.4).
+pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.get_all(header::CONTENT_ENCODING).iter().any(|line| {
+        let mut codings = line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+        codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+    })
+}
+
 /// Digests of the content of one message (RFC 9530, 2; RFC 1864), not of the representation, as `Repr-Digest` is.
 const CONTENT_DIGESTS: [&str; 2] = [CONTENT_DIGEST, "content-md5"];
 pub(crate) const CONTENT_DIGEST: &str = "content-digest";

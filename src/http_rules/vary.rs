@@ -8,6 +8,7 @@ use std::fmt;
 use http::header::{self, HeaderMap, HeaderName};
 use sha2::{Digest as _, Sha256};
 
+use super::fields::is_encoded;
 use super::normalize::{Normalization, preferred_language, selecting_value};
 
 /// A response that depends on more headers is not stored, because each name multiplies the variants.
@@ -62,14 +63,9 @@ impl Vary {
     /// Adds `Accept-Encoding` if the response is encoded, because not every client can read it. Servers of
     /// precompressed files choose by that header without naming it in `Vary`.
     pub(crate) fn and_on_coding(self, response: &HeaderMap) -> Self {
-        let codings = response.get_all(header::CONTENT_ENCODING);
-        let is_encoded = codings.iter().any(|line| {
-            let mut codings = line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-            codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
-        });
         let mut names = match self {
             Self::Any => return self,
-            _ if !is_encoded => return self,
+            _ if !is_encoded(response) => return self,
             Self::Nothing => Vec::new(),
             Self::Names(names) => names.0,
         };

@@ -19,6 +19,7 @@ use crate::flight::order::Arrival;
 use crate::observe::FlightId;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
+use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
 use crate::value::tags::TagId;
 use nesting::{LoadPermitId, LoadScope};
@@ -132,6 +133,8 @@ pub(crate) enum LoadResult {
     Value {
         encoding: Encoding,
         payload: Bytes,
+        /// The payload as it is stored, if that is compressed.
+        packed: Packed,
         lifetimes: Lifetimes,
         /// As `Entry::validator`.
         validator: Bytes,

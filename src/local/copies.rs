@@ -35,7 +35,10 @@ impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
         let checked = stored.checked.len() * size_of::<Key>();
         // The decoded value is made later, by the first caller that wants it: as large as its bytes, by estimate.
         let held = match &stored.content {
-            Ok(entry) => 2 * entry.payload.len() + entry.tags.as_bytes().len() + entry.validator.len(),
+            Ok(entry) => {
+                let packed = entry.packed.stored().map_or(0, |packed| packed.len());
+                2 * entry.payload.len() + packed + entry.tags.as_bytes().len() + entry.validator.len()
+            }
             Err(raw) => raw.len(),
         };
         around + (key.name().len() + checked + held) as u64

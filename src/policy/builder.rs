@@ -305,6 +305,26 @@ impl PolicyBuilder {
         self
     }
 
+    /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less of
+    /// the network; one that does not become shorter by an eighth is stored as it is, and so is a response with a `Content-Encoding`.
+    /// Every policy reads both forms. A process without the feature `lz4` cannot read a compressed value and loads it anew, so turn
+    /// the feature on in every process first. A value is decompressed only if its stated length is within [`max_body`](Self::max_body)
+    /// of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to `usize::MAX`: never.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// let policy = Policy::builder().compress_from(4096).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[cfg(feature = "lz4")]
+    pub fn compress_from(mut self, bytes: usize) -> Self {
+        self.policy.compress_from = bytes;
+        self
+    }
+
     /// The longest value or response body, in bytes, that is stored and shared. A longer response
     /// streams through to its own client; a longer value goes to the caller that loaded it, and all others load for
     /// themselves. Both are counted in [`Stats::unshareable`](crate::Stats::unshareable). Defaults to 1 MiB.

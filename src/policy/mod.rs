@@ -136,6 +136,7 @@ pub struct Policy {
     pub(crate) audit: AuditSettings,
     pub(crate) shadow: bool,
     pub(crate) codec: Codec,
+    pub(crate) compress_from: usize,
     pub(crate) max_body: usize,
     pub(crate) http: HttpSettings,
 }
@@ -279,6 +280,11 @@ impl Policy {
         self.early_refresh > 0.0 && times.is_due_early(now, self.early_refresh, fastrand::f64())
     }
 
+    /// The longest payload of an entry: a value, or a body with its head.
+    pub(crate) fn longest_payload(&self) -> usize {
+        self.max_body + http::LONGEST_HEAD
+    }
+
     /// The time that the store may add to one request.
     pub(crate) fn budget(&self) -> Budget {
         Budget::new(self.coordination_budget, self.command_timeout)
@@ -344,6 +350,8 @@ impl Default for Policy {
             audit: AuditSettings::default(),
             shadow: false,
             codec: Codec::MessagePack,
+            // Compressed entries are misses for processes without the feature, so this must be an explicit choice.
+            compress_from: usize::MAX,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
             http: Default::default(),

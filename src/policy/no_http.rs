@@ -1,5 +1,8 @@
 //! What a policy has for the HTTP layer where the feature `http` is off: nothing.
 
+/// No payload has a head.
+pub(super) const LONGEST_HEAD: usize = 0;
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HttpSettings;
 

@@ -21,6 +21,7 @@ use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::freshness::{Freshness, Lifetimes};
+use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
 use crate::value::stored::StoredEntry;
 use crate::value::tags::{TagId, TagList};
@@ -223,10 +224,10 @@ impl FlightTask {
     fn publication(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Publication {
         let now = self.state.store.now();
         match result {
-            LoadResult::Value { encoding, payload, lifetimes, validator, tags: _, brief } => {
+            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags: _, brief } => {
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
-                let value = |payload| {
+                let value = |payload, packed| {
                     let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
                     FlightOutcome::Value(Entry {
                         kind,
@@ -236,10 +237,14 @@ impl FlightTask {
                         validator,
                         tags,
                         payload,
+                        packed,
                     })
                 };
                 let keep = (!keep.is_zero()).then_some(keep);
-                Publication { keep, elsewhere: brief.map(value), ..Publication::only(value(payload)) }
+                // Waiters in other processes, which may lack the feature, are sent a value that is not stored.
+                let packed = if keep.is_some() { packed } else { Packed::default() };
+                let elsewhere = brief.map(|brief| value(brief, Packed::default()));
+                Publication { keep, elsewhere, ..Publication::only(value(payload, packed)) }
             }
             LoadResult::OnlyForCaller => Publication::only(FlightOutcome::Gone),
             LoadResult::Uncacheable { mark } => match self.stand_in(now).filter(|_| self.leaves_served(mark))
@@ -337,6 +342,7 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
         validator: Box::default(),
         tags: TagList::default(),
         payload: Bytes::new(),
+        packed: Packed::default(),
     };
     (marker.encode(key), MARKER_FOR)
 }

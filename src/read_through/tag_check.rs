@@ -97,7 +97,7 @@ pub(crate) async fn unless_invalidated(
 
 /// Decodes the bytes stored under `key`; counts and logs unreadable ones.
 fn decode(state: &GuardState, raw: Bytes, key: &Key) -> Result<Entry, Bytes> {
-    Entry::decode(raw, key).map_err(|(reason, raw)| {
+    Entry::decode(raw, key, state.longest_payload()).map_err(|(reason, raw)| {
         state.unreadable(key, &reason);
         raw
     })

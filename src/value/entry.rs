@@ -1,6 +1,6 @@
 //! The envelope a value is stored in: when it was stored, until when it is fresh, its key, and a checksum.
 //!
-//! Pure functions of bytes. The payload is sliced out of the store's reply, never copied.
+//! Pure functions of bytes. The payload is sliced out of the store's reply, never copied, unless it is compressed.
 //! Bytes that fail a check (another version, cut short, a flipped bit, another key) are a miss:
 //! the caller loads again and the next commit repairs the entry.
 
@@ -8,6 +8,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use crc_fast::crc32_iscsi;
 
 use super::freshness::{Expiry, Freshness};
+use super::lz4::Packed;
 use super::tags::TagList;
 use crate::key::Key;
 
@@ -32,13 +33,17 @@ const VERSION: u8 = 2;
 /// 52 retry at, server ms      8
 /// 60 time the load took, ms   4
 /// 64 length of the tags       2
-/// 66 zero                     2
+/// 66 compression 1   of the payload: 0 none, 1 its length (4 bytes) and a block of LZ4
+/// 67 zero        1
 /// 68 key, validator, tags, payload
 /// ```
-/// All integers are little-endian. The checksum comes first, so that one pass covers the rest.
+/// All integers are little-endian. The checksum comes first, so that one pass covers the rest. A process that does
+/// not know a compression, an older one or one without the feature `lz4`, has a miss.
 const HEADER: usize = 68;
 const CRC_AT: usize = 4;
 const CHECKED_FROM: usize = 8;
+const UNCOMPRESSED: u8 = 0;
+const LZ4: u8 = 1;
 
 /// What an entry holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +81,8 @@ pub(crate) struct Entry {
     /// The tags under which the value is invalidated, besides its key.
     pub(crate) tags: TagList,
     pub(crate) payload: Bytes,
+    /// The payload as it is stored, if that is compressed.
+    pub(crate) packed: Packed,
 }
 
 /// Why stored bytes are no entry of this crate.
@@ -89,6 +96,9 @@ pub(crate) enum Unreadable {
     Corrupt,
     /// A sound entry of another key: two long keys share one name.
     OtherKey,
+    /// Compressed by a method that this process does not know (1 is that of the feature `lz4`), to a payload that is longer than the
+    /// policies' `max_body` allows, or not to a payload of this length.
+    Compressed { method: u8, length: u32, longest: usize },
 }
 
 impl Entry {
@@ -104,11 +114,15 @@ impl Entry {
         }
     }
 
-    /// The bytes to store under `key`.
+    /// The bytes to store under `key`. Those of a decoded entry are the bytes that it was decoded from.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
+        let (compression, payload) = match self.packed.stored() {
+            Some(packed) => (LZ4, packed),
+            None => (UNCOMPRESSED, &self.payload),
+        };
         let full = key.full().as_bytes();
         let mut out = BytesMut::with_capacity(
-            HEADER + full.len() + self.validator.len() + self.tags.as_bytes().len() + self.payload.len(),
+            HEADER + full.len() + self.validator.len() + self.tags.as_bytes().len() + payload.len(),
         );
         out.put_slice(&MAGIC);
         out.put_u8(VERSION);
@@ -123,7 +137,7 @@ impl Entry {
         out.put_u16_le(self.validator.len() as u16);
         // Keys and payloads of 4 GiB are refused earlier, by `max_body` and by Redis's limit of 512 MiB.
         out.put_u32_le(full.len() as u32);
-        out.put_u32_le(self.payload.len() as u32);
+        out.put_u32_le(payload.len() as u32);
         out.put_u64_le(self.stored_at);
         let Expiry { fresh_until, stale_until, error_until, retry_at, load_ms } = self.expiry;
         for time in [fresh_until, stale_until, error_until, retry_at] {
@@ -131,23 +145,28 @@ impl Entry {
         }
         out.put_u32_le(load_ms);
         out.put_u16_le(self.tags.as_bytes().len() as u16);
-        out.put_u16_le(0);
+        out.put_u8(compression);
+        out.put_u8(0);
         out.put_slice(full);
         out.put_slice(&self.validator);
         out.put_slice(self.tags.as_bytes());
-        out.put_slice(&self.payload);
+        out.put_slice(payload);
         let crc = crc32_iscsi(&out[CHECKED_FROM..]);
         out[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
         out.freeze()
     }
 
-    /// Decodes the bytes stored under `key`. The payload is the rest of `raw`; `raw` is returned if
-    /// it is no entry.
-    pub(crate) fn decode(mut raw: Bytes, key: &Key) -> Result<Self, (Unreadable, Bytes)> {
+    /// Decodes the bytes stored under `key`. The payload is the rest of `raw`, or up to `longest` bytes that are decompressed from
+    /// it; `raw` is returned if it is no entry.
+    pub(crate) fn decode(mut raw: Bytes, key: &Key, longest: usize) -> Result<Self, (Unreadable, Bytes)> {
         match Self::decode_header(&raw, key) {
-            Ok((header, [validator_at, tags_at, payload_at])) => {
+            Ok((header, [validator_at, tags_at, payload_at], compression)) => {
                 let validator = raw[validator_at..tags_at].into();
                 let tags = TagList::from_bytes(&raw[tags_at..payload_at]);
+                if compression != UNCOMPRESSED {
+                    let (packed, payload) = unpacked(&raw, payload_at, compression, longest)?;
+                    return Ok(Self { validator, tags, payload, packed, ..header });
+                }
                 raw.advance(payload_at);
                 Ok(Self { validator, tags, payload: raw, ..header })
             }
@@ -155,8 +174,9 @@ impl Entry {
         }
     }
 
-    /// Decodes everything but the validator, the tags and the payload, and returns where these begin.
-    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3]), Unreadable> {
+    /// Decodes everything but the validator, the tags and the payload, and returns where these begin, and how the payload is
+    /// compressed.
+    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3], u8), Unreadable> {
         let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
             return Err(Unreadable::Foreign);
         };
@@ -173,7 +193,7 @@ impl Entry {
         let (validator_len, tags_len) = (u16_at(10), u16_at(64));
         let length =
             key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
-        if header[3] != 0 || u16_at(66) != 0 || length != Some(rest.len()) {
+        if header[3] != 0 || header[67] != 0 || length != Some(rest.len()) {
             return Err(Unreadable::Corrupt);
         }
         if crc32_iscsi(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
@@ -201,11 +221,27 @@ impl Entry {
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::new(),
+            packed: Packed::default(),
         };
         let validator_at = HEADER + key_len;
         let tags_at = validator_at + validator_len;
-        Ok((entry, [validator_at, tags_at, tags_at + tags_len]))
+        Ok((entry, [validator_at, tags_at, tags_at + tags_len], header[66]))
     }
+}
+
+/// Decompresses the payload at `at`. Its length is checked before memory is taken for it.
+#[cold]
+fn unpacked(
+    raw: &Bytes,
+    at: usize,
+    method: u8,
+    longest: usize,
+) -> Result<(Packed, Bytes), (Unreadable, Bytes)> {
+    let packed = raw.slice(at..);
+    let length = packed.first_chunk().map_or(0, |length| u32::from_le_bytes(*length));
+    let is_read = method == LZ4 && length as usize <= longest;
+    let unpacked = is_read.then(|| Packed::unpack(packed, length as usize)).flatten();
+    unpacked.ok_or_else(|| (Unreadable::Compressed { method, length, longest }, raw.clone()))
 }
 
 /// Sets the checksum of an entry's bytes.
@@ -247,18 +283,25 @@ mod tests {
             validator: b"v1"[..].into(),
             tags: TagList::new(&[TagId { tag: key("tag"), id: 7 }]),
             payload: Bytes::from_static(b"the value"),
+            packed: Packed::default(),
         }
     }
 
+    const LONGEST: usize = 1024;
+
+    fn decode(raw: Bytes, as_key: &str) -> Result<Entry, (Unreadable, Bytes)> {
+        Entry::decode(raw, &key(as_key), LONGEST)
+    }
+
     fn refusal(raw: Bytes, as_key: &str) -> Unreadable {
-        Entry::decode(raw, &key(as_key)).expect_err("refused").0
+        decode(raw, as_key).expect_err("refused").0
     }
 
     #[test]
     fn round_trip_shares_the_memory_of_the_reply() {
         let raw = entry().encode(&key("k"));
         let memory = raw.as_ptr_range();
-        let back = Entry::decode(raw, &key("k")).expect("sound");
+        let back = decode(raw, "k").expect("sound");
         assert_eq!(back, entry());
         assert!(memory.contains(&back.payload.as_ptr()));
     }
@@ -285,10 +328,10 @@ mod tests {
         for bit in 0..raw.len() * 8 {
             let mut bad = raw.to_vec();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(bad.into(), &key("k")).is_err(), "bit {bit}");
+            assert!(decode(bad.into(), "k").is_err(), "bit {bit}");
         }
         for len in 0..raw.len() {
-            assert!(Entry::decode(raw.slice(..len), &key("k")).is_err(), "cut to {len}");
+            assert!(decode(raw.slice(..len), "k").is_err(), "cut to {len}");
         }
         let mut long = raw.to_vec();
         long.push(0);
@@ -314,7 +357,7 @@ mod tests {
         ];
         for entry in cases {
             for name in ["k", &name] {
-                assert_eq!(Entry::decode(entry.encode(&key(name)), &key(name)).as_ref(), Ok(&entry));
+                assert_eq!(decode(entry.encode(&key(name)), name).as_ref(), Ok(&entry));
             }
         }
     }
@@ -328,9 +371,9 @@ mod tests {
             raw[at] = byte;
             sealed(raw)
         };
-        assert_eq!(Entry::decode(with(0, MAGIC[0]), &key("k")), Ok(entry()), "nothing is changed");
+        assert_eq!(decode(with(0, MAGIC[0]), "k"), Ok(entry()), "nothing is changed");
         // The reserved bytes, the kind, and each length's first and last byte.
-        for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 66, 67] {
+        for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 67] {
             assert_eq!(refusal(with(at, 0xff), "k"), Unreadable::Corrupt, "byte {at}");
         }
         for length in [sound.len() - 1, HEADER] {
@@ -348,10 +391,77 @@ mod tests {
         assert_eq!(refusal(Bytes::from_static(b"hello"), "k"), Unreadable::Foreign);
     }
 
+    /// A process without the feature `lz4`, or of an older version, loads anew.
+    #[test]
+    fn an_unknown_compression_is_refused() {
+        let mut raw = entry().encode(&key("k")).to_vec();
+        for method in [if cfg!(feature = "lz4") { 2 } else { 1 }, 0xff] {
+            raw[66] = method;
+            let length = u32::from_le_bytes(*b"the ");
+            let refused = Unreadable::Compressed { method, length, longest: LONGEST };
+            assert_eq!(refusal(sealed(raw.clone()), "k"), refused);
+        }
+    }
+
+    #[cfg(feature = "lz4")]
+    #[test]
+    fn a_compressed_entry_is_decoded_within_bounds_and_encoded_to_the_same_bytes() {
+        let payload = Bytes::from(b"the value ".repeat(LONGEST / 10));
+        let packed = Packed::of(&payload, 0);
+        assert!(packed.stored().is_some());
+        let whole = Entry { payload, packed, ..entry() };
+        let raw = whole.encode(&key("k"));
+        assert!(raw.len() < 200, "{}", raw.len());
+        let back = decode(raw.clone(), "k").expect("sound");
+        assert_eq!(back, whole);
+        assert_eq!(back.encode(&key("k")), raw);
+        // Another version of the compressor makes another block of the same payload: here, only of literals.
+        let literals =
+            [&[0xf0][..], &[255; 3], &[(1020 - 15 - 3 * 255_usize) as u8], &whole.payload].concat();
+        let other = [&1020_u32.to_le_bytes()[..], &literals].concat();
+        let (packed, payload) = Packed::unpack(other.into(), 1020).expect("a block");
+        let other = Entry { payload, packed, ..entry() }.encode(&key("k"));
+        let back = decode(other.clone(), "k").expect("sound");
+        assert_eq!((&back.payload, back.encode(&key("k"))), (&whole.payload, other.clone()));
+        assert_ne!(other, raw);
+        // The same value with other times, as `expire` stores it.
+        let expired = Entry { expiry: whole.expiry.expired(), ..whole.clone() };
+        assert_eq!(decode(expired.encode(&key("k")), "k"), Ok(expired));
+        for bit in 0..raw.len() * 8 {
+            let mut bad = raw.to_vec();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode(bad.into(), "k").is_err(), "bit {bit}");
+        }
+    }
+
+    /// The length is what a bomb states of itself, so it is checked first, and then the block must have it.
+    #[cfg(feature = "lz4")]
+    #[test]
+    fn a_bomb_and_a_wrong_length_are_refused() {
+        let payload = Bytes::from(vec![0; LONGEST + 1]);
+        let packed = Packed::of(&payload, 0);
+        let raw = Entry { payload, packed, ..entry() }.encode(&key("k"));
+        let at = HEADER + key("k").full().len() + 2 + entry().tags.as_bytes().len();
+        let stating = |length: u32| {
+            let mut raw = raw.to_vec();
+            raw[at..at + 4].copy_from_slice(&length.to_le_bytes());
+            sealed(raw)
+        };
+        for length in [LONGEST as u32 + 1, u32::MAX, LONGEST as u32, LONGEST as u32 - 1, 0] {
+            let refused = Unreadable::Compressed { method: LZ4, length, longest: LONGEST };
+            assert_eq!(refusal(stating(length), "k"), refused);
+        }
+        assert!(Entry::decode(raw.clone(), &key("k"), LONGEST + 1).is_ok());
+        // Too short for a length.
+        let mut cut = raw[..at + 3].to_vec();
+        cut[16..20].copy_from_slice(&3_u32.to_le_bytes());
+        assert!(matches!(refusal(sealed(cut), "k"), Unreadable::Compressed { .. }));
+    }
+
     proptest::proptest! {
         #[test]
         fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..200)) {
-            let _ = Entry::decode(raw.into(), &key("k"));
+            let _ = decode(raw.into(), "k");
         }
     }
 }

@@ -79,7 +79,7 @@ impl FlightOutcome {
         }
     }
 
-    /// The bytes that FAIL publishes to waiters in other processes. A value is no longer than its stored form, so `max_body` bounds it.
+    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no longer than its stored form, so `max_body` bounds it.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
@@ -119,7 +119,7 @@ impl FlightOutcome {
     pub(crate) fn decode(raw: &Bytes, key: &Key) -> Self {
         let text = || Arc::<str>::from(String::from_utf8_lossy(raw.get(1..).unwrap_or_default()));
         match raw.first() {
-            Some(b'v') => match Entry::decode(raw.slice(1..), key) {
+            Some(b'v') => match Entry::decode(raw.slice(1..), key, 0) {
                 Ok(entry) => Self::Value(entry),
                 Err(_) => Self::Uncacheable,
             },
@@ -153,6 +153,7 @@ mod tests {
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::from_static(b"x"),
+            packed: Default::default(),
         };
         let there = |ending: FlightOutcome| FlightOutcome::decode(&ending.encode(&key), &key);
         assert!(

@@ -7,7 +7,7 @@ use axum::serve::ListenerExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, TlsCertificates};
-use stampede_guard::{Backend, Credentials, StampedeGuard};
+use stampede_guard::{Backend, Credentials, Policy, StampedeGuard};
 use tokio::net::TcpListener;
 
 #[test]
@@ -36,6 +36,13 @@ fn a_guard_beside_a_pool() -> Result<(), Box<dyn Error>> {
     for guard in [beside_it, by_address] {
         assert_eq!(guard.health().topology.to_string(), "single");
     }
+    Ok(())
+}
+
+#[test]
+fn long_values_are_compressed() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().compress_from(4096).build()?;
+    assert_ne!(policy, Policy::default());
     Ok(())
 }
 

@@ -18,6 +18,8 @@ mod certificates;
 #[cfg(feature = "testing")]
 mod chaos;
 mod coalescing;
+#[cfg(feature = "lz4")]
+mod compression;
 mod context;
 #[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls", feature = "http"))]
 mod deployments_to_try;

@@ -325,7 +325,7 @@ impl Oracle {
     }
 
     pub(super) fn value(&self, raw: &Bytes, key: &Key) -> Option<Value> {
-        let entry = Entry::decode(raw.clone(), key).ok()?;
+        let entry = Entry::decode(raw.clone(), key, usize::MAX).ok()?;
         rmp_serde::from_slice(&entry.payload).ok()
     }
 }

@@ -68,7 +68,7 @@ impl Oracle {
                     return false;
                 }
             }
-            let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
+            let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key, usize::MAX).ok());
             entry.is_some_and(|entry| {
                 matches!(entry.serves(store.now()), Freshness::Fresh | Freshness::BackingOff)
             })

@@ -61,6 +61,7 @@ fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::new(),
+            packed: Default::default(),
         };
         CacheStatus::stale(&entry, now)
     };

@@ -114,6 +114,11 @@ fn a_response_over_the_caps_is_not_stored() {
         response
     };
     let fits = with(MOST_HEADERS, MOST_HEADER_BYTES / MOST_HEADERS - 5);
+    // A compressed entry with the longest body is read with the longest head, and with metadata of any length.
+    let policy = crate::policy::Policy::default();
+    let room = policy.longest_payload() - policy.max_body;
+    assert!(fits.bytes().unwrap().len() + usize::from(u16::MAX) < room);
+    assert!(FIXED + MOST_HEADER_BYTES + 4 * MOST_HEADERS + usize::from(u16::MAX) < room);
     assert_eq!(decode(&fits.bytes().unwrap()), Some(fits));
     assert_eq!(with(MOST_HEADERS + 1, 0).bytes(), None);
     assert_eq!(with(2, MOST_HEADER_BYTES / 2 - 4).bytes(), None);

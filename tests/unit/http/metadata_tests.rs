@@ -109,6 +109,7 @@ fn entry(fresh_until: u64) -> Entry {
         validator: Box::default(),
         tags: TagList::default(),
         payload: written(&kept()),
+        packed: Default::default(),
     }
 }
 

@@ -109,6 +109,7 @@ fn value(stored_at: u64, fresh_until: u64) -> Entry {
         validator: Box::default(),
         tags: crate::value::tags::TagList::default(),
         payload: Bytes::from_static(b"v"),
+        packed: Default::default(),
     }
 }
 
@@ -124,6 +125,46 @@ async fn a_fresh_value_ends_the_attempt_however_old() {
     one.stores(&value(now - 5_000, now + 5_000)).await;
     let found = other.contend().await;
     assert!(is_value(&found), "{}", name(&found));
+}
+
+/// The store compares the bytes that the flight has seen with the bytes that it has. Another version of the compressor makes other
+/// bytes of the same value, so they are not made anew.
+#[cfg(feature = "lz4")]
+#[tokio::test(start_paused = true)]
+async fn a_compressed_entry_that_was_seen_is_not_found_again() {
+    use crate::value::lz4::Packed;
+
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    sleep(Duration::from_secs(2)).await;
+    let now = one.now();
+    let text = Bytes::from(vec![b'v'; 1020]);
+    // A block of literals, as no compressor makes it of a text that repeats.
+    let literals = [&[0xf0, 255, 255, 255, 1020_u16.wrapping_sub(15 + 3 * 255) as u8][..], &text].concat();
+    let block = [&1020_u32.to_le_bytes()[..], &literals].concat();
+    let (packed, payload) = Packed::unpack(block.into(), 1020).expect("a block");
+    assert_ne!(packed, Packed::of(&text, 0));
+    let compressed = Entry { payload, packed, ..value(now - 1_000, now - 500) };
+    one.stores(&compressed).await;
+    let raw = compressed.encode(&one.key);
+    let seen = Entry::decode(raw, &one.key, 1020).expect("sound");
+    assert_eq!(seen.payload, text);
+    let seen = Arc::new(StoredEntry::new(Ok(seen)));
+    other.rejected = Some(Arc::clone(&seen));
+    let lease = other.leads().await;
+    assert!(other.rejected.as_ref().is_some_and(|rejected| Arc::ptr_eq(rejected, &seen)), "not found again");
+    lease.hand_over(0).await;
+    // What stands in for a failed load is stored with other times, and read by others.
+    let again = Entry { expiry: Expiry { fresh_until: now + 5_000, ..compressed.expiry }, ..compressed };
+    one.rejected = Some(seen);
+    one.stores(&again).await;
+    let mut third = Side::on(&store);
+    let found = third.contend().await;
+    assert!(
+        matches!(&found, AcquireOutcome::Ended { outcome: FlightOutcome::Value(entry), .. } if entry.payload == text),
+        "{}",
+        name(&found)
+    );
 }
 
 /// A value that was stored after this flight began was made for it, even if it has no lifetime.

@@ -194,8 +194,9 @@ impl World {
         };
         let loader = loader(load, state, policy, &key, &OwnResult::default());
         let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
-        let rejected =
-            stored.map(|raw| Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key).expect("an entry")))));
+        let rejected = stored.map(|raw| {
+            Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key, usize::MAX).expect("an entry"))))
+        });
         let flight = FlightKey { key, mode };
         let Joined::Leader(leader, slot) =
             state.flights.join(&flight, loader, FlightOutcome::Abandoned, usize::MAX)

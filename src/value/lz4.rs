@@ -1,0 +1,103 @@
+//! The compressed form of an entry's payload: how it is made, and how it is read within bounds.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lz4_flex::block::{compress_prepend_size, decompress_into};
+
+/// The compressed form of a payload, as it is stored: the payload's length, four bytes, little-endian; then an LZ4 block.
+///
+/// An entry keeps it beside its payload. The store compares the bytes that a caller has read with the bytes that it has, and another
+/// version of the compressor makes other bytes of the same payload. One pointer, because each hit moves the entry several times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed(Option<Arc<Bytes>>);
+
+impl Packed {
+    /// Compresses a payload of `from` bytes or more; nothing if that saves less than an eighth.
+    #[inline]
+    pub(crate) fn of(payload: &[u8], from: usize) -> Self {
+        if payload.len() < from { Self::default() } else { Self::compress(payload) }
+    }
+
+    fn compress(payload: &[u8]) -> Self {
+        let mut packed = compress_prepend_size(payload);
+        if packed.len() > payload.len() - payload.len() / 8 {
+            return Self::default();
+        }
+        // The compressor has reserved room for the worst case.
+        packed.shrink_to_fit();
+        Self(Some(Arc::new(packed.into())))
+    }
+
+    /// The payload of `length` bytes that was stored as `packed`; `None` if it is anything else. The caller has checked the length,
+    /// which is allocated before the block is read.
+    pub(crate) fn unpack(packed: Bytes, length: usize) -> Option<(Self, Bytes)> {
+        let mut payload = vec![0; length];
+        let written = decompress_into(packed.get(LENGTH..)?, &mut payload).ok()?;
+        (written == length).then(|| (Self(Some(Arc::new(packed))), payload.into()))
+    }
+
+    /// As it is stored; `None` for a payload that is stored as it is.
+    #[inline]
+    pub(crate) fn stored(&self) -> Option<&Bytes> {
+        self.0.as_deref()
+    }
+}
+
+const LENGTH: usize = size_of::<u32>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn length(packed: &Bytes) -> usize {
+        u32::from_le_bytes(*packed.first_chunk().expect("a length")) as usize
+    }
+
+    #[test]
+    fn a_short_payload_and_one_that_does_not_shrink_are_left_alone() {
+        let text = vec![b'x'; 4096];
+        assert!(Packed::of(&text, 4097).stored().is_none());
+        assert!(Packed::of(&text, 4096).stored().is_some_and(|packed| packed.len() < 64));
+        let noise: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
+        assert!(Packed::of(&noise, 0).stored().is_none());
+        assert!(Packed::of(&[], 0).stored().is_none());
+        // A seventh of it shrinks to nothing, a tenth of it is too little.
+        for (zeros, is_packed) in [(4096 / 7, true), (4096 / 10, false)] {
+            let part = [&noise[..4096 - zeros], &vec![0; zeros]].concat();
+            assert_eq!(Packed::of(&part, 0).stored().is_some(), is_packed, "{zeros}");
+        }
+    }
+
+    #[test]
+    fn a_cut_block_and_a_wrong_length_are_refused() {
+        let text = b"all work and no play ".repeat(100);
+        let packed = Packed::of(&text, 0).stored().expect("shrinks").clone();
+        let whole = Packed::unpack(packed.clone(), length(&packed)).expect("sound");
+        assert_eq!((whole.0.stored(), &whole.1[..]), (Some(&packed), &text[..]));
+        for end in 0..packed.len() {
+            assert_eq!(Packed::unpack(packed.slice(..end), text.len()), None, "cut to {end}");
+        }
+        for wrong in [0, 1, text.len() - 1, text.len() + 1] {
+            assert_eq!(Packed::unpack(packed.clone(), wrong), None, "{wrong} bytes");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_compressed_payload_comes_back(unit in proptest::collection::vec(0u8.., 1..40), times in 1usize..200) {
+            let payload = unit.repeat(times);
+            if let Some(packed) = Packed::of(&payload, 0).stored() {
+                let (again, back) = Packed::unpack(packed.clone(), length(packed)).expect("sound");
+                assert_eq!((again.stored(), &back[..]), (Some(packed), &payload[..]));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(packed in proptest::collection::vec(0u8.., 0..200), length in 0usize..2000) {
+            if let Some((_, payload)) = Packed::unpack(packed.into(), length) {
+                assert_eq!(payload.len(), length);
+            }
+        }
+    }
+}
