@@ -219,13 +219,15 @@ impl KeptInvalidations {
         true
     }
 
-    /// What is to be sent. If there is nothing, the task that sends ends with this call.
+    /// What is to be sent, the oldest first. If there is nothing, the task that sends ends with this call.
     pub(crate) fn to_send(&self) -> Vec<KeptInvalidation> {
         let mut names = lock(&self.names);
         if names.by_name.is_empty() {
             names.is_being_sent = false;
         }
-        names.by_name.values().cloned().collect()
+        let mut all: Vec<_> = names.by_name.values().cloned().collect();
+        all.sort_unstable_by_key(|kept| (kept.attempt, kept.is_tag));
+        all
     }
 
     /// Whether the caller has to start the task that sends: there is something to send, and no such task.

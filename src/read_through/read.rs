@@ -255,7 +255,10 @@ async fn read_chunk(
     within: Duration,
 ) -> Vec<ReadResult> {
     // As in `read_shared`.
-    let tickets: Vec<_> = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags))).collect();
+    let tickets = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags)));
+    // After the tickets, and before the question is sent.
+    let terms: Vec<_> =
+        tickets.zip(keys).map(|(ticket, key)| (ticket, state.kept.servable(key, tags))).collect();
     let (entries, ids) = match state.store.tags().look_up_tagged(keys, tags, within).await {
         Ok(found) => found,
         Err(error) => {
@@ -263,8 +266,8 @@ async fn read_chunk(
             return keys.iter().map(|_| ReadResult::Failed(error.clone())).collect();
         }
     };
-    let found = keys.iter().zip(entries).zip(tickets).map(async |((key, raw), mut ticket)| {
-        let read = checked(state, key, raw, (tags, &ids), &mut ticket, within).await;
+    let found = keys.iter().zip(entries).zip(terms).map(async |((key, raw), (mut ticket, servable))| {
+        let read = checked(state, key, raw, (tags, &ids, servable), &mut ticket, within).await;
         shared(state, key, tags, read, ticket).map(Found::Shared)
     });
     join_all(found).await

@@ -35,15 +35,15 @@ pub(super) async fn read_checked(
             (entry.pop().flatten(), ids)
         }
     };
-    checked(state, key, raw, (tags, &ids), ticket, within).await
+    checked(state, key, raw, (tags, &ids, servable), ticket, within).await
 }
 
-/// As [`read_checked`], for the bytes that a read has found with `ids`, the ids of `tags`.
+/// As [`read_checked`], for the bytes that a read has found with `ids`, the ids of `tags`. `servable` was asked before it was sent.
 pub(super) async fn checked(
     state: &GuardState,
     key: &Key,
     raw: Option<Bytes>,
-    (tags, ids): (&[Key], &[Option<u64>]),
+    (tags, ids, servable): (&[Key], &[Option<u64>], Servable),
     ticket: &mut Option<Ticket>,
     within: Duration,
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {

@@ -72,6 +72,8 @@ async fn an_unconfirmed_invalidation_is_sent_later_and_nothing_older_is_served_b
     two.heal().await;
     assert_eq!(get(&two.other, "key").await, Some(1), "the store has the older value");
     assert_eq!(get(&two.cut, "key").await, None);
+    let many = two.cut.get_many::<u32, _>(["key", "other"]).await;
+    assert_eq!(many.into_iter().collect::<Result<Vec<_>, _>>().expect("answered"), [None, Some(1)]);
     assert!(!two.cut.contains("key").await.expect("answered"));
     assert_eq!(load(&two.cut, "key", 2).await, 2, "its process loads a newer one");
     assert_eq!(load(&two.cut, "other", 2).await, 1, "other keys are served");

@@ -337,7 +337,7 @@ impl<'a> Change<'a> {
         let keys = match does {
             Does::Invalidate => vec![key],
             Does::InvalidateTag => (0..world.plan.keys).collect(),
-            Does::Load | Does::Get | Does::Refresh | Does::Insert => Vec::new(),
+            Does::Load | Does::LoadMany | Does::Get | Does::Refresh | Does::Insert => Vec::new(),
         };
         Self { oracle: &world.oracle, node, keys, began }
     }
