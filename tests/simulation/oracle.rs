@@ -304,7 +304,9 @@ impl Oracle {
     pub(super) fn sent_all(&self, node: usize) {
         let mut state = lock(&self.state);
         let now = state.next();
-        state.unsent.retain(|(unsent, _)| *unsent != node);
+        let sent: Vec<_> = state.unsent.extract_if(|(unsent, _)| *unsent == node).collect();
+        // A read that was sent before serves nothing, and its caller loads.
+        sent.into_iter().for_each(|(_, key)| state.loads.may_load_again(Some(key)));
         for change in state.by_key.values_mut().flat_map(|of| &mut of.ended) {
             if change.node == node {
                 change.everywhere.get_or_insert(now);
