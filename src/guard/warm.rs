@@ -43,7 +43,7 @@ impl StampedeGuard {
     /// is free. While the store is away it waits, because values that are not stored warm nothing.
     ///
     /// Await it before the process says that it is ready, or spawn it beside the traffic. Errors are counted in [`Warmed`]; the
-    /// [metrics and logs](crate::metrics) of loads have their causes.
+    /// metrics and logs of loads have their causes.
     ///
     /// # Panics
     ///
