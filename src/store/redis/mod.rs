@@ -16,6 +16,7 @@
 //!
 //! The keys of locks are listed in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
+mod backoff;
 #[cfg(feature = "cluster")]
 mod cluster;
 #[cfg(not(feature = "cluster"))]

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::slot_map::{SlotLayout, SlotMap};
 use super::{Cluster, DiscoveryWake, Supervisor};
 use crate::observe::log;
-use crate::store::redis::connection::backoff::Backoff;
+use crate::store::redis::backoff::Backoff;
 use crate::store::redis::errors::classify::{reason, store_error};
 use crate::store::redis::topology::cluster::slots::{Address, Range, majority, parse};
 use crate::store::{StoreError, StoreErrorKind};
@@ -239,7 +239,7 @@ mod tests {
     use redis::cluster::ClusterClient;
 
     use super::*;
-    use crate::store::redis::connection::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
+    use crate::store::redis::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
 
     /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
     #[tokio::test]

@@ -7,7 +7,6 @@
 //! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
 //! keeper in its own runtime.
 
-pub(crate) mod backoff;
 pub(crate) mod connector;
 pub(crate) mod inbound;
 
@@ -39,7 +38,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
-use backoff::STABLE;
+use super::backoff::STABLE;
 use connector::Connector;
 use outages::Outage;
 use refusal_log::RefusalLog;

@@ -8,11 +8,11 @@ use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::backoff::{Backoff, STABLE};
 use super::connector::{Connector, Opened};
 use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
+use crate::store::redis::backoff::{Backoff, STABLE};
 use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::login::OWN;

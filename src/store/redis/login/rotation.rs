@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::issue::{Issue, not_provided};
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::credentials::{Credentials, CredentialsProvider};
+use crate::store::redis::backoff::Backoff;
 use crate::sync::lock;
 
 /// The part of their life after which credentials are renewed, from and to: processes that started together should not ask the
@@ -24,7 +25,7 @@ const RENEW: (f64, f64) = (0.65, 0.8);
 /// How long one call of the provider may take.
 const ASK_WITHIN: Duration = Duration::from_secs(10);
 
-/// The least time between two calls, and the pauses after failures: those are below the first, then below twice as much each time, up to the last.
+/// The least time between two calls, and the first and the longest pause after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -52,9 +53,8 @@ struct RotationState {
     number: u64,
     /// Whether a call of the provider is under way.
     asking: bool,
-    /// Counts failures that came soon after each other.
-    failed: u32,
-    failed_at: Option<Instant>,
+    /// The pauses after failures that came soon after each other, and when the latest failure was.
+    failures: Option<(Backoff, Instant)>,
     /// Before this moment the provider is not asked.
     rests_until: Option<Instant>,
     /// Why there are no credentials.
@@ -142,11 +142,12 @@ impl RotationState {
     /// Rests for a moment, longer after each failure that follows another one.
     fn fail(&mut self) {
         let now = Instant::now();
-        let is_new = self.failed_at.is_none_or(|at| now.saturating_duration_since(at) > LAST_PAUSE * 2);
-        self.failed = if is_new { 0 } else { (self.failed + 1).min(16) };
-        self.failed_at = Some(now);
-        let most = FIRST_PAUSE.saturating_mul(1 << self.failed).min(LAST_PAUSE);
-        self.rests_until = Some(now + most.mul_f64(fastrand::f64()));
+        let soon =
+            self.failures.take().filter(|(_, at)| now.saturating_duration_since(*at) <= LAST_PAUSE * 2);
+        let mut backoff =
+            soon.map_or_else(|| Backoff::between(FIRST_PAUSE, LAST_PAUSE), |(backoff, _)| backoff);
+        self.rests_until = Some(now + backoff.next());
+        self.failures = Some((backoff, now));
     }
 }
 

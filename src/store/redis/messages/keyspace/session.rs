@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::{Announcements, Keyspace, KeyspaceState, REFUSED, configure, frees};
 use crate::observe::log;
-use crate::store::redis::connection::backoff::Backoff;
+use crate::store::redis::backoff::Backoff;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::connection::inbound::Inbound;
 use crate::store::redis::errors::classify::{judge, reason, store_error};
