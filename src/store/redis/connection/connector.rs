@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
 
-use super::inbound::{Inbound, Messages};
+use super::inbound::{Inbound, MessageSink, Messages};
 use super::outages::Outages;
 use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
@@ -155,6 +155,24 @@ impl Connector {
                 self.login.refused(number);
                 Ok(false)
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Logs an open connection for messages, with the credentials of number `login`, in again. Returns the number of those that it has
+    /// then.
+    pub(crate) async fn log_in_for_messages(
+        &self,
+        sink: &mut MessageSink,
+        login: u64,
+        issue: &Issue,
+    ) -> RedisResult<u64> {
+        let auth = issue.auth();
+        match self.log_in(issue.number, sink.auth(&auth)).await {
+            Ok(true) => Ok(issue.number),
+            Ok(false) => Ok(login),
+            // It is sent again; a ping finds out whether the connection is dead.
+            Err(error) if error.is_timeout() => Ok(login),
             Err(error) => Err(error),
         }
     }

@@ -247,12 +247,8 @@ async fn session(
             },
             () = asked.notified() => {}
             issue = dial.login.later_than(login) => {
-                let auth = issue.auth();
-                match dial.log_in(issue.number, sink.auth(&auth)).await {
-                    Ok(true) => login = issue.number,
-                    Ok(false) => {}
-                    // It is sent again; a ping finds out whether the connection is dead.
-                    Err(error) if error.is_timeout() => {}
+                match dial.log_in_for_messages(&mut sink, login, &issue).await {
+                    Ok(present) => login = present,
                     Err(error) => return failed(error),
                 }
             }
