@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::failure_text::with_causes;
 use crate::key::Key;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -89,14 +90,7 @@ impl Error {
     /// starts seldom prints more than the text. So there is no source, which a chain printer would print a second time.
     pub(crate) fn unusable(what: &str, source: StoreError) -> Self {
         let kind = Self::kind_of(&source);
-        let mut text = format!("{what}: {source}");
-        let causes = std::error::Error::source(&source);
-        for cause in std::iter::successors(causes, |&cause| cause.source()).map(ToString::to_string) {
-            // Some errors repeat the text of their cause.
-            if !text.ends_with(&cause) {
-                text = format!("{text}: {cause}");
-            }
-        }
+        let mut text = format!("{what}: {}", with_causes(&source));
         if source.source.is_none() {
             text.push_str(match kind {
                 ErrorKind::Closed => ": make a new guard",

@@ -1,7 +1,9 @@
-//! The text of a loader's error or panic, which stands for it in other processes.
+//! The texts of errors and panics: of a loader's, which stands for it in other processes, and of an error with its causes.
 
 use std::any::Any;
+use std::error::Error;
 use std::fmt;
+use std::iter::successors;
 use std::sync::Arc;
 
 /// The text of a loader's error, cut at a character boundary to the length that is sent between processes. Includes the
@@ -14,6 +16,17 @@ pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
         text.truncate(end);
     }
     text.into()
+}
+
+/// The text of an error and of its causes. Some errors repeat the text of their cause; that is not told twice.
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in successors(error.source(), |&cause| cause.source()).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// The message of a caught panic.

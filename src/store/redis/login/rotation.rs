@@ -3,7 +3,6 @@
 //! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one is
 //! spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait for.
 
-use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::issue::{Issue, not_provided};
+use crate::failure_text::with_causes;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::credentials::{Credentials, CredentialsProvider};
 use crate::store::redis::backoff::Backoff;
@@ -204,7 +204,7 @@ impl Rotation {
                 Ok(Ok(given)) if given.life().is_some_and(|life| life.is_zero()) => {
                     Err("what it gave has ended already".to_owned())
                 }
-                Ok(given) => given.map_err(|error| causes(&*error)),
+                Ok(given) => given.map_err(|error| with_causes(&*error)),
                 Err(_) => Err(format!("it gave none within {ASK_WITHIN:?}")),
             };
             asking.ended = true;
@@ -269,14 +269,4 @@ impl Drop for Asking {
         lock(&self.rotation.state).asking = false;
         self.rotation.changes.send_replace(());
     }
-}
-
-/// An error and its causes in one line.
-fn causes(error: &(dyn Error + 'static)) -> String {
-    let (mut text, mut source) = (error.to_string(), error.source());
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
