@@ -184,8 +184,8 @@ impl StampedeGuardBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no kept invalidations at all, a `local_term` out of its range, or a
-    /// `local_capacity` without room for a copy where the policy has a `local_for`.
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no kept invalidations at all, a `local_term`
+    /// out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         let length = escape_namespace(&self.namespace).len();
         if !(1..=64).contains(&length) {

@@ -83,7 +83,7 @@ where
 }
 
 impl StampedeGuard {
-    /// Steps 2 to 8 for many keys. Boxed once: the code behind it does not depend on the types of the caller's futures.
+    /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
     pub(super) async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<Answer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,

@@ -32,13 +32,12 @@ use crate::tracker::Tracked;
 /// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
 pub(crate) const LATER: Duration = Duration::from_millis(15);
 
-/// The members of a round, and the chain of loads inside which their call runs.
+/// Loads the members of one round, named by their places.
 type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// One caller's keys that are loaded together.
 pub(crate) struct Batch {
     members: Mutex<Members>,
-    /// Loads the members of one round, named by their places.
     call: Call,
     share: Mutex<Weak<BatchShare>>,
     /// Where rounds run: the last event of a round may come from another runtime, or from none.
@@ -175,9 +174,7 @@ pub(crate) struct Member {
 impl Member {
     /// The first attempt of this member, for the caller that looks for its value.
     pub(crate) fn attempt(&self) -> Attempt {
-        let mut attempt = Attempt { batch: Arc::clone(&self.batch), index: self.index, number: 0 };
-        attempt.again();
-        attempt
+        Attempt::new(&self.batch, self.index)
     }
 
     /// The loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
@@ -205,11 +202,15 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// The same member's attempt in the name of the flight that it has begun; the caller's attempt no longer counts.
-    pub(super) fn of_flight(&self) -> Self {
-        let mut attempt = Self { batch: Arc::clone(&self.batch), index: self.index, number: 0 };
+    fn new(batch: &Arc<Batch>, index: usize) -> Self {
+        let mut attempt = Self { batch: Arc::clone(batch), index, number: 0 };
         attempt.again();
         attempt
+    }
+
+    /// The same member's attempt in the name of the flight that it has begun; the caller's attempt no longer counts.
+    pub(super) fn of_flight(&self) -> Self {
+        Self::new(&self.batch, self.index)
     }
 
     /// Attempts (again).

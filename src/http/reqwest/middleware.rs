@@ -105,15 +105,12 @@ impl GuardMiddleware {
         mut request: reqwest::Request,
     ) -> Result<reqwest::Response, reqwest_middleware::Error> {
         let headers = request.headers_mut();
-        for name in self
-            .default_headers
-            .keys()
-            .filter(|name| !headers.contains_key(*name))
-            .cloned()
-            .collect::<Vec<_>>()
-        {
-            for value in self.default_headers.get_all(&name) {
-                headers.append(name.clone(), value.clone());
+        for name in self.default_headers.keys() {
+            if headers.contains_key(name) {
+                continue;
+            }
+            for value in self.default_headers.get_all(name) {
+                headers.append(name, value.clone());
             }
         }
         let (url, limit) = (request.url().clone(), request.timeout().copied());
