@@ -16,6 +16,7 @@ pub(crate) mod location;
 pub(crate) mod normalize;
 pub(crate) mod personal;
 pub(crate) mod policy;
+mod presets;
 pub(crate) mod ranges;
 pub(crate) mod reason;
 pub(crate) mod request;
