@@ -208,7 +208,7 @@ pub const METRICS: &[Metric] = &[
     gauge(
         "stampede_guard_kept_invalidations",
         GUARD,
-        "Keys and tags whose invalidation the store has not confirmed yet.",
+        "Keys and tags with an invalidation that the store has not confirmed yet.",
     ),
     gauge("stampede_guard_local_copies", GUARD, "Copies in this process's memory."),
     gauge("stampede_guard_local_bytes", GUARD, "Bytes that these copies take, by estimate."),

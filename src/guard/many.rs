@@ -25,14 +25,14 @@ impl StampedeGuard {
     /// fleet.
     ///
     /// The answers are in the order of `keys`; a key that occurs twice is answered twice. One read looks for all keys. Then each missing key
-    /// has its own lease: `load` is called with exactly the keys whose leases this call was given, and returns their values in any
+    /// has its own lease: `load` is called with exactly the keys of the leases that this call was given, and returns their values in any
     /// order. The other keys are awaited from the callers that load them, in this process or in another, while the call runs.
     /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
     /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
     ///
     /// A key for which `load` returns no value is answered with `None`, which is stored for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
-    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair whose key was not asked for is ignored.
+    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not asked for is ignored.
     ///
     /// `load` is called again only for keys that another process was to load and did not, because it died or failed to store the
     /// value. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a call takes one permit, for all its keys; its

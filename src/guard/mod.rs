@@ -73,7 +73,7 @@ pub struct Shutdown {
     /// end, and leases that this process may hold without knowing. Waiters in other processes wait for such a lease
     /// until its TTL ends.
     pub abandoned: usize,
-    /// Keys and tags whose invalidation the store has not confirmed. Other processes may serve what they invalidate until it
+    /// Keys and tags with an invalidation that the store has not confirmed. Other processes may serve what they invalidate until it
     /// expires.
     pub unsent_invalidations: usize,
 }
@@ -200,7 +200,7 @@ impl StampedeGuard {
     /// Then callers that wait for one of its [`locks`](Self::locks) are sent away, and the releases that they leave in the background
     /// are awaited: within the deadline and for two seconds at most, or within that second. Locks that are still held stay held
     /// until their TTL ends. Invalidations that are kept because the store has not confirmed them are sent in the same time; those that
-    /// are left are logged. So end the requests whose handlers hold locks or invalidate before this call. Calls without a loader
+    /// are left are logged. So end requests with handlers that hold locks or invalidate before this call. Calls without a loader
     /// then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
     /// memory, which has no connections to close, answers them as before.
     ///

@@ -25,9 +25,9 @@ const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
 pub struct Warmed {
     /// Keys that this warm-up has loaded.
     pub loaded: u64,
-    /// Keys whose value was there, or was loaded by another caller or process.
+    /// Keys with a value that was there, or that another caller or process has loaded.
     pub found: u64,
-    /// Keys whose load failed, or that were left out because the guard was shut down.
+    /// Keys with a load that failed, or that were left out because the guard was shut down.
     pub failed: u64,
 }
 

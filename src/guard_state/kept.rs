@@ -68,7 +68,7 @@ struct KeptNames {
 /// The names that were kept became too many.
 #[derive(Clone, Copy, Debug)]
 struct Overflow {
-    /// One of them was of a policy whose values do not have the tag of everything.
+    /// One of them was of a policy that gives its values no tag of everything.
     misses_values: bool,
 }
 

@@ -51,7 +51,7 @@ macro_rules! counters {
             pub flights: u64,
             /// Tasks of flights that run now, detached ones included.
             pub tasks: u64,
-            /// Keys and tags whose invalidation the store has not confirmed, and which are invalidated as soon as it answers.
+            /// Keys and tags with an invalidation that the store has not confirmed. It is sent as soon as the store answers.
             pub kept_invalidations: u64,
         }
 

@@ -7,7 +7,7 @@ use http::uri::Scheme;
 
 use crate::http::HttpPolicy;
 
-/// What a response takes besides its body, at most: its metadata, whose length has two bytes, and its header section, which
+/// What a response takes besides its body, at most: its metadata, with a length of two bytes, and its header section, which
 /// `StoredResponse` bounds.
 pub(super) const LONGEST_HEAD: usize = 192 * 1024;
 

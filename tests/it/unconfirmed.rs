@@ -324,7 +324,7 @@ fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_kept() {
     });
 }
 
-/// A read whose answer is on its way when the invalidation ends makes no copy, and neither does a read that is sent after that.
+/// A read with an answer on its way when the invalidation ends makes no copy, and neither does a read that is sent after that.
 #[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn no_copy_of_a_kept_name_is_served() {

@@ -62,7 +62,7 @@ pub(super) struct State {
     pub(super) tag_changes: Vec<u64>,
     /// The nodes with a call that changes something, from its beginning on.
     pub(super) changing: HashSet<usize>,
-    /// The nodes whose invalidations of these keys were not confirmed, as long as they may not have sent them again.
+    /// The nodes with unconfirmed invalidations of these keys, as long as they may not have sent them again.
     pub(super) unsent: HashSet<(usize, u8)>,
 }
 

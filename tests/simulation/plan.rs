@@ -29,7 +29,7 @@ pub(super) struct Plan {
     /// The policy of the slots that keep local copies, and which slots do.
     pub(super) local: Policy,
     pub(super) keeps: Vec<bool>,
-    /// How many names a node keeps whose invalidation was not confirmed.
+    /// How many names of unconfirmed invalidations a node keeps.
     pub(super) most_kept: usize,
     /// How long a volume lease lasts.
     pub(super) term: Duration,

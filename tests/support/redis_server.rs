@@ -194,7 +194,7 @@ impl RedisServer {
         self.run::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]).lines().count()
     }
 
-    /// The ids of the connections of users whose names begin like this. A connection that is opened anew has another id.
+    /// The ids of the connections of users with names that begin like this. A connection that is opened anew has another id.
     pub(crate) fn ids_of(&self, users: &str) -> BTreeSet<String> {
         let clients = clients(&mut self.conn());
         let theirs =

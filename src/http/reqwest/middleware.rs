@@ -60,7 +60,7 @@ impl StampedeGuard {
 /// # Errors
 ///
 /// The request that led a failed load gets the client's own error. A request that waited for it gets the guard's 502, and one
-/// whose wait was too long 504: see the [failures](crate::http#failures) of the layer.
+/// that waited for too long 504: see the [failures](crate::http#failures) of the layer.
 ///
 /// # Cancel safety
 ///

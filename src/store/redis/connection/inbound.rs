@@ -79,7 +79,7 @@ impl MessageSink {
         }
     }
 
-    /// Sends AUTH. Only for a connection whose credentials rotate.
+    /// Sends AUTH. Only for a connection with credentials that rotate.
     pub(crate) async fn auth(&mut self, auth: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Resp2(_) => {
