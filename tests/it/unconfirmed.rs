@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use stampede_guard::testing::{ChaosStore, Replica};
 use stampede_guard::{ErrorKind, Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::support::gate::{Counter, Gate};
@@ -146,10 +147,8 @@ async fn an_insertion_is_not_kept_and_an_expiry_is() {
     assert_eq!((get(&two.other, "inserted").await, get(&two.other, "expired").await), (Some(1), None));
 }
 
-/// A load that began before the invalidation answers its own callers only, although nothing in the store ends its lease.
-#[tokio::test(start_paused = true)]
-async fn a_load_from_before_does_not_answer_later_callers() {
-    let two = Two::new(Policy::builder().lease(SENT * 10).load_timeout(SENT * 10));
+/// Cuts a node off while it loads 1, and drops its invalidation of that key. The gate holds the load.
+async fn invalidated_while_loading(two: &Two) -> (Gate, JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let older = tokio::spawn({
         let (guard, gate, loads) = (two.cut.clone(), gate.clone(), loads.clone());
@@ -165,6 +164,14 @@ async fn a_load_from_before_does_not_answer_later_callers() {
     loads.reach(1).await;
     two.line.cut();
     timeout(Duration::from_millis(50), two.cut.invalidate("key")).await.expect_err("it is dropped");
+    (gate, older)
+}
+
+/// A load that began before the invalidation answers its own callers only, although nothing in the store ends its lease.
+#[tokio::test(start_paused = true)]
+async fn a_load_from_before_does_not_answer_later_callers() {
+    let two = Two::new(Policy::builder().lease(SENT * 10).load_timeout(SENT * 10));
+    let (gate, older) = invalidated_while_loading(&two).await;
     let later = tokio::spawn({
         let guard = two.cut.clone();
         async move { load(&guard, "key", 2).await }
@@ -351,21 +358,7 @@ async fn no_copy_of_a_kept_name_is_served() {
 async fn a_load_from_before_makes_no_copy() {
     let policy = Policy::builder().local_for(Duration::MAX).lease(SENT * 10).load_timeout(SENT * 10);
     let two = Two::new(policy.fresh_for(SENT * 100).ttl_jitter(0.0));
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let older = tokio::spawn({
-        let (guard, gate, loads) = (two.cut.clone(), gate.clone(), loads.clone());
-        async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Ok::<_, String>(1_u32)
-            };
-            guard.get_or_load("key", load).await.expect("loaded")
-        }
-    });
-    loads.reach(1).await;
-    two.line.cut();
-    timeout(Duration::from_millis(50), two.cut.invalidate("key")).await.expect_err("it is dropped");
+    let (gate, older) = invalidated_while_loading(&two).await;
     two.heal().await;
     gate.open();
     assert_eq!(older.await.expect("joined"), 1);

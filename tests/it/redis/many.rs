@@ -34,27 +34,34 @@ struct Report {
     took: Duration,
 }
 
-/// The process asks for all its keys at once. One call asks the origin for each of its keys.
+/// The guard of a process, once all processes may begin.
+async fn started(child: &mut Child) -> (Config, StampedeGuard) {
+    let config: Config = child.config();
+    let client = redis::Client::open(config.redis.as_str()).expect("an address");
+    let guard = StampedeGuard::builder(client).policy(lease_of(config.lease)).build().expect("valid");
+    connects(&guard).await;
+    child.ready();
+    child.wait_go().await;
+    (config, guard)
+}
+
+/// Asks the origin for each of the keys.
+async fn load_all(origin: Arc<str>, keys: Vec<u64>) -> Result<Vec<(u64, String)>, String> {
+    let load = async |key: u64| Ok((key, origin::load(&origin, &key.to_string()).await?));
+    join_all(keys.into_iter().map(load)).await.into_iter().collect()
+}
+
+/// The process asks for all its keys at once.
 pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        let config: Config = child.config();
-        let guard = StampedeGuard::builder(redis::Client::open(config.redis.as_str()).expect("an address"))
-            .policy(lease_of(config.lease))
-            .build()
-            .expect("valid");
-        connects(&guard).await;
-        child.ready();
-        child.wait_go().await;
+        let (config, guard) = started(&mut child).await;
         let (calls, asked) = (Counter::default(), Instant::now());
         let (counted, origin) = (calls.clone(), Arc::<str>::from(config.origin));
-        let load = move |keys: Vec<u64>| {
-            let (call, origin) = (counted.start(), Arc::clone(&origin));
+        let load = move |keys| {
+            let (call, loads) = (counted.start(), load_all(Arc::clone(&origin), keys));
             async move {
                 let _call = call;
-                let loads = keys
-                    .into_iter()
-                    .map(async |key| Ok::<_, String>((key, origin::load(&origin, &key.to_string()).await?)));
-                join_all(loads).await.into_iter().collect::<Result<Vec<_>, _>>()
+                loads.await
             }
         };
         let answers = guard.get_or_load_many(config.keys[child.index()].clone(), load).await;
@@ -64,27 +71,13 @@ pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
 }
 
 /// The process warms its keys, five at once.
-pub(crate) fn warm(child: Child) -> BoxFuture<'static, ()> {
+pub(crate) fn warm(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        let mut child = child;
-        let config: Config = child.config();
-        let guard = StampedeGuard::builder(redis::Client::open(config.redis.as_str()).expect("an address"))
-            .policy(lease_of(config.lease))
-            .build()
-            .expect("valid");
-        connects(&guard).await;
-        child.ready();
-        child.wait_go().await;
+        let (config, guard) = started(&mut child).await;
         let (report, origin) = (child.report(), Arc::<str>::from(config.origin));
-        let load = move |keys: Vec<u64>| {
+        let load = move |keys| {
             report.event("called");
-            let origin = Arc::clone(&origin);
-            async move {
-                let loads = keys
-                    .into_iter()
-                    .map(async |key| Ok::<_, String>((key, origin::load(&origin, &key.to_string()).await?)));
-                join_all(loads).await.into_iter().collect::<Result<Vec<_>, _>>()
-            }
+            load_all(Arc::clone(&origin), keys)
         };
         let warmed = guard.warm(config.keys[child.index()].clone(), 5, load).await;
         child.result(&[warmed.loaded, warmed.found, warmed.failed]);
