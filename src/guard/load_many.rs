@@ -294,6 +294,7 @@ where
         let call = AssertUnwindSafe((self.load)(keys)).catch_unwind();
         drop(self);
         let loaded = tokio::select! {
+            biased; // One run of the simulation is like the other; and a result is worth more than an end without one.
             loaded = call => loaded,
             _ = join_all(awaited.iter_mut().map(|(_, sender)| sender.closed())) => return,
         };
