@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure_text::with_causes;
+use crate::failure_text::{SharedError, with_causes};
 use crate::key::Key;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -161,14 +161,16 @@ impl std::error::Error for Error {
 /// Why [`get_or_load`](crate::StampedeGuard::get_or_load) has no value.
 ///
 /// A failed load is reported to all callers that waited for it, in every process, so the loader's
-/// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
+/// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others, unless
+/// [`share_errors`](crate::PolicyBuilder::share_errors) names its type.
 ///
 /// This is a [`std::error::Error`] for every `E`, also for types that are not errors themselves, such
 /// as `String` and `anyhow::Error`. So the loader's error is in the text and not among the sources: `{:#}` prints the loader's
 /// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) returns the error itself.
 #[non_exhaustive]
 pub enum LoadError<E> {
-    /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error.
+    /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error. Or in
+    /// another process, if the policy [shares](crate::PolicyBuilder::share_errors) errors of this type.
     Loader(Arc<E>),
     /// The load of another caller failed, and only the text of its loader's error is known here (`{:#}` of it, cut to
     /// 1 KiB): the load ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process
@@ -181,7 +183,8 @@ pub enum LoadError<E> {
 }
 
 impl<E> LoadError<E> {
-    /// The loader's own error, if the load ran in this process and its error is an `E`.
+    /// The loader's own error, if the load ran in this process and its error is an `E`, or if such errors are
+    /// [shared](crate::PolicyBuilder::share_errors).
     pub fn loader(&self) -> Option<&E> {
         match self {
             Self::Loader(error) => Some(error),
@@ -258,8 +261,9 @@ impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
 /// Why a load ended without a value, as all waiters of the flight are told.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The loader returned an error: its text, and the error itself for callers in this process with the same error type.
-    Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>> },
+    /// The loader returned an error: its text, the error itself for callers in this process with the same error type, and the
+    /// error as bytes for those in other processes.
+    Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>>, shared: Option<SharedError> },
     /// The loader panicked.
     Panicked(Arc<str>),
     /// The guard itself failed.
@@ -275,13 +279,24 @@ impl Failure {
         ))
     }
 
-    /// The error for a caller whose loader has errors of type `E`.
-    pub(crate) fn into_load_error<E: Send + Sync + 'static>(self) -> LoadError<E> {
+    /// The failure of a loader of which only the text is known.
+    pub(crate) fn told(text: impl Into<Arc<str>>) -> Self {
+        Self::Loader { text: text.into(), source: None, shared: None }
+    }
+
+    /// The error for a caller whose loader has errors of type `E`; `read` makes one of the bytes of another process.
+    pub(crate) fn into_load_error<E: Send + Sync + 'static>(
+        self,
+        read: impl FnOnce(&SharedError) -> Option<Arc<E>>,
+    ) -> LoadError<E> {
         match self {
-            Self::Loader { text, source } => match source.and_then(|source| source.downcast().ok()) {
-                Some(source) => LoadError::Loader(source),
-                None => LoadError::Remote(text.as_ref().to_owned()),
-            },
+            Self::Loader { text, source, shared } => {
+                let own = source.and_then(|source| source.downcast().ok());
+                match own.or_else(|| read(&shared?)) {
+                    Some(error) => LoadError::Loader(error),
+                    None => LoadError::Remote(text.as_ref().to_owned()),
+                }
+            }
             Self::Panicked(text) => LoadError::Panicked(text.as_ref().to_owned()),
             Self::Guard(error) => LoadError::Guard(error),
         }

@@ -1,10 +1,25 @@
-//! The texts of errors and panics: of a loader's, which stands for it in other processes, and of an error with its causes.
+//! The texts of errors and panics: of a loader's, which stands for it in other processes beside the error as bytes, and of an error
+//! with its causes.
 
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::iter::successors;
 use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// A loader's error as bytes, for callers in other processes with errors of the same type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SharedError {
+    pub(crate) type_name: Box<str>,
+    pub(crate) payload: Bytes,
+}
+
+impl SharedError {
+    /// The longest payload, in bytes: what is published for a failure reaches each waiting process.
+    pub(crate) const LONGEST: usize = 1024;
+}
 
 /// The text of a loader's error, cut at a character boundary to the length that is sent between processes. Includes the
 /// causes if the error prints them with `{:#}` (`anyhow` does), because the receiver cannot ask for them.

@@ -62,7 +62,7 @@ impl StampedeGuard {
         if self.policy.shadow {
             let failure = shadow(call, loader(&result)).await;
             let result = lock(&result).take();
-            let result = result.unwrap_or_else(|| Err(failure.into_load_error()));
+            let result = result.unwrap_or_else(|| Err(self.load_error(failure)));
             return (Outcome::Bypassed, result.map(|value| own(value, None)));
         }
         let answer = MissOutcome::Alone(loader(&result));
@@ -102,7 +102,7 @@ impl StampedeGuard {
                 }
                 (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
             }
-            Lookup::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Lookup::Failed(failure) => (Outcome::Failed, Err(self.load_error(failure))),
             Lookup::Miss(caller) => {
                 let result = OwnResult::default();
                 let answer = caller.load(reader, loader(&result)).await;
@@ -130,7 +130,7 @@ impl StampedeGuard {
                 let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own, |own, _| own).await
             }
-            Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Err(failure) => (Outcome::Failed, Err(self.load_error(failure))),
         };
         // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
         let result = match result {
@@ -138,6 +138,10 @@ impl StampedeGuard {
             failed => failed,
         };
         self.answered(key, outcome, result)
+    }
+
+    fn load_error<E: Send + Sync + 'static>(&self, failure: Failure) -> LoadError<E> {
+        failure.into_load_error(|error| self.policy.errors.decode(error))
     }
 
     fn answered<T, E>(
@@ -166,10 +170,10 @@ impl StampedeGuard {
         match answer {
             MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
             MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),
-            MissOutcome::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            MissOutcome::Failed(failure) => (Outcome::Failed, Err(self.load_error(failure))),
             MissOutcome::Led(ending) => {
                 let entry = if let FlightOutcome::Value(entry) = &ending { Some(entry) } else { None };
-                (Outcome::Led, own(entry).unwrap_or_else(|| Err(ending.into_failure().into_load_error())))
+                (Outcome::Led, own(entry).unwrap_or_else(|| Err(self.load_error(ending.into_failure()))))
             }
             MissOutcome::Alone(loader) => {
                 let call = Call { state: &self.state, policy: &self.policy, key };
@@ -177,7 +181,7 @@ impl StampedeGuard {
                     Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
                     Err(panic) => Failure::Panicked(panic_text(&*panic)),
                 };
-                let result = own(None).unwrap_or_else(|| Err(failure.into_load_error()));
+                let result = own(None).unwrap_or_else(|| Err(self.load_error(failure)));
                 (Outcome::Bypassed, result)
             }
         }

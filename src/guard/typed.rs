@@ -168,7 +168,8 @@ where
         Ok(value) => (shared(key, mode, state, policy, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
             let text = failure_text(&*error);
-            let failure = Failure::Loader { text, source: Some(Arc::clone(&error) as _) };
+            let (source, shared) = (Some(Arc::clone(&error) as _), policy.errors.encode(&*error));
+            let failure = Failure::Loader { text, source, shared };
             (LoadResult::Failed(failure), Err(LoadError::Loader(error)))
         }
     }

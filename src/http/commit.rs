@@ -324,7 +324,7 @@ where
             Teed::Broken { text, finish } => {
                 apart.leave().await;
                 // Release after the commit: the client may ask again as soon as it has the error.
-                let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
+                let result = LoadResult::Failed(Failure::told(text));
                 let release = move || {
                     answer(status);
                     finish.release();

@@ -166,7 +166,7 @@ where
         wanted.set_progress(Progress::Refused(response.status()));
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
-        return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
+        return LoadResult::Failed(Failure::told(text)).into();
     }
     count_error(&policy, &response);
     let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
@@ -273,7 +273,7 @@ where
     E: fmt::Display + Send + 'static,
 {
     let text = failure_text(&error);
-    let result = LoadResult::Failed(Failure::Loader { text, source: None });
+    let result = LoadResult::Failed(Failure::told(text));
     LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
 }
 

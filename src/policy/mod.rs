@@ -6,6 +6,8 @@ pub(crate) mod audit;
 mod audit_builder;
 pub(crate) mod budget;
 mod builder;
+pub(crate) mod errors;
+mod errors_builder;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(not(feature = "http"))]
@@ -22,6 +24,7 @@ use std::time::Duration;
 pub use builder::PolicyBuilder;
 
 use self::audit::AuditSettings;
+use self::errors::SharedErrors;
 use self::http::HttpSettings;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
@@ -133,6 +136,8 @@ pub struct Policy {
     pub(crate) on_store_down: OnStoreDown,
     pub(crate) max_fail_open_loads: usize,
     pub(crate) error_for: Duration,
+    /// Types of errors that other processes are given as values.
+    pub(crate) errors: SharedErrors,
     pub(crate) audit: AuditSettings,
     pub(crate) shadow: bool,
     pub(crate) codec: Codec,
@@ -347,6 +352,7 @@ impl Default for Policy {
             max_fail_open_loads: usize::MAX,
             // Only the waiters of a failed load get its failure; the next caller may try again.
             error_for: Duration::ZERO,
+            errors: SharedErrors::default(),
             audit: AuditSettings::default(),
             shadow: false,
             codec: Codec::MessagePack,

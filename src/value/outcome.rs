@@ -4,10 +4,11 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
+use crate::failure_text::SharedError;
 use crate::key::Key;
 
 /// What every waiter of a flight receives.
@@ -50,10 +51,7 @@ impl FlightOutcome {
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
-            Self::Stale(_) => {
-                let text = "the load failed; for others an older value stands in".into();
-                Failure::Loader { text, source: None }
-            }
+            Self::Stale(_) => Failure::told("the load failed; for others an older value stands in"),
             Self::Value(_)
             | Self::Arriving(_)
             | Self::Invalidated
@@ -101,13 +99,15 @@ impl FlightOutcome {
             | Self::WaitedOut
             | Self::Gone
             | Self::Abandoned => tagged(b'u', ""),
-            Self::Failed(Failure::Loader { text, .. }) => tagged(b'f', text),
+            Self::Failed(Failure::Loader { text, shared: Some(error), .. }) => encode_error(text, error),
+            Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
             Self::Failed(Failure::Guard(error)) => {
                 let tag = match error.kind() {
                     ErrorKind::Overloaded => b'o',
                     ErrorKind::Vanished => b'd',
                     ErrorKind::Store => b's',
+                    ErrorKind::Absent => b'a',
                     _ => b't',
                 };
                 tagged(tag, &error.to_string())
@@ -123,15 +123,41 @@ impl FlightOutcome {
                 Ok(entry) => Self::Value(entry),
                 Err(_) => Self::Uncacheable,
             },
-            Some(b'f') => Self::Failed(Failure::Loader { text: text(), source: None }),
+            Some(b'f') => Self::Failed(Failure::told(text())),
+            Some(b'e') => decode_error(raw.slice(1..)).map_or(Self::Uncacheable, Self::Failed),
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
             Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
             Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
             Some(b's') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Store, text().as_ref()))),
+            Some(b'a') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Absent, text().as_ref()))),
             Some(b'd') => Self::Failed(Failure::vanished()),
             _ => Self::Uncacheable,
         }
     }
+}
+
+/// The text and the name of the type, each after its length in two bytes; then the error. Neither is longer than two bytes can say. A
+/// process that does not know this form loads for itself.
+fn encode_error(text: &str, error: &SharedError) -> Bytes {
+    let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());
+    out.put_u8(b'e');
+    for part in [text, &error.type_name] {
+        out.put_u16_le(u16::try_from(part.len()).unwrap_or(u16::MAX));
+        out.put_slice(part.as_bytes());
+    }
+    out.put_slice(&error.payload);
+    out.freeze()
+}
+
+fn decode_error(mut raw: Bytes) -> Option<Failure> {
+    let mut part = || {
+        let length = usize::from(raw.try_get_u16_le().ok()?);
+        let part = (length <= raw.len()).then(|| raw.split_to(length))?;
+        String::from_utf8(part.into()).ok()
+    };
+    let (text, type_name) = (part()?, part()?.into());
+    let shared = Some(SharedError { type_name, payload: raw });
+    Some(Failure::Loader { text: text.into(), source: None, shared })
 }
 
 #[cfg(test)]
@@ -159,15 +185,22 @@ mod tests {
         assert!(
             matches!(there(FlightOutcome::Value(entry.clone())), FlightOutcome::Value(back) if back == entry)
         );
-        let failed = Failure::Loader { text: "no route".into(), source: Some(Arc::new(1u8)) };
-        assert!(
-            matches!(there(FlightOutcome::Failed(failed)), FlightOutcome::Failed(Failure::Loader { text, source: None }) if &*text == "no route")
-        );
+        let shared = SharedError { type_name: "app::Error".into(), payload: Bytes::from_static(b"\x81") };
+        for shared in [None, Some(shared)] {
+            let (text, source) = ("no route".into(), Some(Arc::new(1u8) as _));
+            let failed = Failure::Loader { text, source, shared: shared.clone() };
+            match there(FlightOutcome::Failed(failed)) {
+                FlightOutcome::Failed(Failure::Loader { text, source: None, shared: back }) => {
+                    assert_eq!((&*text, back), ("no route", shared));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
         let kind = |ending| match ending {
             FlightOutcome::Failed(Failure::Guard(error)) => Some(error.kind()),
             _ => None,
         };
-        let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store];
+        let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store, ErrorKind::Absent];
         for failure in kinds.map(|kind| Error::new(kind, "x")) {
             let told = there(FlightOutcome::Failed(Failure::Guard(failure.clone())));
             assert_eq!(kind(told), Some(failure.kind()));

@@ -94,6 +94,39 @@ async fn a_failure_is_told_to_all_waiters_and_not_stored() {
     assert_eq!(db.loads.load(Ordering::Relaxed), 2, "a later caller's load is another one");
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+enum ApiError {
+    Forbidden,
+    Busy { retry_after: u64 },
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the API refused")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_error_in_every_process() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().share_errors::<ApiError>().error_for(Duration::from_secs(1)).build()?;
+    let store = MemoryStore::new();
+    let [here, there] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    let refuse = || async { Err::<u8, _>(ApiError::Busy { retry_after: 7 }) };
+    for guard in [here, there] {
+        let error = guard.get_or_load("key", refuse).await.expect_err("refused");
+        let status = match error.loader() {
+            Some(ApiError::Forbidden) => StatusCode::FORBIDDEN,
+            Some(ApiError::Busy { retry_after }) => {
+                println!("again after {retry_after} s");
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            None => StatusCode::BAD_GATEWAY, // another process without the setting, a panic, the guard's own error
+        };
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
     let policy = Policy::builder().error_for(Duration::from_millis(500)).build()?;

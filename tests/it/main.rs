@@ -59,6 +59,7 @@ mod resting;
 mod runtimes;
 #[cfg(feature = "redis")]
 mod scripts;
+mod shared_errors;
 #[cfg(feature = "testing")]
 mod shutdown;
 #[cfg(feature = "redis")]
