@@ -43,7 +43,7 @@ impl StampedeGuard {
     /// # }
     /// ```
     pub async fn doctor(&self) -> Report {
-        let policy = &self.policy;
+        let policy = self.policy();
         let mut findings = self
             .state
             .store

@@ -41,9 +41,10 @@ impl StampedeGuard {
     where
         T: DeserializeOwned + 'static,
     {
-        let key = self.key(key)?;
-        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
-        peek(ask, &TypedReader::new(&self.policy))
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
+        peek(ask, &TypedReader::new(&guard.policy))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -74,9 +75,10 @@ impl StampedeGuard {
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
     {
-        let key = self.key(key)?;
-        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
-        peek(ask, &SharedReader(TypedReader::new(&self.policy)))
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
+        peek(ask, &SharedReader(TypedReader::new(&guard.policy)))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -112,7 +114,8 @@ impl StampedeGuard {
     }
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
-        let ask = Call { state: &self.state, policy: &self.policy, key };
+        let guard = self.current();
+        let ask = Call { state: &guard.state, policy: &guard.policy, key };
         let stored =
             read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))?;
         Ok(stored.and_then(|stored| stored.value().cloned()))
@@ -169,32 +172,30 @@ impl StampedeGuard {
         T: Serialize + Sync + 'static,
         K: Into<CacheKey>,
     {
-        let key = self.key(key)?;
-        let tags = tags::keys(&self.state.namespace, tags, 0)?;
-        let (encoding, payload) = self.policy.codec.encode(value)?;
-        if payload.len() > self.policy.max_body {
+        let guard = self.current();
+        let (state, policy) = (&guard.state, &guard.policy);
+        let key = guard.key(key)?;
+        let tags = tags::keys(&state.namespace, tags, 0)?;
+        let (encoding, payload) = policy.codec.encode(value)?;
+        if payload.len() > policy.max_body {
             return Err(Error::new(
                 ErrorKind::Encode,
-                format!(
-                    "the value has {} bytes, more than max_body ({})",
-                    payload.len(),
-                    self.policy.max_body
-                ),
+                format!("the value has {} bytes, more than max_body ({})", payload.len(), policy.max_body),
             ));
         }
         let until = Instant::now() + LONGEST;
-        let tags = self.tag_list(&key, until, tags).await?;
-        let now = self.state.store.now();
-        let mut lifetimes = self.policy.lifetimes();
-        if self.policy.is_negative(encoding, &payload) {
-            lifetimes.fresh_for = self.policy.negative_for();
+        let tags = guard.tag_list(&key, until, tags).await?;
+        let now = state.store.now();
+        let mut lifetimes = policy.lifetimes();
+        if policy.is_negative(encoding, &payload) {
+            lifetimes.fresh_for = policy.negative_for();
         }
-        let (times, keep) = self.policy.jittered(lifetimes).from(now, Duration::ZERO);
+        let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         let (kind, validator) = (EntryKind::Value, Box::default());
-        let packed = Packed::of(&payload, self.policy.compress_from);
+        let packed = Packed::of(&payload, policy.compress_from);
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let insert = Insert { entry: entry.encode(&key), keep, over: None };
-        self.replace("the insertion", &key, until, Some(insert)).await
+        guard.replace("the insertion", &key, until, Some(insert)).await
     }
 
     /// Removes `key`, also against loads that are running: their values are not stored.
@@ -221,7 +222,7 @@ impl StampedeGuard {
     /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
-        self.replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
+        self.current().replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
     }
 
     /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
@@ -242,13 +243,14 @@ impl StampedeGuard {
     /// As [`invalidate`](Self::invalidate); what is kept after an error is sent as an invalidation. A value that is stored between this
     /// call's read and its write is invalidated, and a value that is invalidated in between stays invalidated.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        let key = self.key(key)?;
+        let guard = self.current();
+        let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
         // Begins before the read: an invalidation that is kept after it is not settled by this change, which may store what was read.
-        let attempt = ChangeAttempt::of_value(self, &key, true);
-        let ask = Call { state: &self.state, policy: &self.policy, key: &key };
+        let attempt = ChangeAttempt::of_value(&guard, &key, true);
+        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // A read counts its own errors.
-        let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
+        let read = guard.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
         let read = read.map_err(|error| attempt.unconfirmed(EXPIRY, error))?;
         let now = self.state.store.now();
         let kept = match read.as_ref().and_then(|stored| stored.value()) {
@@ -259,7 +261,7 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        self.replace_by(attempt, EXPIRY, &key, until, kept).await
+        guard.replace_by(attempt, EXPIRY, &key, until, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -295,7 +297,7 @@ impl StampedeGuard {
     /// # Ok(()) }
     /// ```
     pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
-        self.forget_tag(&self.key(tag)?).await
+        self.current().forget_tag(&self.key(tag)?).await
     }
 
     /// Removes every value of this namespace that is stored under a policy with
@@ -311,12 +313,13 @@ impl StampedeGuard {
     ///
     /// As [`invalidate`](Self::invalidate).
     pub async fn invalidate_all(&self) -> Result<(), Error> {
-        if !self.policy.invalidate_all {
+        let guard = self.current();
+        if !guard.policy.invalidate_all {
             let text = "invalidate_all does not reach this guard's own values: build its policy with \
                         Policy::builder().invalidate_all(true); what was stored without that is then a miss";
             return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
-        self.forget_tag(&tags::everything(&self.state.namespace)).await
+        guard.forget_tag(&tags::everything(&self.state.namespace)).await
     }
 
     /// [`invalidate`](Self::invalidate), for a [`Key`].

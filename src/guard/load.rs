@@ -12,7 +12,6 @@ use super::load_context::LoadContext;
 use super::typed::{OwnResult, SharedReader, TypedReader, loader, loader_with};
 use crate::error::LoadError;
 use crate::key::CacheKey;
-use crate::read_through::local::hit_at_once;
 
 impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
@@ -77,13 +76,14 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (key, reader) = (key.into(), TypedReader::new(&self.policy));
-        let audits = self.policy.audit.draws();
-        if !audits && let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
-            return Ok(value);
-        }
-        let key = self.key(key)?;
-        let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.answer(&key, &reader, audits, loader, |own, _| own).await.1
+        let audits = match self.hit_at_once(&key, &reader) {
+            Ok(value) => return Ok(value),
+            Err(audits) => audits,
+        };
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        guard.answer(&key, &reader, audits, loader, |own, _| own).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
@@ -131,13 +131,14 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (key, reader) = (key.into(), SharedReader(TypedReader::new(&self.policy)));
-        let audits = self.policy.audit.draws();
-        if !audits && let Some(value) = hit_at_once(&self.state, &self.policy, &key, &reader) {
-            return Ok(value);
-        }
-        let key = self.key(key)?;
-        let loader = |own: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, own);
-        self.answer(&key, &reader, audits, loader, |own, _| Arc::new(own)).await.1
+        let audits = match self.hit_at_once(&key, &reader) {
+            Ok(value) => return Ok(value),
+            Err(audits) => audits,
+        };
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        guard.answer(&key, &reader, audits, loader, |own, _| Arc::new(own)).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -179,10 +180,11 @@ impl StampedeGuard {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let key = self.key(key)?;
-        let reader = TypedReader::new(&self.policy);
-        let loader = |own: &OwnResult<T, E>| loader_with(load, &self.state, &self.policy, &key, own);
-        self.answer(&key, &reader, self.policy.audit.draws(), loader, |own, _| own).await.1
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let reader = TypedReader::new(&guard.policy);
+        let loader = |own: &OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
+        guard.answer(&key, &reader, guard.policy.audit.draws(), loader, |own, _| own).await.1
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -225,8 +227,9 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader(load, &self.state, &self.policy, &key, own)).await
+        let guard = self.current();
+        let key = guard.key(key)?;
+        guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
     }
 
     /// As [`refresh`](Self::refresh), for a loader that takes a [`LoadContext`].
@@ -249,7 +252,8 @@ impl StampedeGuard {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader_with(load, &self.state, &self.policy, &key, own)).await
+        let guard = self.current();
+        let key = guard.key(key)?;
+        guard.load_anyway(&key, |own| loader_with(load, &guard.state, &guard.policy, &key, own)).await
     }
 }

@@ -109,8 +109,11 @@ impl StampedeGuard {
                 })
             })
             .collect();
-        let mut answers: Vec<_> =
-            Box::pin(self.load_distinct(distinct, Arc::new(load))).await.into_iter().map(Some).collect();
+        let mut answers: Vec<_> = Box::pin(self.current().load_distinct(distinct, Arc::new(load)))
+            .await
+            .into_iter()
+            .map(Some)
+            .collect();
         let mut uses = vec![0_usize; answers.len()];
         order.iter().for_each(|&place| uses[place] += 1);
         let in_order = order.into_iter().filter_map(|place| {

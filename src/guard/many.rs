@@ -171,10 +171,11 @@ impl StampedeGuard {
         T: DeserializeOwned + 'static,
         K: Into<CacheKey>,
     {
-        let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| self.key(key)).collect();
-        let calls =
-            keys.iter().flatten().map(|key| Call { state: &self.state, policy: &self.policy, key }).collect();
-        let mut found = peek_many(calls, &TypedReader::new(&self.policy)).await.into_iter();
+        let guard = self.current();
+        let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
+        let call = |key| Call { state: &guard.state, policy: &guard.policy, key };
+        let calls = keys.iter().flatten().map(call).collect();
+        let mut found = peek_many(calls, &TypedReader::new(&guard.policy)).await.into_iter();
         let answers = keys.iter().filter_map(|key| match key {
             Ok(key) => found
                 .next()

@@ -7,12 +7,14 @@ pub(crate) mod typed;
 
 mod attempt;
 mod confirmed;
+mod current;
 mod doctor;
 mod entries;
 mod load;
 mod load_many;
 mod many;
 pub(crate) mod outcome;
+mod policy_slot;
 mod resend;
 mod steps;
 pub(crate) mod warm;
@@ -23,6 +25,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::policy_slot::PolicySlot;
 use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
@@ -55,8 +58,11 @@ use crate::store::StoreError;
 /// ```
 #[derive(Clone)]
 pub struct StampedeGuard {
-    state: Arc<GuardState>,
+    state: Arc<PolicySlot>,
+    /// The policy that this handle knows. A call looks for a newer one before it begins: [`current`](Self::current).
     policy: Arc<Policy>,
+    /// How often the policy had been replaced when the handle was made.
+    version: u64,
     /// Where its requests are counted, if they have a route.
     route: Option<Arc<Requests>>,
 }
@@ -80,18 +86,19 @@ pub struct Shutdown {
 
 impl StampedeGuard {
     pub(crate) fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
-        state.counts(&mut policy);
-        state.note_command_timeout(policy.command_timeout);
-        state.note_longest_payload(policy.longest_payload());
-        if !policy.local_for.is_zero() {
-            state.local.use_copies();
-        }
-        Self { state, policy: Arc::new(policy), route: None }
+        state.takes(&mut policy);
+        Self::with(state, Arc::new(policy))
     }
 
-    /// The policy of this handle.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    /// A handle with a policy that is in use already.
+    fn with(state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
+        let state = Arc::new(PolicySlot::new(state, Arc::clone(&policy)));
+        Self { state, policy, version: 0, route: None }
+    }
+
+    /// The policy of this handle now, as it was made or [set](Self::set_policy).
+    pub fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&self.current().policy)
     }
 
     /// The same guard with another policy: connections, running loads and counters are shared.
@@ -104,7 +111,7 @@ impl StampedeGuard {
     /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        Self::from_parts(Arc::clone(&self.state), policy)
+        Self::from_parts(Arc::clone(&**self.state), policy)
     }
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
@@ -165,7 +172,7 @@ impl StampedeGuard {
     ///
     /// Safe: connecting goes on in the background.
     pub async fn connect(&self) -> Result<(), Error> {
-        let within = self.policy.coordination_budget.max(Duration::from_secs(1));
+        let within = self.policy().coordination_budget.max(Duration::from_secs(1));
         let began = Instant::now();
         let failed = |what: &'static str| move |source: StoreError| Error::unusable(what, source);
         let (store, key) = (&self.state.store, self.unused_key("connect"));
@@ -187,7 +194,7 @@ impl StampedeGuard {
 
     /// The counters of this guard and its clones.
     pub fn stats(&self) -> Stats {
-        let GuardState { flights, tasks, kept, counters, .. } = &*self.state;
+        let GuardState { flights, tasks, kept, counters, .. } = &***self.state;
         counters.snapshot([flights.len(), tasks.count(), kept.count()])
     }
 
@@ -306,7 +313,7 @@ impl fmt::Debug for StampedeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StampedeGuard")
             .field("namespace", &self.state.namespace)
-            .field("policy", &self.policy)
+            .field("policy", &self.policy())
             .finish_non_exhaustive()
     }
 }

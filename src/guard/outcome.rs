@@ -13,7 +13,6 @@ use super::typed::{OwnResult, SharedReader, TypedReader, loader};
 use crate::error::LoadError;
 use crate::key::CacheKey;
 use crate::observe::Outcome;
-use crate::read_through::local::hit_at_once;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
 use crate::value::reader::{EntryReader, SharedValue};
@@ -159,14 +158,15 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
         R: EntryReader,
     {
-        let audits = self.policy.audit.draws();
-        if !audits && let Some((value, times)) = hit_at_once(&self.state, &self.policy, &key, &reader) {
-            return Ok((value, times.with(Outcome::LocalHit)));
-        }
-        let key = self.key(key)?;
-        let loader = |result: &OwnResult<T, E>| loader(load, &self.state, &self.policy, &key, result);
+        let audits = match self.hit_at_once(&key, &reader) {
+            Ok((value, times)) => return Ok((value, times.with(Outcome::LocalHit))),
+            Err(audits) => audits,
+        };
+        let guard = self.current();
+        let key = guard.key(key)?;
+        let loader = |result: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
-        let (outcome, result) = self.answer(&key, &reader, audits, loader, own).await;
+        let (outcome, result) = guard.answer(&key, &reader, audits, loader, own).await;
         result.map(|(value, times)| (value, times.with(outcome)))
     }
 }

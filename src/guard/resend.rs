@@ -103,6 +103,6 @@ async fn send(state: &Arc<GuardState>, kept: KeptInvalidation) -> Option<StoreEr
         return Some(StoreError::new(StoreErrorKind::Unavailable));
     }
     let (state, policy) = (Arc::clone(state), Arc::clone(&kept.policy));
-    let guard = StampedeGuard { state, policy, route: None };
+    let guard = StampedeGuard::with(state, policy);
     guard.send_kept(&kept, Instant::now() + LONGEST).await.err()
 }

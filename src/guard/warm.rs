@@ -108,7 +108,8 @@ impl StampedeGuard {
 
     /// Waits until a group may begin; false if the guard is shut down.
     async fn may_begin(&self) -> bool {
-        let Self { state, policy, .. } = self;
+        let guard = self.current();
+        let (state, policy) = (&guard.state, &guard.policy);
         while !state.is_closed() {
             if !state.store.is_down("") && has_room(state, policy).await {
                 return true;

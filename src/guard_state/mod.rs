@@ -199,7 +199,7 @@ impl GuardState {
     }
 
     /// Records the `command_timeout` of a policy that is used from now on.
-    pub(crate) fn note_command_timeout(&self, timeout: Duration) {
+    fn note_command_timeout(&self, timeout: Duration) {
         let us = timeout.as_micros().try_into().unwrap_or(u64::MAX);
         self.longest_command_us.fetch_max(us, Ordering::Relaxed);
     }
@@ -261,8 +261,18 @@ impl GuardState {
         self.counters.add(count);
     }
 
+    /// Makes ready what a policy needs that is used from now on.
+    pub(crate) fn takes(&self, policy: &mut Policy) {
+        self.counts(policy);
+        self.note_command_timeout(policy.command_timeout);
+        self.note_longest_payload(policy.longest_payload());
+        if !policy.local_for.is_zero() {
+            self.local.use_copies();
+        }
+    }
+
     /// Has a policy counted by this guard, under its name.
-    pub(crate) fn counts(&self, policy: &mut Policy) {
+    fn counts(&self, policy: &mut Policy) {
         let (counters, is_new) = self.counters.of_policy(&policy.name);
         policy.counters = counters.into();
         if is_new {

@@ -28,7 +28,7 @@ impl StampedeGuard {
     /// ```
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn http_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
-        self.parts().1.http.cache_key(request)
+        self.current().parts().1.http.cache_key(request)
     }
 
     /// Removes the stored responses for this path and query under the policy's
@@ -62,7 +62,7 @@ impl StampedeGuard {
     /// ```
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub async fn invalidate_path(&self, path: &str) -> Result<(), Error> {
-        let keys = path_keys(path, &self.parts().1.http.requests)?;
+        let keys = path_keys(path, &self.current().parts().1.http.requests)?;
         let mut result = Ok(());
         for key in keys {
             // Continue after an error: each of the keys may be the one that is served.

@@ -50,7 +50,7 @@ where
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
         let exchange = Exchange { inner: self.inner.clone(), request };
-        GuardedFuture { inner: exchange.run(self.guard.clone()) }
+        GuardedFuture { inner: exchange.run(self.guard.latest()) }
     }
 }
 

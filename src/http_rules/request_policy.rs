@@ -106,6 +106,28 @@ impl HttpPolicy {
     }
 }
 
+impl HttpPolicy {
+    /// The first setting that differs and may not while a guard runs, and why.
+    pub(crate) fn fixed_setting(&self, old: &Self) -> Option<(&'static str, &'static str)> {
+        let (new, old) = (&self.requests, &old.requests);
+        let keys = "keys would change, and no invalidation would reach what is stored under the old ones";
+        let function = "what keeps clients apart would change; a file has no functions and types";
+        let private = new.keyed_by_credentials;
+        [
+            ("kind (default, strict or private)", new.heads != old.heads, keys),
+            ("scheme", new.scheme != old.scheme, keys),
+            ("authority", new.authority != old.authority, keys),
+            ("behind_proxy", new.report != old.report, keys),
+            ("credential_headers", private && new.credentials != old.credentials, keys),
+            ("cookies", private && new.cookies != old.cookies, keys),
+            ("key", new.key.is_some() != old.key.is_some(), function),
+            ("personal_extension", new.personal != old.personal, function),
+        ]
+        .into_iter()
+        .find_map(|(setting, differs, why)| differs.then_some((setting, why)))
+    }
+}
+
 impl RequestRules {
     /// Why these rules are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
     pub(crate) fn refusal(&self) -> Option<String> {

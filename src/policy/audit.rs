@@ -17,7 +17,7 @@ pub(crate) struct AuditSettings {
     pub(crate) fraction: f64,
     pub(crate) grace: Duration,
     /// `None`: the same bytes.
-    same: Option<SameValue>,
+    pub(super) same: Option<SameValue>,
 }
 
 impl Default for AuditSettings {
@@ -40,7 +40,7 @@ type Compare = dyn Fn(Codec, [Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
 
 /// A caller's comparison.
 #[derive(Clone)]
-struct SameValue(Arc<Compare>);
+pub(super) struct SameValue(Arc<Compare>);
 
 impl fmt::Debug for SameValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,6 +14,11 @@ pub(super) const LONGEST_HEAD: usize = 192 * 1024;
 /// The HTTP settings of a policy.
 pub(crate) type HttpSettings = Arc<HttpPolicy>;
 
+/// The first setting that differs and may not while a guard runs, and why.
+pub(super) fn fixed_setting(new: &HttpSettings, old: &HttpSettings) -> Option<(&'static str, &'static str)> {
+    new.fixed_setting(old)
+}
+
 /// The rules for requests that a builder sets itself. Kept apart from the policy's `http` until `build`: replacing `http` would
 /// drop them, so that the order of the calls would decide whether one user's answers are shared.
 #[derive(Clone, Debug, Default)]

@@ -15,6 +15,7 @@ mod http;
 mod http;
 #[cfg(feature = "http")]
 mod http_builder;
+mod replace;
 mod validate;
 
 use std::ops::Deref;

@@ -6,6 +6,13 @@ pub(super) const LONGEST_HEAD: usize = 0;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HttpSettings;
 
+pub(super) fn fixed_setting(
+    _new: &HttpSettings,
+    _old: &HttpSettings,
+) -> Option<(&'static str, &'static str)> {
+    None
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestSettings;
 
