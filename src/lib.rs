@@ -65,6 +65,7 @@
 //! | `reqwest` | no | the guard around a reqwest client, as a middleware or in a tower stack: `http::reqwest` |
 //! | `lz4` | no | long values take less memory on the server: `PolicyBuilder::compress_from` |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
+//! | `serde` | no | `Policy` and `HttpPolicy` from a file, and back |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
@@ -94,6 +95,8 @@ pub mod metrics;
 mod observe;
 mod policy;
 mod read_through;
+#[cfg(feature = "serde")]
+mod setting;
 mod store;
 mod sync;
 #[cfg(feature = "testing")]

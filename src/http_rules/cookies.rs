@@ -4,7 +4,7 @@ use http::HeaderValue;
 
 /// The names of cookies that mark a request as one user's.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CookieNames(Vec<String>);
+pub(crate) struct CookieNames(pub(super) Vec<String>);
 
 impl CookieNames {
     pub(crate) fn new(names: impl IntoIterator<Item = impl Into<String>>) -> Self {

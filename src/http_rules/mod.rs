@@ -9,6 +9,8 @@ pub(crate) mod cookies;
 pub(crate) mod credentials;
 pub(crate) mod dates;
 pub(crate) mod fields;
+#[cfg(feature = "serde")]
+mod file;
 pub(crate) mod forwarding;
 pub(crate) mod freshness;
 pub(crate) mod invalidation;

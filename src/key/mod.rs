@@ -11,6 +11,8 @@ mod http;
 #[cfg(not(feature = "http"))]
 #[path = "no_http.rs"]
 mod http;
+#[cfg(feature = "serde")]
+mod parts;
 pub(crate) mod probe;
 mod text;
 

@@ -5,8 +5,28 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::uri::Scheme;
 
-use super::PolicyBuilder;
+use super::{Policy, PolicyBuilder};
 use crate::http::HttpPolicy;
+
+#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+impl Policy {
+    /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// let read = Policy::default();
+    /// let http = read.http().clone().key(|parts| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned()));
+    /// let policy = read.to_builder().http(http).build()?;
+    /// # let _ = policy;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn http(&self) -> &HttpPolicy {
+        &self.http
+    }
+}
 
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 impl PolicyBuilder {
@@ -46,7 +66,6 @@ impl PolicyBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Policy;
 
     #[test]
     fn an_added_credential_header_stays_when_the_http_settings_are_replaced() {

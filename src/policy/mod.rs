@@ -8,6 +8,8 @@ pub(crate) mod budget;
 mod builder;
 pub(crate) mod errors;
 mod errors_builder;
+#[cfg(feature = "serde")]
+mod file;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(not(feature = "http"))]

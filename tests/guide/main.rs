@@ -12,6 +12,7 @@ mod loaders;
 mod local_tier;
 mod locks;
 mod operations;
+mod policy_file;
 mod readme;
 mod redis;
 mod redis_down;

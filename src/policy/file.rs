@@ -1,0 +1,333 @@
+//! [`Policy`] in a file: the feature `serde`.
+
+#[cfg(feature = "http")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer};
+use serde::ser::{self, Serialize, Serializer};
+
+use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+#[cfg(feature = "http")]
+use crate::http::HttpPolicy;
+use crate::key::CacheKey;
+use crate::setting::{self, Setting, Table, Value};
+use crate::value::codec::Codec;
+
+/// The settings, in the order in which they are written.
+static SETTINGS: &Table<PolicyBuilder, Policy> = &[
+    Setting {
+        name: "name",
+        set: |draft, value| value.text().map(|name| draft.policy.name = name.into()),
+        tell: |policy| Some((&*policy.name).into()),
+    },
+    Setting {
+        name: "fresh_for",
+        set: |draft, value| value.duration().map(|time| draft.policy.fresh_for = time),
+        tell: |policy| Some(policy.fresh_for.into()),
+    },
+    #[cfg(feature = "local")]
+    Setting {
+        name: "local_for",
+        set: |draft, value| value.duration().map(|time| draft.policy.local_for = time),
+        tell: |policy| Some(policy.local_for.into()),
+    },
+    #[cfg(feature = "local")]
+    Setting {
+        name: "local_while_down",
+        set: |draft, value| value.duration().map(|time| draft.policy.local_while_down = time),
+        tell: |policy| Some(policy.local_while_down.into()),
+    },
+    Setting {
+        name: "local_elsewhere",
+        set: |draft, value| value.truth().map(|expected| draft.policy.local_elsewhere = expected),
+        tell: |policy| Some(policy.local_elsewhere.into()),
+    },
+    Setting {
+        name: "stale_while_revalidate",
+        set: |draft, value| value.duration().map(|time| draft.policy.stale_while_revalidate = time),
+        tell: |policy| Some(policy.stale_while_revalidate.into()),
+    },
+    Setting {
+        name: "stale_if_error",
+        set: |draft, value| value.duration().map(|time| draft.policy.stale_if_error = time),
+        tell: |policy| Some(policy.stale_if_error.into()),
+    },
+    Setting {
+        name: "back_off",
+        set: |draft, value| value.duration().map(|time| draft.policy.back_off = time),
+        tell: |policy| Some(policy.back_off.into()),
+    },
+    Setting {
+        name: "soft_timeout",
+        set: |draft, value| value.duration().map(|time| draft.policy.soft_timeout = Some(time)),
+        tell: |policy| policy.soft_timeout.map(Value::from),
+    },
+    Setting {
+        name: "early_refresh",
+        set: |draft, value| value.fraction().map(|beta| draft.policy.early_refresh = beta),
+        tell: |policy| Some(policy.early_refresh.into()),
+    },
+    Setting {
+        name: "refresh_ahead",
+        set: |draft, value| value.fraction().map(|fraction| draft.policy.refresh_ahead = fraction),
+        tell: |policy| Some(policy.refresh_ahead.into()),
+    },
+    Setting {
+        name: "negative_for",
+        set: |draft, value| value.duration().map(|time| draft.policy.negative_for = Some(time)),
+        tell: |policy| policy.negative_for.map(Value::from),
+    },
+    Setting {
+        name: "on_absent",
+        set: |draft, value| value.choice(&ON_ABSENT).map(|then| draft.policy.on_absent = then),
+        tell: |policy| Value::of_choice(&ON_ABSENT, &policy.on_absent),
+    },
+    Setting {
+        name: "ttl_jitter",
+        set: |draft, value| value.fraction().map(|fraction| draft.policy.ttl_jitter = fraction),
+        tell: |policy| Some(policy.ttl_jitter.into()),
+    },
+    Setting {
+        name: "lease",
+        set: |draft, value| value.duration().map(|time| draft.policy.lease = time),
+        tell: |policy| Some(policy.lease.into()),
+    },
+    Setting {
+        name: "load_timeout",
+        set: |draft, value| value.duration().map(|time| draft.policy.load_timeout = time),
+        tell: |policy| Some(policy.load_timeout.into()),
+    },
+    Setting {
+        name: "max_concurrent_loads",
+        set: |draft, value| value.number().map(|loads| draft.policy.max_concurrent_loads = Some(loads)),
+        tell: |policy| policy.max_concurrent_loads.map(|loads| u64::from(loads).into()),
+    },
+    Setting {
+        name: "permit_timeout",
+        set: |draft, value| value.duration().map(|time| draft.policy.permit_timeout = time),
+        tell: |policy| Some(policy.permit_timeout.into()),
+    },
+    Setting {
+        name: "permit_timeout_then",
+        set: |draft, value| value.choice(&ON_OVERLOAD).map(|then| draft.policy.on_overload = then),
+        tell: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_overload),
+    },
+    Setting {
+        name: "max_waiters",
+        set: |draft, value| value.number().map(|most| draft.policy.max_waiters = most),
+        tell: |policy| bound(policy.max_waiters),
+    },
+    Setting {
+        name: "max_waiters_then",
+        set: |draft, value| value.choice(&ON_OVERLOAD).map(|then| draft.policy.on_crowd = then),
+        tell: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_crowd),
+    },
+    Setting {
+        name: "wait_timeout",
+        set: |draft, value| value.duration().map(|time| draft.wait_timeout = Some(time)),
+        tell: |policy| Some(policy.wait_timeout.into()),
+    },
+    Setting {
+        name: "wait_timeout_then",
+        set: |draft, value| value.choice(&ON_WAIT_TIMEOUT).map(|then| draft.policy.on_wait_timeout = then),
+        tell: |policy| Value::of_choice(&ON_WAIT_TIMEOUT, &policy.on_wait_timeout),
+    },
+    Setting {
+        name: "coordination_budget",
+        set: |draft, value| value.duration().map(|budget| draft.policy.coordination_budget = budget),
+        tell: |policy| Some(policy.coordination_budget.into()),
+    },
+    Setting {
+        name: "command_timeout",
+        set: |draft, value| value.duration().map(|time| draft.command_timeout = Some(time)),
+        tell: |policy| Some(policy.command_timeout.into()),
+    },
+    Setting {
+        name: "on_store_down",
+        set: |draft, value| value.choice(&ON_STORE_DOWN).map(|then| draft.policy.on_store_down = then),
+        tell: |policy| Value::of_choice(&ON_STORE_DOWN, &policy.on_store_down),
+    },
+    Setting {
+        name: "max_fail_open_loads",
+        set: |draft, value| value.number().map(|loads| draft.policy.max_fail_open_loads = loads),
+        tell: |policy| bound(policy.max_fail_open_loads),
+    },
+    Setting {
+        name: "error_for",
+        set: |draft, value| value.duration().map(|time| draft.policy.error_for = time),
+        tell: |policy| Some(policy.error_for.into()),
+    },
+    Setting {
+        name: "tags",
+        set: |draft, value| {
+            let tags: Result<_, _> = value.list()?.into_iter().map(tag).collect();
+            tags.map(|tags| draft.policy.tags = tags)
+        },
+        tell: |policy| Some(policy.tags.iter().map(tag_value).collect()),
+    },
+    Setting {
+        name: "invalidate_all",
+        set: |draft, value| value.truth().map(|reached| draft.policy.invalidate_all = reached),
+        tell: |policy| Some(policy.invalidate_all.into()),
+    },
+    Setting {
+        name: "invalidate_replicas",
+        set: |draft, value| replicas(value).map(|replicas| draft.policy.replicas = Some(replicas)),
+        tell: |policy| {
+            let (replicas, timeout) = policy.replicas?;
+            let table = [("replicas", u64::from(replicas).into()), ("timeout", timeout.into())];
+            Some(Value::Table(table.map(|(name, value): (&str, Value)| (name.to_owned(), value)).into()))
+        },
+    },
+    Setting {
+        name: "audit",
+        set: |draft, value| value.fraction().map(|fraction| draft.policy.audit.fraction = fraction),
+        tell: |policy| Some(policy.audit.fraction.into()),
+    },
+    Setting {
+        name: "audit_grace",
+        set: |draft, value| value.duration().map(|grace| draft.policy.audit.grace = grace),
+        tell: |policy| Some(policy.audit.grace.into()),
+    },
+    Setting {
+        name: "audit_by",
+        set: |_, _| Err("a file can not hold a function: set it in code, by PolicyBuilder::audit_by".into()),
+        tell: |_| None,
+    },
+    Setting {
+        name: "shadow",
+        set: |draft, value| value.truth().map(|shadow| draft.policy.shadow = shadow),
+        tell: |policy| Some(policy.shadow.into()),
+    },
+    Setting {
+        name: "codec",
+        set: |draft, value| value.choice(&CODECS).map(|codec| draft.policy.codec = codec),
+        tell: |policy| Value::of_choice(&CODECS, &policy.codec),
+    },
+    Setting {
+        name: "max_body",
+        set: |draft, value| value.number().map(|bytes| draft.policy.max_body = bytes),
+        tell: |policy| bound(policy.max_body),
+    },
+    #[cfg(feature = "lz4")]
+    Setting {
+        name: "compress_from",
+        set: |draft, value| value.number().map(|bytes| draft.policy.compress_from = bytes),
+        tell: |policy| bound(policy.compress_from),
+    },
+    #[cfg(feature = "http")]
+    Setting {
+        name: "http",
+        set: |draft, value| HttpPolicy::of_value(value).map(|http| draft.policy.http = Arc::new(http)),
+        tell: |policy| policy.http.to_value(),
+    },
+];
+
+const ON_ABSENT: [(&str, OnAbsent); 2] = [("negative", OnAbsent::Negative), ("fail", OnAbsent::Fail)];
+const ON_OVERLOAD: [(&str, OnOverload); 2] =
+    [("shed", OnOverload::Shed), ("load_anyway", OnOverload::LoadAnyway)];
+const ON_WAIT_TIMEOUT: [(&str, OnWaitTimeout); 2] =
+    [("load", OnWaitTimeout::Load), ("fail", OnWaitTimeout::Fail)];
+const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
+    [("fail_open", OnStoreDown::FailOpen), ("fail_closed", OnStoreDown::FailClosed)];
+const CODECS: [(&str, Codec); 2] = [("message_pack", Codec::MessagePack), ("json", Codec::Json)];
+
+/// A number, or nothing where there is no bound.
+fn bound(number: usize) -> Option<Value> {
+    (number != usize::MAX).then(|| (number as u64).into())
+}
+
+/// A text, or a list of the texts that a tuple would have.
+fn tag(value: Value) -> Result<CacheKey, String> {
+    if let Value::List(parts) = value {
+        let parts: Result<Vec<_>, _> = parts.into_iter().map(Value::text).collect();
+        return parts.map(CacheKey::from_parts);
+    }
+    value.text().map(CacheKey::from)
+}
+
+fn tag_value(tag: &CacheKey) -> Value {
+    let mut parts = tag.parts();
+    match parts.len() {
+        1 => Value::Text(parts.remove(0)),
+        _ => parts.iter().map(String::as_str).collect(),
+    }
+}
+
+fn replicas(value: Value) -> Result<(u32, Duration), String> {
+    let (mut replicas, mut timeout) = (None, None);
+    for (name, value) in value.table()? {
+        match name.as_str() {
+            "replicas" => replicas = Some(value.number()?),
+            "timeout" => timeout = Some(value.duration()?),
+            _ => return Err(format!("there is no {name}, but replicas and timeout")),
+        }
+    }
+    replicas.zip(timeout).ok_or_else(|| "set both, as in { replicas = 1, timeout = \"1s\" }".to_owned())
+}
+
+/// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that contradict
+/// each other.
+///
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. Settings that are functions or types (`audit_by`, and
+/// `key` and `personal_extension` of HTTP) are refused: add them in code, by [`Policy::to_builder`].
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::Policy;
+///
+/// let policy: Policy = serde_json::from_str(r#"{ "fresh_for": "5m", "wait_timeout": "9s", "wait_timeout_then": "fail" }"#)?;
+/// let refused = serde_json::from_str::<Policy>(r#"{ "fresh_for": 300 }"#).expect_err("a number has no unit");
+/// assert!(refused.to_string().contains("fresh_for: 300 is not a duration"));
+/// # let _ = policy;
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+impl<'de> Deserialize<'de> for Policy {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        setting::read(SETTINGS, from)?.build().map_err(de::Error::custom)
+    }
+}
+
+/// Writes all settings, defaults included, as [`Deserialize`] reads them, without those that are functions or types.
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::Policy;
+///
+/// let text = serde_json::to_string(&Policy::default())?;
+/// assert!(text.contains(r#""fresh_for":"1m""#));
+/// assert_eq!(serde_json::from_str::<Policy>(&text)?, Policy::default());
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let value = Value::Table(setting::tell(SETTINGS, self));
+        let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
+        // So that no process reads another policy than the one that was printed.
+        if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_told_by(read))) {
+            return Err(ser::Error::custom(UNTOLD));
+        }
+        value.serialize(to)
+    }
+}
+
+impl Policy {
+    /// Whether a policy that was read has all settings of this one, apart from those that no file has.
+    fn is_told_by(&self, mut read: Self) -> bool {
+        read.audit.same.clone_from(&self.audit.same);
+        #[cfg(feature = "http")]
+        Arc::make_mut(&mut read.http).take_functions(&self.http);
+        read == *self
+    }
+}
+
+const UNTOLD: &str = "this policy has a setting that no file can hold: a tag that is no text, or what HTTP shares with credentials";
+
+#[cfg(test)]
+#[path = "../../tests/unit/policy/file_tests.rs"]
+mod tests;

@@ -1,0 +1,216 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn read(text: &str) -> Result<Policy, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+/// The text of a policy, and the policy of that text.
+fn there_and_back(policy: &Policy) -> Policy {
+    let text = serde_json::to_string(policy).expect("written");
+    read(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn a_file_without_settings_is_the_default_policy() {
+    assert_eq!(read("{}").expect("valid"), Policy::default());
+    assert_eq!(there_and_back(&Policy::default()), Policy::default());
+}
+
+#[test]
+fn a_setting_that_a_file_leaves_out_follows_the_others() {
+    let policy = read(r#"{ "load_timeout": "5s", "lease": "1s", "coordination_budget": "300ms" }"#);
+    let policy = policy.expect("valid");
+    assert_eq!(policy.wait_timeout, Duration::from_secs(6));
+    assert_eq!(policy.command_timeout, Duration::from_millis(150));
+}
+
+/// A field that is missing here needs a place in `SETTINGS`, in `docs/policy.toml` and, if it can not change at run time, in `replace.rs`.
+#[test]
+fn each_field_of_a_policy_has_its_setting() {
+    #[rustfmt::skip]
+    let Policy {
+        name: _, counters: _, fresh_for: _, ttl_jitter: _, stale_while_revalidate: _, local_for: _, local_while_down: _,
+        local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
+        refresh_ahead: _, lease: _, load_timeout: _, tags: _, resource: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
+        permit_timeout: _, on_overload: _, max_waiters: _, on_crowd: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
+        command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, audit: _, shadow: _, codec: _, max_body: _,
+        compress_from: _, http: _,
+    } = Policy::default();
+}
+
+#[test]
+fn durations_have_units() {
+    let of = |text: &str| read(&format!(r#"{{ "fresh_for": {text} }}"#)).map(|policy| policy.fresh_for);
+    for (text, ms) in [
+        ("\"250ms\"", 250),
+        ("\"30s\"", 30_000),
+        ("\"5m\"", 300_000),
+        ("\"1h30m\"", 5_400_000),
+        ("\"1h 30m\"", 5_400_000),
+        ("\"2d\"", 172_800_000),
+    ] {
+        assert_eq!(of(text).expect(text), Duration::from_millis(ms), "{text}");
+    }
+    for text in
+        ["30", "30.5", "\"30\"", "\"30 parsecs\"", "\"-5s\"", "-5", "\"\"", "true", "null", "[\"30s\"]", "{}"]
+    {
+        let error = of(text).expect_err(text);
+        assert!(error.starts_with("fresh_for: "), "{text}: {error}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_with_the_name_of_its_setting() {
+    for (name, values) in [
+        ("name", &["\"\"", "\"a b\"", "1"][..]),
+        ("fresh_for", &["\"0s\"", "\"11years\"", "\"max\""]),
+        ("stale_while_revalidate", &["\"11years\""]),
+        ("stale_if_error", &["\"11years\""]),
+        ("back_off", &["\"0s\"", "\"2d\""]),
+        ("negative_for", &["\"0s\""]),
+        ("soft_timeout", &["\"0s\""]),
+        ("early_refresh", &["-1", "101", "\"1\""]),
+        ("refresh_ahead", &["-0.5", "1"]),
+        ("on_absent", &["\"Negative\"", "true"]),
+        ("ttl_jitter", &["-0.1", "1", "1e400"]),
+        ("lease", &["\"1ms\"", "\"2d\"", "\"150ms\""]),
+        ("load_timeout", &["\"0s\"", "\"2d\""]),
+        ("max_concurrent_loads", &["0", "-1", "1.5", "4294967296", "\"4\""]),
+        ("permit_timeout", &["\"2d\""]),
+        ("permit_timeout_then", &["\"Shed\"", "true"]),
+        ("max_waiters", &["0", "-1"]),
+        ("max_waiters_then", &["\"queue\""]),
+        ("wait_timeout", &["\"0s\"", "\"3d\""]),
+        ("wait_timeout_then", &["\"shed\""]),
+        ("coordination_budget", &["\"1ms\"", "\"2d\""]),
+        ("command_timeout", &["\"0s\"", "\"500ms\""]),
+        ("on_store_down", &["\"FailOpen\""]),
+        ("max_fail_open_loads", &["0"]),
+        ("error_for", &["\"1h\"", "\"2d\""]),
+        ("tags", &["\"shop\"", "[1]", "[\"\"]", "[[\"a\", 1]]"]),
+        ("invalidate_all", &["1"]),
+        (
+            "invalidate_replicas",
+            &["1", "{ \"replicas\": 1 }", "{ \"replicas\": 1, \"timeout\": \"2m\" }", "{ \"within\": 1 }"],
+        ),
+        ("audit", &["2", "-0.1"]),
+        ("audit_grace", &["\"2d\""]),
+        ("audit_by", &["\"equal\""]),
+        ("shadow", &["\"yes\""]),
+        ("codec", &["\"xml\""]),
+        ("max_body", &["0", "268435457", "\"1 MiB\""]),
+        ("local_elsewhere", &["0"]),
+        ("fresh_fro", &["\"30s\""]),
+        #[cfg(feature = "lz4")]
+        ("compress_from", &["-1", "\"4 KiB\""]),
+        #[cfg(feature = "local")]
+        ("local_while_down", &["\"1m\"", "\"11years\""]),
+    ] {
+        for value in values {
+            let error = read(&format!("{{ {name:?}: {value} }}")).expect_err(value);
+            assert!(error.contains(name) || *value == "1e400", "{name}, {value}: {error}");
+        }
+    }
+    let twice = read(r#"{ "audit": 0.5, "audit": 0.1 }"#).expect_err("twice");
+    assert!(twice.starts_with("audit: it is set twice"), "{twice}");
+}
+
+#[test]
+fn contradictions_name_both_settings() {
+    for (text, names) in [
+        (r#"{ "lease": "150ms" }"#, ["lease (150ms)", "command_timeout (50ms)"]),
+        (r#"{ "command_timeout": "500ms" }"#, ["command_timeout (500ms)", "coordination_budget (100ms)"]),
+        (r#"{ "error_for": "1m" }"#, ["error_for (60s)", "load_timeout (30s)"]),
+        #[cfg(feature = "local")]
+        (r#"{ "local_while_down": "1m" }"#, ["local_while_down (60s)", "local_for (0ns)"]),
+    ] {
+        let error = read(text).expect_err(text);
+        assert!(names.iter().all(|name| error.contains(name)), "{error}");
+    }
+}
+
+#[test]
+fn a_refusal_of_an_unknown_setting_lists_the_known_ones() {
+    let error = read(r#"{ "fresh_fro": "30s" }"#).expect_err("unknown");
+    assert!(error.starts_with("fresh_fro: there is no such setting; there are name, fresh_for, "), "{error}");
+}
+
+#[test]
+fn tags_are_texts_or_lists_of_parts() {
+    let policy = read(r#"{ "tags": ["two words", ["user", "a:b", "{%}"], "a:b"] }"#).expect("valid");
+    assert_eq!(policy.tags, ["two words".into(), CacheKey::from(("user", "a:b", "{%}")), "a:b".into()]);
+    assert_eq!(there_and_back(&policy), policy);
+}
+
+#[test]
+fn a_policy_that_no_file_can_hold_is_not_written() {
+    let policy = Policy::builder().tags([CacheKey::from(&[0xff_u8][..])]).build().expect("valid");
+    let error = serde_json::to_string(&policy).expect_err("no text").to_string();
+    assert!(error.contains("a tag that is no text"), "{error}");
+}
+
+#[test]
+fn a_function_is_left_out_of_what_is_written() {
+    let policy = Policy::builder().audit(0.5).audit_by(|a: &u8, b: &u8| a == b).build().expect("valid");
+    let read = there_and_back(&policy);
+    assert_eq!(read.audit.fraction, 0.5);
+    assert!(read.audit.same.is_none());
+}
+
+/// Of each setting some values, not all of which go together.
+fn settings() -> impl Strategy<Value = PolicyBuilder> {
+    let time = || prop_oneof![Just(0), 1_u64..5_000, 0..400_000_000_u64].prop_map(Duration::from_millis);
+    let choice = any::<(bool, bool, bool, bool, bool, bool)>();
+    let numbers = (0..1_000_u32, any::<Option<u32>>(), 1..usize::MAX, prop::collection::vec(".{1,8}", 0..4));
+    let times = (time(), time(), time(), prop::option::of(time()), prop::option::of(time()), time());
+    (times, (time(), time(), prop::option::of(time())), choice, numbers).prop_map(
+        |(times, more, choice, numbers)| {
+            let (fresh_for, stale, error, soft, negative, load) = times;
+            let (lease, permit, wait) = more;
+            let (shed, closed, json, all, shadow, fail) = choice;
+            let (thousandths, cap, most, tags) = numbers;
+            // Few digits: serde_json reads those of a longer fraction to the last bit but one.
+            let fraction = f64::from(thousandths) / 1_000.0;
+            let overload = if shed { OnOverload::Shed } else { OnOverload::LoadAnyway };
+            let mut draft = Policy::builder()
+                .name("shop")
+                .fresh_for(fresh_for)
+                .stale_while_revalidate(stale)
+                .stale_if_error(error)
+                .load_timeout(load)
+                .lease(lease)
+                .permit_timeout(permit, overload)
+                .max_waiters(most, overload)
+                .max_fail_open_loads(most)
+                .on_store_down(if closed { OnStoreDown::FailClosed } else { OnStoreDown::FailOpen })
+                .codec(if json { Codec::Json } else { Codec::MessagePack })
+                .invalidate_all(all)
+                .shadow(shadow)
+            .on_absent(if shed { OnAbsent::Fail } else { OnAbsent::Negative })
+                .audit(fraction)
+                .refresh_ahead(fraction)
+                .ttl_jitter(f64::from(thousandths) / 2_000.0)
+                .early_refresh(f64::from(thousandths) / 10.0)
+                .tags(tags);
+            draft = soft.into_iter().fold(draft, PolicyBuilder::soft_timeout);
+            draft = negative.into_iter().fold(draft, PolicyBuilder::negative_for);
+            draft = cap.into_iter().fold(draft, PolicyBuilder::max_concurrent_loads);
+            draft = cap
+                .into_iter()
+                .fold(draft, |draft, cap| draft.invalidate_replicas(cap, Duration::from_nanos(1_234_567)));
+            let then = if fail { OnWaitTimeout::Fail } else { OnWaitTimeout::Load };
+            wait.into_iter().fold(draft, |draft, wait| draft.wait_timeout(wait, then))
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_policy_that_is_written_is_read_as_it_was(draft in settings()) {
+        if let Ok(policy) = draft.build() {
+            prop_assert_eq!(there_and_back(&policy), policy);
+        }
+    }
+}
