@@ -105,6 +105,17 @@ pub mod testing;
 mod tracker;
 mod value;
 
+/// Traits that every suitable type has by itself, so that the compiler names what is missing where another type is given. There is nothing to
+/// implement; docs/compile-errors.md explains the messages.
+pub mod bounds {
+    pub use crate::guard::bounds::{CloneService, ServiceError, SharedError, StoredResponse};
+    pub use crate::guard::memoize::MemoizedService;
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub use crate::http::HttpService;
+    pub use crate::store::backend::IntoBackend;
+}
+
 pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::load_context::LoadContext;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};

@@ -11,7 +11,7 @@ use crate::key::escape_namespace;
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::observe::{SpanLinks, Spans};
 use crate::policy::Policy;
-use crate::store::backend::Backend;
+use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 
 /// The bounds of `local_term`: a shorter one is at the mercy of a scheduler's pause, a longer one makes invalidations wait for too long.
@@ -45,7 +45,7 @@ impl StampedeGuard {
     /// called outside a runtime: the connection is made by the first call that needs it, or by
     /// [`connect`](Self::connect). Two services on one Redis must each set their own
     /// [`namespace`](StampedeGuardBuilder::namespace).
-    pub fn new(backend: impl Into<Backend>) -> Self {
+    pub fn new(backend: impl IntoBackend) -> Self {
         StampedeGuardBuilder::new(backend.into()).assemble()
     }
 
@@ -87,7 +87,7 @@ impl StampedeGuard {
     }
 
     /// Starts to build a guard with other settings.
-    pub fn builder(backend: impl Into<Backend>) -> StampedeGuardBuilder {
+    pub fn builder(backend: impl IntoBackend) -> StampedeGuardBuilder {
         StampedeGuardBuilder::new(backend.into())
     }
 }

@@ -6,14 +6,14 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::bounds::{CloneService, SharedError, StoredResponse};
 use crate::error::LoadError;
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
@@ -36,31 +36,43 @@ impl StampedeGuard {
     /// assert_eq!(service.oneshot(12).await?, 144);
     /// # Ok(()) }
     /// ```
-    pub fn memoize<K>(&self, key: K) -> MemoizeLayer<K> {
-        MemoizeLayer::new(self.clone(), key)
+    pub fn memoize<K, R>(&self, key: K) -> MemoizeLayer<K, R>
+    where
+        K: Fn(&R) -> CacheKey,
+    {
+        MemoizeLayer { guard: self.clone(), key, requests: PhantomData }
     }
 }
 
-/// Makes [`Memoize`] services; see [`StampedeGuard::memoize`].
-#[derive(Clone)]
-pub struct MemoizeLayer<K> {
+/// Makes [`Memoize`] services for requests of type `R`; see [`StampedeGuard::memoize`].
+pub struct MemoizeLayer<K, R> {
     guard: StampedeGuard,
     key: K,
+    requests: PhantomData<fn(&R)>,
 }
 
-impl<K> MemoizeLayer<K> {
-    pub(crate) fn new(guard: StampedeGuard, key: K) -> Self {
-        Self { guard, key }
+// Not derived, which would ask for requests that are `Clone`.
+impl<K: Clone, R> Clone for MemoizeLayer<K, R> {
+    fn clone(&self) -> Self {
+        Self { guard: self.guard.clone(), key: self.key.clone(), requests: PhantomData }
     }
 }
 
-impl<K> fmt::Debug for MemoizeLayer<K> {
+impl<K, R> fmt::Debug for MemoizeLayer<K, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoizeLayer").field("guard", &self.guard).finish_non_exhaustive()
     }
 }
 
-impl<K: Clone, S> Layer<S> for MemoizeLayer<K> {
+// The bounds of the service, so that a type that does not fit is an error here. At `service.oneshot(..)` the compiler would say no more than
+// that there is no such method.
+impl<K, S, R, T, E, F> Layer<S> for MemoizeLayer<K, R>
+where
+    K: Clone,
+    S: MemoizedService<R, Answer = T, Failure = E, Pending = F> + CloneService,
+    T: StoredResponse,
+    E: SharedError,
+{
     type Service = Memoize<K, S>;
 
     fn layer(&self, inner: S) -> Self::Service {
@@ -83,18 +95,50 @@ impl<K, S: fmt::Debug> fmt::Debug for Memoize<K, S> {
     }
 }
 
-impl<K, S, R> Service<R> for Memoize<K, S>
+/// A service for requests of type `R`, as [`memoize`](StampedeGuard::memoize) wraps it: every [`Service`] is one, and there is nothing to
+/// implement.
+#[diagnostic::on_unimplemented(
+    message = "`memoize` has a key for `{R}`, and `{Self}` is no service for such requests",
+    label = "no `tower::Service<{R}>`",
+    note = "the key's closure names the type of the inner service's requests: `|request: &TheRequest| CacheKey::from(..)`",
+    note = "docs/compile-errors.md: a key for other requests"
+)]
+pub trait MemoizedService<R>:
+    Service<
+        R,
+        Response = <Self as MemoizedService<R>>::Answer,
+        Error = <Self as MemoizedService<R>>::Failure,
+        Future = <Self as MemoizedService<R>>::Pending,
+    >
+{
+    /// Its response.
+    type Answer;
+    /// Its error.
+    type Failure;
+    /// Its future.
+    type Pending: Future<Output = Result<Self::Answer, Self::Failure>>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<S: Service<R>, R> MemoizedService<R> for S {
+    type Answer = S::Response;
+    type Failure = S::Error;
+    type Pending = S::Future;
+}
+
+// Each bound on a type parameter, not on a projection: a service that is none then is one error, and not one for each projection.
+impl<K, S, R, T, E, F> Service<R> for Memoize<K, S>
 where
     K: Fn(&R) -> CacheKey,
     R: Send + 'static,
-    S: Service<R> + Clone + Send + 'static,
-    S::Response: Serialize + DeserializeOwned + Send + 'static,
-    S::Error: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    S::Future: Send + 'static,
+    S: MemoizedService<R, Answer = T, Failure = E, Pending = F> + CloneService + Send + 'static,
+    T: StoredResponse,
+    E: SharedError,
+    F: Future<Output = Result<T, E>> + Send + 'static,
 {
-    type Response = S::Response;
-    type Error = LoadError<S::Error>;
-    type Future = MemoizeFuture<S::Response, S::Error>;
+    type Response = T;
+    type Error = LoadError<E>;
+    type Future = MemoizeFuture<T, E>;
 
     /// Always ready.
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {

@@ -1,5 +1,6 @@
 //! [`StampedeGuard`], the handle to all functions of the crate.
 
+pub(crate) mod bounds;
 pub(crate) mod builder;
 pub(crate) mod load_context;
 pub(crate) mod memoize;

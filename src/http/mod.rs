@@ -304,7 +304,7 @@ mod walkthrough;
 
 pub use body::GuardedBody;
 pub use explain::{Decision, explain};
-pub use service::{Guarded, GuardedFuture};
+pub use service::{Guarded, GuardedFuture, HttpService};
 
 pub use crate::http_rules::policy::HttpPolicy;
 pub use crate::http_rules::request_rules::KeyParts;

@@ -13,8 +13,9 @@ use tower_service::Service;
 use super::body::{BoxError, GuardedBody};
 use super::exchange::{BoxFuture, Exchange};
 use crate::guard::StampedeGuard;
+use crate::guard::bounds::{CloneService, ServiceError};
 
-impl<S> Layer<S> for StampedeGuard {
+impl<S: CloneService> Layer<S> for StampedeGuard {
     type Service = Guarded<S>;
 
     fn layer(&self, inner: S) -> Guarded<S> {
@@ -24,27 +25,65 @@ impl<S> Layer<S> for StampedeGuard {
 
 /// An HTTP service behind the guard; see the [module](crate::http).
 #[derive(Clone, Debug)]
-pub struct Guarded<S> {
+// Where `guarded.oneshot(..)` does not compile, the compiler prints the next line, and can be told nothing else to print.
+pub struct Guarded<S /* no `Service`? docs/compile-errors.md says why */> {
     guard: StampedeGuard,
     inner: S,
 }
 
-impl<S, Q, B> Service<Request<Q>> for Guarded<S>
+/// An HTTP service for requests with bodies of type `Q`, as the layer wraps it: every [`Service`] of `http::Request<Q>` with
+/// `http::Response`s is one, and there is nothing to implement.
+#[diagnostic::on_unimplemented(
+    message = "the guard's layer wraps services of `http::Request<{Q}>` with an `http::Response`, and `{Self}` is none",
+    label = "no `tower::Service<http::Request<{Q}>>` with an `http::Response`",
+    note = "a client with requests of its own needs a service that converts them: `ReqwestService` (feature `reqwest`) does that for a \
+            `reqwest::Client`, and docs/rest-clients.md has others",
+    note = "a service without HTTP is wrapped by `guard.memoize(|request: &TheRequest| CacheKey::from(..))`",
+    note = "docs/compile-errors.md: a client with requests of its own"
+)]
+pub trait HttpService<Q>:
+    Service<
+        Request<Q>,
+        Response = Response<<Self as HttpService<Q>>::Body>,
+        Error = <Self as HttpService<Q>>::Failure,
+        Future = <Self as HttpService<Q>>::Pending,
+    >
+{
+    /// The body of its responses.
+    type Body;
+    /// Its error.
+    type Failure;
+    /// Its future.
+    type Pending: Future<Output = Result<Response<Self::Body>, Self::Failure>>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<S, Q, B> HttpService<Q> for S
 where
-    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
+    S: Service<Request<Q>, Response = Response<B>>,
+{
+    type Body = B;
+    type Failure = S::Error;
+    type Pending = S::Future;
+}
+
+// Each bound on a type parameter, not on a projection: a service that is none then is one error, and not one for each projection.
+impl<S, Q, B, E, F> Service<Request<Q>> for Guarded<S>
+where
+    S: HttpService<Q, Body = B, Failure = E, Pending = F> + CloneService + Send + 'static,
+    E: ServiceError,
+    F: Send + 'static,
     Q: Body + Send + 'static,
     B: Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
     type Response = Response<GuardedBody<B>>;
-    type Error = S::Error;
-    type Future = GuardedFuture<B, S::Error>;
+    type Error = E;
+    type Future = GuardedFuture<B, E>;
 
     /// Always ready: the inner service is made ready where it is called.
-    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), E>> {
         Poll::Ready(Ok(()))
     }
 

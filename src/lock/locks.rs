@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::escape_namespace;
 use crate::store::StoreErrorKind;
-use crate::store::backend::Backend;
+use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 
 /// The locks of a store: cheap to clone, and all clones share connections.
@@ -68,7 +68,7 @@ impl Locks {
     /// A process that is forked before the first call excludes its parent like any other process. After that, make
     /// new locks in the child: two processes with one identity take each other's turns, and connections and tasks
     /// stay with the parent.
-    pub fn new(backend: impl Into<Backend>) -> Self {
+    pub fn new(backend: impl IntoBackend) -> Self {
         Self::builder(backend).assemble()
     }
 
@@ -78,7 +78,7 @@ impl Locks {
     }
 
     /// Starts locks with other settings than the defaults.
-    pub fn builder(backend: impl Into<Backend>) -> LocksBuilder {
+    pub fn builder(backend: impl IntoBackend) -> LocksBuilder {
         LocksBuilder {
             backend: backend.into(),
             namespace: "default".to_owned(),

@@ -25,6 +25,19 @@ pub struct Backend {
     pub(crate) kind: Box<dyn IntoStore>,
 }
 
+/// What a guard or locks are made from: every type that converts into a [`Backend`]; there is nothing to implement.
+#[diagnostic::on_unimplemented(
+    message = "a guard can not be made from `{Self}`",
+    label = "no client of the version of `redis` that this crate uses, and no other store",
+    note = "a client must come from that version: make it by `stampede_guard::redis::Client::open(..)`, or ask for it in Cargo.toml",
+    note = "with the feature `sentinel` a `SentinelClient` is a store, with `cluster` a `ClusterClient`; without `redis` none is",
+    note = "for a URL there is `StampedeGuard::open`; docs/compile-errors.md: a client of another `redis`"
+)]
+pub trait IntoBackend: Into<Backend> {}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Backend>> IntoBackend for T {}
+
 /// What a store can be made from. Its type can be asked for.
 pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
     fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle;

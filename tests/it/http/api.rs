@@ -227,7 +227,7 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     value::<LoadError<String>>();
     value::<MemoryStore>();
     value::<Memoize<Key, Inner>>();
-    value::<MemoizeLayer<Key>>();
+    value::<MemoizeLayer<Key, Query>>();
     value::<OnStoreDown>();
     value::<OnWaitTimeout>();
     value::<Policy>();

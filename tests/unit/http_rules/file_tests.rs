@@ -125,7 +125,7 @@ fn settings() -> impl Strategy<Value = HttpPolicy> {
             let (kind, variants, ms, authority) = rest;
             let mut http = KINDS[kind].1()
                 .ignore_request_no_cache(ignores)
-            .answer_info(ignores)
+                .answer_info(ignores)
                 .default_lifetime(lives)
                 .heuristic_freshness(guesses)
                 .max_variants(variants)

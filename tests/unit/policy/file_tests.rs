@@ -188,7 +188,7 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
                 .codec(if json { Codec::Json } else { Codec::MessagePack })
                 .invalidate_all(all)
                 .shadow(shadow)
-            .on_absent(if shed { OnAbsent::Fail } else { OnAbsent::Negative })
+                .on_absent(if shed { OnAbsent::Fail } else { OnAbsent::Negative })
                 .audit(fraction)
                 .refresh_ahead(fraction)
                 .ttl_jitter(f64::from(thousandths) / 2_000.0)

@@ -1,0 +1,180 @@
+//! `docs/compile-errors.md`: what the compiler says about the code in `ui`, and code that compiles instead.
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+const MANIFEST: &str = r#"
+[workspace]
+
+[package]
+name = "does-not-compile"
+edition = "2024"
+
+[lib]
+path = "{ui}/lib.rs"
+
+[dependencies]
+stampede-guard = { path = "{crate}", default-features = false, features = ["http"] }
+http = "1.3"
+tower = { version = "0.5.2", features = ["util"] }
+"#;
+
+/// The compiler's errors about the modules in `ui`.
+fn errors() -> String {
+    let ui = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui");
+    let crate_ = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let package = Path::new(env!("CARGO_TARGET_TMPDIR")).join("does-not-compile");
+    fs::create_dir_all(&package).expect("a folder");
+    let manifest = MANIFEST.replace("{ui}", &ui.display().to_string());
+    fs::write(package.join("Cargo.toml"), manifest.replace("{crate}", &crate_.display().to_string()))
+        .expect("written");
+    // The versions that were built for this test already: nothing is fetched.
+    fs::copy(crate_.join("Cargo.lock"), package.join("Cargo.lock")).expect("copied");
+    let cargo = Command::new(env::var("CARGO").expect("run by cargo"))
+        .args(["check", "--offline", "--quiet", "--color=never", "--lib"])
+        .current_dir(&package)
+        .env("CARGO_TARGET_DIR", package.join("target"))
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env_remove("RUSTFLAGS")
+        .output()
+        .expect("cargo runs");
+    assert!(!cargo.status.success(), "it compiles");
+    String::from_utf8_lossy(&cargo.stderr).into_owned()
+}
+
+/// The errors in a module of `ui`: the first line of each, and how many lines they have.
+fn errors_of<'a>(all: &[&'a str], module: &str) -> (Vec<&'a str>, usize) {
+    let place = format!("ui/{module}.rs");
+    let own: Vec<_> = all.iter().filter(|text| text.contains(&place)).collect();
+    let lines = own.iter().map(|text| text.lines().count()).sum();
+    (own.iter().filter_map(|text| text.lines().next()).collect(), lines)
+}
+
+#[test]
+fn the_compiler_says_what_is_missing() {
+    let all = errors();
+    println!("{all}");
+    let texts: Vec<_> = all.split("\n\n").filter(|text| text.starts_with("error")).collect();
+    let no_method = "the method `oneshot` exists for struct `Guarded<";
+    for (module, first, message) in [
+        ("client", 1, "the guard's layer wraps services of `http::Request<"),
+        ("clone", 0, "a guard clones the service that it wraps, and `BoxService<"),
+        (
+            "error",
+            0,
+            "a guard tells waiters the text of the inner service's error, and `NoStock` is not `Display + Send + 'static`",
+        ),
+        (
+            "response",
+            0,
+            "`memoize` stores what the service returns, and `Price` is not `Serialize + DeserializeOwned",
+        ),
+        ("requests", 0, "and `reqwest::Client` is no service for such requests"),
+        (
+            "shared_error",
+            0,
+            "a guard shares the inner service's error among its waiters, and `shared_error::Failed` is not",
+        ),
+        ("closure", 0, "type annotations needed"),
+        ("redis", 0, "a guard can not be made from `older_redis::Client`"),
+    ] {
+        let (own, lines) = errors_of(&texts, module);
+        println!("{module}: {} errors, {lines} lines", own.len());
+        let found = own.get(first).unwrap_or_else(|| panic!("{module} compiles"));
+        assert!(found.contains(message), "{module}: {own:#?}");
+        assert!(own[..first].iter().all(|text| text.contains(no_method)), "{module}: {own:#?}");
+    }
+    // Where the method does not exist, the compiler shows the type's line: all that can name the page there.
+    assert!(all.contains("/* no `Service`? docs/compile-errors.md says why */"), "{all}");
+}
+
+mod instead {
+    use std::convert::Infallible;
+    use std::error::Error;
+    use std::fmt;
+
+    use axum::http::{Request, Response};
+    use http_body_util::BodyExt as _;
+    use serde::{Deserialize, Serialize};
+    use stampede_guard::{CacheKey, StampedeGuard};
+    use tower::util::BoxCloneService;
+    use tower::{ServiceBuilder, ServiceExt as _, service_fn};
+
+    #[tokio::test]
+    async fn a_boxed_service_is_clone() -> Result<(), Box<dyn Error + Send + Sync>> {
+        let (guard, request) =
+            (StampedeGuard::in_memory(), Request::get("http://shop.example/").body(String::new())?);
+        let pages = service_fn(|_: Request<String>| async {
+            Ok::<_, Infallible>(Response::new("a page".to_owned()))
+        });
+
+        let pages = ServiceBuilder::new().layer(guard).service(BoxCloneService::new(pages));
+
+        let page = pages.oneshot(request).await?.into_body().collect().await?.to_bytes();
+        assert_eq!(page, "a page");
+        Ok(())
+    }
+
+    #[derive(Debug)]
+    struct NoStock;
+
+    impl fmt::Display for NoStock {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the stock is empty")
+        }
+    }
+
+    impl Error for NoStock {}
+
+    #[tokio::test]
+    async fn an_error_has_a_text() -> Result<(), Box<dyn Error>> {
+        let (guard, request) =
+            (StampedeGuard::in_memory(), Request::get("http://shop.example/").body(String::new())?);
+        let stock = service_fn(|_: Request<String>| async { Err::<Response<String>, _>(NoStock) });
+        let stock = ServiceBuilder::new().layer(guard).service(stock);
+        assert_eq!(
+            stock.oneshot(request).await.err().map(|error| error.to_string()).as_deref(),
+            Some("the stock is empty")
+        );
+        Ok(())
+    }
+
+    #[derive(Deserialize, Serialize)]
+    struct Price {
+        cents: u64,
+    }
+
+    #[tokio::test]
+    async fn a_response_is_encoded() -> Result<(), Box<dyn Error>> {
+        let guard = StampedeGuard::in_memory();
+        let prices = service_fn(|id: u64| async move { Ok::<_, Infallible>(Price { cents: 499 + id }) });
+        let prices = ServiceBuilder::new()
+            .layer(guard.memoize(|id: &u64| CacheKey::from(("price", id))))
+            .service(prices);
+        assert_eq!(prices.oneshot(7).await?.cents, 506);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_closure_names_its_requests() -> Result<(), Box<dyn Error>> {
+        let (guard, request) =
+            (StampedeGuard::in_memory(), Request::get("http://shop.example/").body(String::new())?);
+        let pages = service_fn(|request: Request<String>| async { Ok::<_, Infallible>(request.into_body()) });
+
+        let pages = ServiceBuilder::new()
+            .layer(guard.memoize(|request: &Request<String>| CacheKey::from(request.uri().path())))
+            .service(pages);
+
+        assert_eq!(pages.oneshot(request).await?, "");
+        Ok(())
+    }
+
+    #[test]
+    fn a_client_comes_from_the_version_of_the_guard() -> Result<(), Box<dyn Error>> {
+        let redis = stampede_guard::redis::Client::open("redis://127.0.0.1/")?;
+        let guard = StampedeGuard::new(redis);
+        let _ = guard;
+        Ok(())
+    }
+}
