@@ -97,10 +97,11 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`](crate::ErrorKind::InvalidPolicy), and the policy stays, if a setting differs that cannot change at run time: `name`, under which
-    /// counters count; `codec`; over HTTP what makes the keys (the kind of the policy, `scheme`, `authority`, `behind_proxy`, and
-    /// in a private cache the credentials), because invalidations would miss what is stored under the old ones. Likewise if a
-    /// function or type is missing or new (`audit_by`, `key`, `personal_extension`): a policy that was read from a file has none.
+    /// [`ErrorKind::InvalidPolicy`](crate::ErrorKind::InvalidPolicy), and the policy stays, if a setting differs that cannot change
+    /// at run time: `name`, under which counters count; `codec`; over HTTP what makes the keys (the kind of the policy, `scheme`,
+    /// `authority`, `behind_proxy`, and in a private cache the credentials), because invalidations would miss what is stored under
+    /// the old ones. Likewise if a function or type is missing (`audit_by`, `share_errors`, `key`, `personal_extension`), or if such
+    /// a function is new: a policy that was read from a file has none.
     ///
     /// # Examples
     ///

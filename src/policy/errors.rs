@@ -68,6 +68,11 @@ impl SharedErrors {
         }
     }
 
+    /// Whether each type of the others is named.
+    pub(super) fn include(&self, others: &Self) -> bool {
+        others.0.iter().all(|other| self.0.contains(other))
+    }
+
     fn named<E: 'static>(&self) -> Option<&ErrorType> {
         self.0.iter().find(|named| named.id == TypeId::of::<E>())
     }

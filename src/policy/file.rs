@@ -181,6 +181,11 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
         },
     },
     Setting {
+        name: "share_errors",
+        set: |_, _| Err("a file can not hold a type: set it in code, by PolicyBuilder::share_errors".into()),
+        tell: |_| None,
+    },
+    Setting {
         name: "audit",
         set: |draft, value| value.fraction().map(|fraction| draft.policy.audit.fraction = fraction),
         tell: |policy| Some(policy.audit.fraction.into()),
@@ -270,8 +275,8 @@ fn replicas(value: Value) -> Result<(u32, Duration), String> {
 /// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that contradict
 /// each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. Settings that are functions or types (`audit_by`, and
-/// `key` and `personal_extension` of HTTP) are refused: add them in code, by [`Policy::to_builder`].
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. Settings that are functions or types (`audit_by`,
+/// `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in code, by [`Policy::to_builder`].
 ///
 /// # Examples
 ///

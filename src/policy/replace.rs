@@ -26,6 +26,9 @@ impl Policy {
         if self.audit.same.is_some() != old.audit.same.is_some() {
             return Some(("audit_by", "audits would compare by another rule; a file has none"));
         }
+        if !self.errors.include(&old.errors) {
+            return Some(("share_errors", "errors would arrive as text; a file names no types"));
+        }
         fixed_setting(&self.http, &old.http)
     }
 }

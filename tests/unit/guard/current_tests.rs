@@ -139,6 +139,9 @@ fn a_setting_that_is_fixed_is_refused_by_name_and_nothing_changes() {
     let by = new().audit_by(|a: &u8, b: &u8| a == b).build().expect("valid");
     refused(&old, by.clone(), "audit_by can not change");
     refused(&by, old.clone(), "audit_by can not change");
+    let sharing = new().share_errors::<String>().build().expect("valid");
+    refused(&sharing, old.clone(), "share_errors can not change");
+    guard(old.clone()).set_policy(sharing).expect("a further type takes nothing away");
     guard(by.clone())
         .set_policy(by.to_builder().fresh_for(Duration::from_secs(5)).build().expect("valid"))
         .expect("set");

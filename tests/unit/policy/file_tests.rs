@@ -35,7 +35,7 @@ fn each_field_of_a_policy_has_its_setting() {
         local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
         refresh_ahead: _, lease: _, load_timeout: _, tags: _, resource: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
         permit_timeout: _, on_overload: _, max_waiters: _, on_crowd: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
-        command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, audit: _, shadow: _, codec: _, max_body: _,
+        command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _,
         compress_from: _, http: _,
     } = Policy::default();
 }
@@ -98,6 +98,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("audit", &["2", "-0.1"]),
         ("audit_grace", &["\"2d\""]),
         ("audit_by", &["\"equal\""]),
+        ("share_errors", &["\"ApiError\""]),
         ("shadow", &["\"yes\""]),
         ("codec", &["\"xml\""]),
         ("max_body", &["0", "268435457", "\"1 MiB\""]),
