@@ -111,7 +111,7 @@ impl StampedeGuardBuilder {
     pub(crate) fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans, .. } = self;
         let kept = self.most_kept_invalidations;
-        let store = backend.into_store(policy.command_timeout);
+        let store = backend.node(policy.command_timeout);
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
         let state = GuardState::new(store, namespace, max_flights, kept, local, spans);
         StampedeGuard::from_parts(Arc::new(state), policy)

@@ -172,7 +172,7 @@ impl LocksBuilder {
     /// Makes the handle from valid settings.
     fn assemble(self) -> Locks {
         let Self { backend, namespace, command_timeout } = self;
-        let store = backend.into_store(command_timeout);
+        let store = backend.node(command_timeout);
         let namespace = escape_namespace(&namespace).into();
         Locks { home: Arc::new(LockRegistry::new(store, namespace, command_timeout, None)) }
     }

@@ -329,8 +329,8 @@ impl Replica {
 }
 
 impl IntoStore for Replica {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        let wire = Wire::new(&self.server, self.condition, command_timeout);
+    fn node(&self, command_timeout: Duration) -> StoreHandle {
+        let wire = Wire::new(&self.server, Arc::clone(&self.condition), command_timeout);
         StoreHandle::of(Arc::new(WireStore(wire)))
     }
 }

@@ -139,8 +139,8 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 impl ChaosServer {
     /// A server of the store that `store` makes; each call must make the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
-        let backend: Box<dyn Any> = store().kind;
-        let memory = backend.downcast().ok().map(|memory: Box<MemoryStore>| *memory);
+        let backend: Arc<dyn Any + Send + Sync> = store().kind;
+        let memory = backend.downcast().ok().map(|memory: Arc<MemoryStore>| MemoryStore::clone(&memory));
         let server = Arc::new(Self {
             far: memory.map_or_else(|| Backing::Other(Box::new(store)), Backing::Memory),
             odds: Mutex::new(Odds::new(seed)),
@@ -168,7 +168,7 @@ impl ChaosServer {
     pub(super) fn node(&self, command_timeout: Duration) -> StoreHandle {
         match &self.far {
             Backing::Memory(store) => StoreHandle::memory(store.clone()),
-            Backing::Other(store) => store().into_store(command_timeout),
+            Backing::Other(store) => store().node(command_timeout),
         }
     }
 

@@ -25,7 +25,7 @@ async fn acquire(node: &StoreHandle, token: &Token) -> Result<Acquired, StoreErr
 /// Whether the lease is held after one ACQUIRE under `fault`, at once and later, and the answer to its caller.
 async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
     let chaos = ChaosStore::new(3);
-    let node = Backend::from(chaos.replica()).into_store(WITHIN);
+    let node = Backend::from(chaos.replica()).node(WITHIN);
     let token = Token::mint(node.node());
     chaos.once(fault);
     let answer = acquire(&node, &token).await;
@@ -62,7 +62,7 @@ async fn connection_faults_decide_whether_a_command_runs_and_what_its_caller_get
 #[tokio::test(start_paused = true)]
 async fn the_store_and_its_leases_follow_the_paused_clock() {
     let chaos = ChaosStore::new(1);
-    let node = Backend::from(chaos.replica()).into_store(WITHIN);
+    let node = Backend::from(chaos.replica()).node(WITHIN);
     let (one, other) = (Token::mint(node.node()), Token::mint(node.node()));
     assert!(matches!(acquire(&node, &one).await, Ok(Acquired::Granted)));
     let before = node.now();
@@ -129,10 +129,8 @@ async fn faults_strike_a_callers_own_memory_store() {
 #[tokio::test(start_paused = true)]
 async fn wake_ups_are_lost_doubled_and_forged() {
     let chaos = ChaosStore::new(2);
-    let (one, other) = (
-        Backend::from(chaos.replica()).into_store(WITHIN),
-        Backend::from(chaos.replica()).into_store(WITHIN),
-    );
+    let (one, other) =
+        (Backend::from(chaos.replica()).node(WITHIN), Backend::from(chaos.replica()).node(WITHIN));
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     let watch = other.watch(&key(), &waiter);
     let hints = async |most: Duration| tokio::time::timeout(most, watch.hints()).await.ok();
@@ -227,10 +225,8 @@ async fn a_cut_off_replica_reports_it_until_it_resumes() {
 async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     let chaos = ChaosStore::new(1);
     chaos.latency(Duration::from_millis(2), Duration::from_millis(2));
-    let (one, other) = (
-        Backend::from(chaos.replica()).into_store(WITHIN),
-        Backend::from(chaos.replica()).into_store(WITHIN),
-    );
+    let (one, other) =
+        (Backend::from(chaos.replica()).node(WITHIN), Backend::from(chaos.replica()).node(WITHIN));
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     acquire(&one, &holder).await.expect("answered");
     let watch = other.watch(&key(), &waiter);

@@ -13,7 +13,7 @@ use futures_util::stream::{self, StreamExt as _};
 
 use super::support::cluster::Cluster;
 use super::*;
-use crate::store::redis::RedisStore;
+use crate::store::redis::{Connections, RedisStore};
 
 /// A case and its name.
 pub(super) type Case = (&'static str, fn(&World) -> LocalBoxFuture<'_, ()>);
@@ -44,7 +44,11 @@ const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see re
 pub(super) fn node(cluster: &Cluster) -> StoreHandle {
     let ports = cluster.nodes().iter().map(|node| node.port());
     let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
-    StoreHandle::redis(RedisStore::spread(client.expect("nodes"), ms(1_000), Default::default()))
+    StoreHandle::redis(RedisStore::on(Arc::new(Connections::spread(
+        client.expect("nodes"),
+        ms(1_000),
+        Default::default(),
+    ))))
 }
 
 #[tokio::test]

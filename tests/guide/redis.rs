@@ -7,6 +7,7 @@ use axum::serve::ListenerExt as _;
 use redis::cluster::ClusterClient;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, TlsCertificates};
+use stampede_guard::lock::Locks;
 use stampede_guard::{Backend, Credentials, Policy, StampedeGuard};
 use tokio::net::TcpListener;
 
@@ -24,6 +25,16 @@ fn a_guard_is_made_from_a_client() -> Result<(), Box<dyn Error>> {
     ] {
         StampedeGuard::new(redis::Client::open(url)?);
     }
+    Ok(())
+}
+
+#[test]
+fn guards_of_several_namespaces_share_connections() -> Result<(), Box<dyn Error>> {
+    let redis = Backend::try_from("redis://guard:PASSWORD@redis.internal:6379/")?;
+    let prices = StampedeGuard::builder(redis.clone()).namespace("prices").build()?;
+    let users = StampedeGuard::builder(redis.clone()).namespace("users").build()?;
+    let locks = Locks::new(redis);
+    drop((prices, users, locks));
     Ok(())
 }
 

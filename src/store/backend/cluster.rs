@@ -4,25 +4,13 @@ use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 
-use super::{Backend, IntoStore};
-use crate::store::StoreHandle;
-use crate::store::credentials::CredentialsProvider;
-use crate::store::redis::{Login, RedisStore};
+use super::Backend;
+use super::servers::Servers;
+use crate::store::redis::{Connections, Login};
 
-#[derive(Debug)]
-struct Spread {
-    client: ClusterClient,
-    provider: Option<CredentialsProvider>,
-}
-
-impl IntoStore for Spread {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        let Self { client, provider } = *self;
-        StoreHandle::redis(RedisStore::spread(client, command_timeout, Login::by(provider)))
-    }
-
-    fn log_in_with(&mut self, provider: CredentialsProvider) {
-        self.provider = Some(provider);
+impl Servers for ClusterClient {
+    fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
+        Connections::spread(self.clone(), command_timeout, login)
     }
 }
 
@@ -44,6 +32,6 @@ impl IntoStore for Spread {
 #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
 impl From<ClusterClient> for Backend {
     fn from(client: ClusterClient) -> Self {
-        Self::of(Spread { client, provider: None })
+        Self::on(client, None)
     }
 }

@@ -41,13 +41,12 @@ impl Backend {
     /// ```
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[must_use]
-    pub fn credentials<F, Fut, E>(mut self, provider: F) -> Self
+    pub fn credentials<F, Fut, E>(self, provider: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        self.kind.log_in_with(CredentialsProvider::new(provider));
-        self
+        self.kind.logging_in(CredentialsProvider::new(provider)).unwrap_or(self)
     }
 }

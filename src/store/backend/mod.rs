@@ -7,10 +7,13 @@ mod credentials;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 #[cfg(feature = "redis")]
+mod servers;
+#[cfg(feature = "redis")]
 mod single;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::StoreHandle;
@@ -20,9 +23,30 @@ use crate::store::memory::MemoryStore;
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
 /// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
-#[derive(Debug)]
+///
+/// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
+/// have one connection for commands and one for messages (in a cluster one for commands to each master); guards that are made from
+/// clones of a client have their own. The `command_timeout` of the first guard decides when a connection counts as lost. The
+/// connections are closed with the last guard, and a later guard opens others.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "redis")] {
+/// use stampede_guard::lock::Locks;
+/// use stampede_guard::{Backend, StampedeGuard};
+///
+/// let redis = Backend::try_from("redis://127.0.0.1/")?;
+/// let prices = StampedeGuard::builder(redis.clone()).namespace("prices").build()?;
+/// let users = StampedeGuard::builder(redis.clone()).namespace("users").build()?;
+/// let locks = Locks::new(redis);
+/// # let _ = (prices, users, locks);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
 pub struct Backend {
-    pub(crate) kind: Box<dyn IntoStore>,
+    pub(crate) kind: Arc<dyn IntoStore>,
 }
 
 /// What a guard or locks are made from: every type that converts into a [`Backend`]; there is nothing to implement.
@@ -40,27 +64,32 @@ impl<T: Into<Backend>> IntoBackend for T {}
 
 /// What a store can be made from. Its type can be asked for.
 pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle;
+    /// A new node, on the connections of the nodes before it.
+    fn node(&self, command_timeout: Duration) -> StoreHandle;
 
-    /// Has all connections log in with the provider's credentials. A store without connections asks for none.
+    /// The same servers, on connections of their own, which log in with the provider's credentials; `None` for a store without
+    /// connections.
     #[cfg(feature = "redis")]
-    fn log_in_with(&mut self, _provider: CredentialsProvider) {}
+    fn logging_in(&self, _provider: CredentialsProvider) -> Option<Backend> {
+        None
+    }
 }
 
 impl Backend {
     pub(crate) fn of(kind: impl IntoStore) -> Self {
-        Self { kind: Box::new(kind) }
+        Self { kind: Arc::new(kind) }
     }
 
-    pub(crate) fn into_store(self, command_timeout: Duration) -> StoreHandle {
-        self.kind.into_store(command_timeout)
+    /// A new node.
+    pub(crate) fn node(&self, command_timeout: Duration) -> StoreHandle {
+        self.kind.node(command_timeout)
     }
 }
 
 impl IntoStore for MemoryStore {
     /// There is no wire to wait for.
-    fn into_store(self: Box<Self>, _command_timeout: Duration) -> StoreHandle {
-        StoreHandle::memory(*self)
+    fn node(&self, _command_timeout: Duration) -> StoreHandle {
+        StoreHandle::memory(self.clone())
     }
 }
 

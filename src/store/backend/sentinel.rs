@@ -1,38 +1,20 @@
 //! A primary that sentinels watch over.
 
 use std::error::Error;
-use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
 use redis::RedisResult;
 use redis::sentinel::SentinelClient;
 
-use super::{Backend, IntoStore};
-use crate::store::StoreHandle;
+use super::Backend;
+use super::servers::Servers;
 use crate::store::credentials::{Credentials, CredentialsProvider};
-use crate::store::redis::{Login, RedisStore, SentinelClients};
+use crate::store::redis::{Connections, Login, SentinelClients};
 
-/// The client shows nothing of itself.
-struct Watched {
-    clients: SentinelClients,
-    provider: Option<CredentialsProvider>,
-}
-
-impl fmt::Debug for Watched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sentinel").finish_non_exhaustive()
-    }
-}
-
-impl IntoStore for Watched {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        let Self { clients, provider } = *self;
-        StoreHandle::redis(RedisStore::watched(clients, command_timeout, Login::by(provider)))
-    }
-
-    fn log_in_with(&mut self, provider: CredentialsProvider) {
-        self.provider = Some(provider);
+impl Servers for SentinelClients {
+    fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
+        Connections::watched(self, command_timeout, login)
     }
 }
 
@@ -71,8 +53,7 @@ impl Backend {
         E: Into<Box<dyn Error + Send + Sync>>,
         B: Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync + 'static,
     {
-        let clients = SentinelClients::Built(Box::new(build));
-        Self::of(Watched { clients, provider: Some(CredentialsProvider::new(provider)) })
+        Self::on(SentinelClients::built(build), Some(CredentialsProvider::new(provider)))
     }
 }
 
@@ -97,6 +78,6 @@ impl Backend {
 #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
 impl From<SentinelClient> for Backend {
     fn from(client: SentinelClient) -> Self {
-        Self::of(Watched { clients: SentinelClients::Own(Box::new(client)), provider: None })
+        Self::on(SentinelClients::own(client), None)
     }
 }

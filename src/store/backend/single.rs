@@ -4,32 +4,20 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionInfo, RedisError};
 
-use super::{Backend, IntoStore};
-use crate::store::StoreHandle;
-use crate::store::credentials::CredentialsProvider;
-use crate::store::redis::{Login, RedisStore};
+use super::Backend;
+use super::servers::Servers;
+use crate::store::redis::{Connections, Login};
 
-#[derive(Debug)]
-struct Single {
-    client: Client,
-    provider: Option<CredentialsProvider>,
-}
-
-impl IntoStore for Single {
-    fn into_store(self: Box<Self>, command_timeout: Duration) -> StoreHandle {
-        let Self { client, provider } = *self;
-        StoreHandle::redis(RedisStore::single(client, command_timeout, Login::by(provider)))
-    }
-
-    fn log_in_with(&mut self, provider: CredentialsProvider) {
-        self.provider = Some(provider);
+impl Servers for Client {
+    fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
+        Connections::single(self, command_timeout, login)
     }
 }
 
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 impl From<Client> for Backend {
     fn from(client: Client) -> Self {
-        Self::of(Single { client, provider: None })
+        Self::on(client, None)
     }
 }
 

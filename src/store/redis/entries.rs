@@ -78,7 +78,7 @@ impl Store for RedisStore {
     }
 
     fn place(&self) -> u64 {
-        self.place
+        self.connections.place
     }
 
     fn clock_at(&self, moment: Instant) -> u64 {
@@ -203,7 +203,7 @@ impl Store for RedisStore {
     fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
         Box::pin(async move {
             // A command that stays unanswered for longer than two deadlines would cost the connection.
-            match within.min(self.command_timeout) {
+            match within.min(self.command_timeout()) {
                 Duration::ZERO => Ok(()),
                 within => doctor::probe::probe(&self.commands, key.name(), within).await,
             }
@@ -225,15 +225,13 @@ impl Store for RedisStore {
     }
 
     fn close(&self) {
-        self.commands.close();
-        self.inbox.close();
-        self.keyspace.close();
+        self.leave();
     }
 
     fn health(&self) -> Health {
         let (commands, breaker, reason) = self.commands.link();
         Health {
-            topology: self.topology,
+            topology: self.connections.topology,
             commands,
             inbox: self.inbox.link(),
             breaker,
@@ -241,14 +239,14 @@ impl Store for RedisStore {
             clock: self.commands.clock(),
             last_heard: self.inbox.last_heard(),
             inbox_lag: self.inbox.lag(),
-            outages: self.outages.begun(),
-            credential_failures: self.login.failures(),
+            outages: self.connections.dial.outages.begun(),
+            credential_failures: self.connections.dial.login.failures(),
             local: None,
         }
     }
 
     fn went_without(&self) {
-        self.outages.load();
+        self.connections.dial.outages.load();
     }
 
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {

@@ -47,7 +47,7 @@ impl RedisStore {
             && let Some(census) = self.grants.census(&name.key)
         {
             let (commands, node) = (self.commands.clone(), self.inbox.node());
-            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout));
+            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout()));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The store on a Redis server: plain GETs, scripts, one Pub/Sub channel per node.
 //!
-//! A node has two connections, each opened when it is first needed: [`connection`] carries
-//! commands, [`inbox`] receives messages. Keys of one resource share a slot:
+//! The nodes of one backend share two connections, each opened when it is first needed: [`connection`] carries
+//! commands, [`messages::subscriber`] receives messages. Keys of one resource share a slot:
 //!
 //! | key | holds |
 //! |---|---|
@@ -41,7 +41,7 @@ mod tags;
 mod topology;
 
 pub(crate) use login::Login;
-pub(crate) use redis_store::RedisStore;
+pub(crate) use redis_store::{Connections, RedisStore};
 #[cfg(all(test, feature = "cluster"))]
 pub(in crate::store) use topology::cluster::slots::slot_of;
 #[cfg(feature = "sentinel")]

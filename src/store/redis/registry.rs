@@ -62,7 +62,7 @@ impl VolumeStore for RedisStore {
     fn acknowledge(&self, announcer: Uuid, id: Uuid) {
         // Without a runtime nothing can be sent; the announcer waits until this node's right has ended.
         let Ok(runtime) = Handle::try_current() else { return };
-        let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout);
+        let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
         runtime.spawn(async move {
             let channel = message::channel(announcer);
             let mut cmd = Cmd::with_capacity(3, channel.len() + 80);

@@ -69,7 +69,8 @@ impl TagStore for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(&member[..]).arg(most).arg(millis(life));
             };
-            match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, self.command_timeout).await? {
+            match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, self.command_timeout()).await?
+            {
                 Value::Int(listed) => Ok(listed == 1),
                 _ => Err(refused(unexpected())),
             }
@@ -80,7 +81,7 @@ impl TagStore for RedisStore {
         Box::pin(async move {
             let until = Instant::now() + within;
             let left = || until.saturating_duration_since(Instant::now());
-            let place = timeout(within, self.replicating.acquire()).await;
+            let place = timeout(within, self.connections.replicating.acquire()).await;
             let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
             // WAIT needs a connection for itself: the server answers nothing else on a connection that waits, and the
             // guard's would be taken for dead. The mark is written on the guard's connection; finding it proves that this
@@ -89,7 +90,7 @@ impl TagStore for RedisStore {
             let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
             let mut leave = Cmd::with_capacity(5, mark.len() + 24);
             leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
-            match self.commands.send(key.name(), &leave, self.command_timeout.min(left())).await? {
+            match self.commands.send(key.name(), &leave, self.command_timeout().min(left())).await? {
                 Value::Okay => {}
                 _ => return Err(refused(unexpected())),
             }
@@ -107,7 +108,7 @@ impl TagStore for RedisStore {
             // At least a millisecond: 0 means for ever.
             wait.arg("WAIT").arg(replicas).arg(millis(left));
             // The server answers at the latest when that time has passed, and the answer needs time to arrive.
-            let longest = left + self.command_timeout;
+            let longest = left + self.command_timeout();
             bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
     }

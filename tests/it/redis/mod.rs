@@ -35,6 +35,7 @@ mod rights;
 mod runtimes;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod shared_connections;
 mod shared_errors;
 mod spinlock;
 mod stale;

@@ -14,6 +14,7 @@ pub(crate) mod lock_step;
 pub(crate) mod renew_member;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -26,10 +27,19 @@ use super::connection::connector::Connector;
 use super::errors::classify::reason;
 use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
+/// The connections of one node for commands.
 #[derive(Clone, Debug)]
-pub(super) enum Commands {
+pub(super) struct Commands {
+    pub(super) to: Servers,
+    /// The node has ended, though other nodes may use its connections.
+    has_ended: Arc<AtomicBool>,
+}
+
+/// The servers that the commands go to.
+#[derive(Clone, Debug)]
+pub(super) enum Servers {
     One(Arc<Supervisor>),
     Cluster(Arc<Cluster>),
 }
@@ -38,10 +48,11 @@ impl Commands {
     /// Sends a command about `key` and waits for its reply, at most `within` in all. All its keys must be in the slot
     /// of `key`.
     pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        match self {
-            Self::One(server) => server.send(cmd, within).await,
+        self.is_usable()?;
+        match &self.to {
+            Servers::One(server) => server.send(cmd, within).await,
             // Boxed, because every command's future would have room for it.
-            Self::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
+            Servers::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
         }
     }
 
@@ -53,65 +64,70 @@ impl Commands {
         cmd: &Cmd,
         within: Duration,
     ) -> Result<(Value, u64), StoreError> {
-        match self {
-            Self::One(server) => server.send_noting(cmd, within).await,
-            Self::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within)).await,
+        self.is_usable()?;
+        match &self.to {
+            Servers::One(server) => server.send_noting(cmd, within).await,
+            Servers::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within)).await,
         }
     }
 
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
     pub(super) fn is_spread(&self) -> bool {
-        match self {
-            Self::One(_) => false,
-            Self::Cluster(_) => true,
+        match &self.to {
+            Servers::One(_) => false,
+            Servers::Cluster(_) => true,
         }
     }
 
     /// Waits until commands can be sent, even if attempts to connect fail.
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
-        match self {
-            Self::One(server) => server.until_up().await,
-            Self::Cluster(cluster) => cluster.until_up().await,
+        self.is_usable()?;
+        match &self.to {
+            Servers::One(server) => server.until_up().await,
+            Servers::Cluster(cluster) => cluster.until_up().await,
         }
     }
 
     /// Waits until commands about `key` can be sent, even if attempts to connect fail.
     pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
-        match self {
-            Self::One(server) => server.until_up().await,
-            Self::Cluster(cluster) => cluster.reach(key).await,
+        self.is_usable()?;
+        match &self.to {
+            Servers::One(server) => server.until_up().await,
+            Servers::Cluster(cluster) => cluster.reach(key).await,
         }
     }
 
     /// Why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
-        match self {
-            Self::One(server) => server.down(),
-            Self::Cluster(cluster) => cluster.down(),
-        }
+        let down = || match &self.to {
+            Servers::One(server) => server.down(),
+            Servers::Cluster(cluster) => cluster.down(),
+        };
+        self.is_usable().err().or_else(down)
     }
 
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
-        match self {
-            Self::One(server) => server.down().is_some(),
-            Self::Cluster(cluster) => cluster.is_down(key),
-        }
+        let is_down = || match &self.to {
+            Servers::One(server) => server.down().is_some(),
+            Servers::Cluster(cluster) => cluster.is_down(key),
+        };
+        self.is_usable().is_err() || is_down()
     }
 
     /// Has the connections checked, because one may be gone.
     pub(super) fn suspect(&self) {
-        match self {
-            Self::One(server) => server.suspect(),
-            Self::Cluster(cluster) => cluster.suspect(),
+        match &self.to {
+            Servers::One(server) => server.suspect(),
+            Servers::Cluster(cluster) => cluster.suspect(),
         }
     }
 
     /// Changes with each new connection; in a cluster at each change of its state.
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
-        match self {
-            Self::One(server) => server.generations(),
-            Self::Cluster(cluster) => cluster.changes(),
+        match &self.to {
+            Servers::One(server) => server.generations(),
+            Servers::Cluster(cluster) => cluster.changes(),
         }
     }
 
@@ -122,65 +138,93 @@ impl Commands {
 
     /// The same; `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
-        match self {
-            Self::One(server) => server.known_clock_at(moment),
-            Self::Cluster(cluster) => cluster.clock_at(moment),
+        match &self.to {
+            Servers::One(server) => server.known_clock_at(moment),
+            Servers::Cluster(cluster) => cluster.clock_at(moment),
         }
     }
 
     /// The latest reading of that clock; `None` before the first.
     pub(super) fn clock(&self) -> Option<ClockReading> {
-        match self {
-            Self::One(server) => server.clock(),
-            Self::Cluster(cluster) => cluster.clock(),
+        match &self.to {
+            Servers::One(server) => server.clock(),
+            Servers::Cluster(cluster) => cluster.clock(),
         }
     }
 
     /// How to connect to the server that has `key`; `None` while that is not known.
     pub(super) fn dial(&self, key: &str) -> Option<Connector> {
-        match self {
-            Self::One(server) => Some(server.dial.clone()),
-            Self::Cluster(cluster) => cluster.dial(key),
+        match &self.to {
+            Servers::One(server) => Some(server.dial.clone()),
+            Servers::Cluster(cluster) => cluster.dial(key),
         }
     }
 
     /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(super) fn user(&self) -> Option<String> {
-        match self {
-            Self::One(server) => server.dial.user(),
-            Self::Cluster(cluster) => cluster.user(),
+        match &self.to {
+            Servers::One(server) => server.dial.user(),
+            Servers::Cluster(cluster) => cluster.user(),
         }
     }
 
     /// The state of all connections together, whether commands are tried, and the reason if some are not.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
-        match self {
-            Self::One(server) => {
+        if let Err(error) = self.is_usable() {
+            return (LinkState::Closed, Breaker::Open, Some(reason(&error)));
+        }
+        match &self.to {
+            Servers::One(server) => {
                 let (link, why) = server.link();
                 let refuses = matches!(link, LinkState::Down | LinkState::Closed);
                 let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
                 (link, breaker, why.as_ref().map(reason))
             }
-            Self::Cluster(cluster) => cluster.link(),
+            Servers::Cluster(cluster) => cluster.link(),
         }
     }
 
-    pub(super) fn close(&self) {
-        match self {
-            Self::One(server) => server.close(),
-            Self::Cluster(cluster) => cluster.close(),
+    /// The same connections, for another node.
+    pub(super) fn of_another_node(&self) -> Self {
+        self.to.clone().into()
+    }
+
+    /// Ends the node: each of its later commands fails at once.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn is_usable(&self) -> Result<(), StoreError> {
+        match self.has_ended.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(StoreError::new(StoreErrorKind::Closed)),
         }
+    }
+
+    /// Closes the connections, for all nodes.
+    pub(super) fn close(&self) {
+        match &self.to {
+            Servers::One(server) => server.close(),
+            Servers::Cluster(cluster) => cluster.close(),
+        }
+    }
+}
+
+impl From<Servers> for Commands {
+    fn from(to: Servers) -> Self {
+        Self { to, has_ended: Arc::default() }
     }
 }
 
 impl From<Arc<Supervisor>> for Commands {
     fn from(server: Arc<Supervisor>) -> Self {
-        Self::One(server)
+        Servers::One(server).into()
     }
 }
 
 impl From<Arc<Cluster>> for Commands {
     fn from(cluster: Arc<Cluster>) -> Self {
-        Self::Cluster(cluster)
+        Servers::Cluster(cluster).into()
     }
 }

@@ -30,7 +30,7 @@ use asking::{ALONE, ANSWER, one, words};
 use examination::{Examination, GuideLink};
 
 use super::RedisStore;
-use super::commands::Commands;
+use super::commands::Servers;
 use super::errors::classify::unquoted;
 use super::errors::reply::bounded;
 use super::messages::message;
@@ -60,13 +60,13 @@ impl Examination<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
         let user = self.user();
-        let mut home = match &self.store.commands {
-            Commands::One(server) => {
+        let mut home = match &self.store.commands.to {
+            Servers::One(server) => {
                 let dial = server.dial.clone();
                 let name = self.ask.key.name().to_owned();
                 GuideLink { inbox: dial.clone(), dial, name, reached: Vec::new() }
             }
-            Commands::Cluster(cluster) => {
+            Servers::Cluster(cluster) => {
                 let name = self.ask.key.name();
                 let Some(home) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
                     return Ok(());
@@ -90,7 +90,11 @@ impl Examination<'_> {
         };
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
-        self.findings.extend(info::server(greeting, self.store.topology, dial.address().as_deref()));
+        self.findings.extend(info::server(
+            greeting,
+            self.store.connections.topology,
+            dial.address().as_deref(),
+        ));
         if let (Some(sentinel), Some(primary)) = (dial.sentinel(), dial.address()) {
             self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
@@ -102,7 +106,7 @@ impl Examination<'_> {
         let tried = rights::examine(&mut commands, name, &channel, &user).await?;
         let before = self.findings.len();
         self.findings.extend(tried.findings);
-        if let Commands::Cluster(cluster) = &self.store.commands {
+        if let Servers::Cluster(cluster) = &self.store.commands.to {
             let findings = (&mut self.findings, before);
             cluster::examine_nodes(cluster, dial, (name, reached), &user, &mut commands, findings).await?;
         }
@@ -155,7 +159,7 @@ impl Examination<'_> {
         trips.sort();
         let (median, worst) = (trips[TRIES / 2], trips[TRIES - 1]);
         let Examine { coordination_budget: budget, lease, .. } = self.ask;
-        let bounds = TimeBounds { command: self.store.command_timeout, budget, lease };
+        let bounds = TimeBounds { command: self.store.command_timeout(), budget, lease };
         self.findings.extend(bounds.latency(median, worst));
         if has_clock {
             // A cluster's common clock is that of one master, and this may be another master.

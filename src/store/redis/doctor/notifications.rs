@@ -7,7 +7,7 @@ use super::asking::{ANSWER, UNTOLD};
 use super::examination::Examination;
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
-use crate::store::redis::commands::Commands;
+use crate::store::redis::commands::Servers;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::connection::inbound::{MessageSink, MessageStream};
 use crate::store::redis::errors::classify::{judge, unquoted};
@@ -52,9 +52,9 @@ impl Examination<'_> {
 
     /// At how many servers a client can subscribe.
     fn places(&self) -> usize {
-        match &self.store.commands {
-            Commands::One(_) => 1,
-            Commands::Cluster(cluster) => cluster.count(),
+        match &self.store.commands.to {
+            Servers::One(_) => 1,
+            Servers::Cluster(cluster) => cluster.count(),
         }
     }
 

@@ -9,8 +9,8 @@ use redis::{Cmd, ErrorKind, RedisError};
 use uuid::Uuid;
 
 use super::rights::lacked_by_loads;
-use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::{refused, run};
+use crate::store::redis::commands::{Commands, Servers};
 use crate::store::redis::errors::advice::{Cause, advised};
 use crate::store::redis::errors::classify::code_of;
 use crate::store::redis::errors::reply::unexpected;
@@ -27,9 +27,9 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
 ///         load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a
 ///         cluster takes commands, that is an error, as for a single server that is loading: no load is shared.
 pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
-    match commands {
-        Commands::One(_) => probe_at(commands, name, within).await.map(drop),
-        Commands::Cluster(cluster) => {
+    match &commands.to {
+        Servers::One(_) => probe_at(commands, name, within).await.map(drop),
+        Servers::Cluster(cluster) => {
             let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
                 match probe_at(commands, &name, within).await {
                     Ok(passing) => Ok(passing.map(|error| (master.name(), error))),

@@ -34,6 +34,11 @@ pub(crate) fn channel(node: Uuid) -> String {
     format!("sg1:i:{}", node.simple())
 }
 
+/// The node that this channel belongs to.
+pub(crate) fn node_of(channel: &str) -> Option<Uuid> {
+    read_id(channel.strip_prefix("sg1:i:")?.as_bytes())
+}
+
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
     /// For the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.

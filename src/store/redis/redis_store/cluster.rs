@@ -1,17 +1,17 @@
-//! A node on the masters of a cluster.
+//! Connections to the masters of a cluster.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 
-use super::RedisStore;
+use super::connections::Connections;
 use crate::health::Topology;
 use crate::store::redis::cluster::Cluster;
 use crate::store::redis::login::Login;
 
-impl RedisStore {
-    /// As [`single`](Self::single), on the nodes of a cluster.
+impl Connections {
+    /// As [`single`](Self::single), to the nodes of a cluster.
     pub(crate) fn spread(client: ClusterClient, command_timeout: Duration, login: Login) -> Self {
         let cluster = Cluster::logging_in(client, command_timeout, login);
         let mut place = DefaultHasher::new();

@@ -1,103 +1,91 @@
-//! The store of one node: its connections to the servers, and how it is built.
+//! The store of one node, and the connections that nodes share.
 
 #[cfg(feature = "cluster")]
 mod cluster;
+mod connections;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 
 use std::fmt;
 use std::future::Future;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+#[cfg(test)]
 use redis::Client;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
+
+pub(crate) use connections::Connections;
 
 use super::commands::Commands;
 use super::commands::announce::Announcing;
 use super::commands::lock_leaving::LeaveBatches;
-use super::connection::Supervisor;
-use super::connection::connector::Connector;
-use super::connection::outages::Outages;
 use super::errors::classify::code_of;
+#[cfg(test)]
 use super::login::Login;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
-use crate::health::Topology;
 use crate::store::volume::{Announced, Announcement};
 use crate::store::wake::lease_waiters::LeaseWaiters;
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{Store as _, StoreError};
 
-/// How many invalidations wait for replicas at once. While a replica is down, each holds a connection for as long as its
-/// caller allows; without a bound they could use up the server's connections.
-const MOST_REPLICATING: usize = 4;
-
-/// One node's connections to a Redis server.
+/// One node, on connections that it may share with others.
 pub(crate) struct RedisStore {
-    /// Digest of the server's address and the database.
-    pub(super) place: u64,
-    pub(super) topology: Topology,
-    /// The deadline of one command.
-    pub(super) command_timeout: Duration,
+    pub(super) connections: Arc<Connections>,
     pub(super) commands: Commands,
     pub(super) inbox: Arc<Inbox>,
     pub(super) watches: Arc<LeaseWaiters>,
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
-    pub(super) outages: Arc<Outages>,
-    pub(super) login: Login,
-    /// Permits for callers that wait for replicas, each with a connection.
-    pub(super) replicating: Semaphore,
     /// The one server that this node knows has refused a script because its keys are in two slots.
     splits_keys: AtomicBool,
+    has_left: AtomicBool,
 }
 
 impl RedisStore {
-    /// As [`single`](Self::single), with the client's own credentials.
+    /// A node with connections of its own, with the client's own credentials.
     #[cfg(test)]
     pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
-        Self::single(client, command_timeout, Login::default())
+        Self::on(Arc::new(Connections::single(&client, command_timeout, Login::default())))
     }
 
-    /// A new node on one server, not connected yet. `command_timeout` is the deadline of one command: a slower server
-    /// counts as down.
-    pub(crate) fn single(client: Client, command_timeout: Duration, login: Login) -> Self {
-        let info = client.get_connection_info();
-        let mut place = DefaultHasher::new();
-        info.addr().to_string().hash(&mut place);
-        info.redis_settings().db().hash(&mut place);
-        let dial = Connector::new(&client, command_timeout).logging_in(&login);
-        Self::of(dial, None, Topology::Single, place.finish())
-    }
-
-    /// `dial` leads to messages; and to commands, where those have no ways of their own.
-    fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
-        let (command_timeout, outages, login) = (dial.answer, Arc::clone(&dial.outages), dial.login.clone());
-        let watches = Arc::new(LeaseWaiters::default());
-        let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
-        let grants = Arc::new(LockWaiters::default());
-        let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
-        let inbox = Inbox::new(dial, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
-        let replicating = Semaphore::new(MOST_REPLICATING);
+    /// A new node on connections that it is counted in.
+    pub(crate) fn on(connections: Arc<Connections>) -> Self {
+        let (dial, commands) = (connections.dial.clone(), connections.commands.of_another_node());
+        let (watches, grants) = (Arc::<LeaseWaiters>::default(), Arc::<LockWaiters>::default());
         Self {
-            place,
-            topology,
-            command_timeout,
+            inbox: Inbox::new(
+                &connections.subscriber,
+                commands.clone(),
+                Arc::clone(&watches),
+                Arc::clone(&grants),
+            ),
+            keyspace: Keyspace::new(dial, commands.clone(), Arc::clone(&grants)),
+            connections,
             commands,
-            inbox,
             watches,
             grants,
             leaving: LeaveBatches::default(),
-            keyspace,
-            outages,
-            login,
-            replicating,
             splits_keys: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
+        }
+    }
+
+    /// The deadline of one command.
+    pub(super) fn command_timeout(&self) -> Duration {
+        self.connections.dial.answer
+    }
+
+    /// Ends this node's part in its connections.
+    pub(super) fn leave(&self) {
+        if !self.has_left.swap(true, Ordering::AcqRel) {
+            self.commands.end();
+            self.inbox.close();
+            self.keyspace.close();
+            self.connections.leave();
         }
     }
 
@@ -127,24 +115,18 @@ impl RedisStore {
     }
 }
 
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The node's id is left out: it is half of every token, and a token is enough to end a lease.
-        let Self {
-            place: _,
-            topology: _,
-            command_timeout: _,
-            commands,
-            inbox,
-            watches: _,
-            grants: _,
-            leaving: _,
-            keyspace: _,
-            outages: _,
-            login: _,
-            replicating: _,
-            splits_keys: _,
-        } = self;
-        f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
+        f.debug_struct("RedisStore")
+            .field("connections", &self.connections)
+            .field("inbox", &self.inbox)
+            .finish_non_exhaustive()
     }
 }

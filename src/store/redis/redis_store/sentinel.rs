@@ -1,20 +1,20 @@
-//! A node on the primary that sentinels name.
+//! Connections to the primary that sentinels name.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::RedisStore;
+use super::connections::Connections;
 use crate::health::Topology;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::login::Login;
 use crate::store::redis::topology::sentinel::{SentinelClients, SentinelEndpoint};
 
-impl RedisStore {
-    /// As [`single`](Self::single), on whichever server these sentinels call the primary.
-    pub(crate) fn watched(clients: SentinelClients, command_timeout: Duration, login: Login) -> Self {
-        // The client does not show what it leads to, so each guard is taken for one of its own.
+impl Connections {
+    /// As [`single`](Self::single), to whichever server these sentinels call the primary.
+    pub(crate) fn watched(clients: &SentinelClients, command_timeout: Duration, login: Login) -> Self {
+        // The client does not show what it leads to, so each backend is taken for one of its own.
         let place = fastrand::u64(..);
-        let endpoint = Arc::new(SentinelEndpoint::new(clients, login.clone()));
+        let endpoint = Arc::new(SentinelEndpoint::new(clients.clone(), login.clone()));
         Self::of(Connector::to(endpoint, command_timeout).logging_in(&login), None, Topology::Sentinel, place)
     }
 }

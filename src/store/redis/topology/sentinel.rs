@@ -38,18 +38,38 @@ const ASKED_EVERY: Duration = Duration::from_secs(60);
 const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 
 /// Builds a client of the sentinels from credentials.
-type Build = Box<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync>;
+type Build = Arc<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync>;
 
 /// Where the client of the sentinels comes from.
+#[derive(Clone)]
 pub(crate) enum SentinelClients {
-    /// The caller's, with its own credentials.
-    Own(Box<SentinelClient>),
+    /// The caller's, with its own credentials. Shared, because it cannot be cloned.
+    Own(Arc<tokio::sync::Mutex<PresentClient>>),
     /// A new one for each of the provider's credentials: a client cannot be given others.
     Built(Build),
 }
 
+impl SentinelClients {
+    pub(crate) fn own(client: SentinelClient) -> Self {
+        Self::Own(Arc::new(PresentClient { client: Some(Box::new(client)), login: OWN }.into()))
+    }
+
+    pub(crate) fn built(
+        build: impl Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync + 'static,
+    ) -> Self {
+        Self::Built(Arc::new(build))
+    }
+}
+
+/// The client shows nothing of itself.
+impl fmt::Debug for SentinelClients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sentinel").finish_non_exhaustive()
+    }
+}
+
 /// The client, which keeps its connections to the sentinels.
-struct PresentClient {
+pub(crate) struct PresentClient {
     client: Option<Box<SentinelClient>>,
     /// The number of the credentials that it has.
     login: u64,
@@ -57,7 +77,7 @@ struct PresentClient {
 
 pub(crate) struct SentinelEndpoint {
     /// Under a lock. Every caller bounds its wait for it.
-    client: tokio::sync::Mutex<PresentClient>,
+    client: Arc<tokio::sync::Mutex<PresentClient>>,
     build: Option<Build>,
     login: Login,
     /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
@@ -76,11 +96,14 @@ pub(crate) struct SentinelEndpoint {
 impl SentinelEndpoint {
     pub(crate) fn new(clients: SentinelClients, login: Login) -> Self {
         let (client, build) = match clients {
-            SentinelClients::Own(client) => (Some(client), None),
-            SentinelClients::Built(build) => (None, Some(build)),
+            SentinelClients::Own(client) => (client, None),
+            SentinelClients::Built(build) => {
+                let none = PresentClient { client: None, login: OWN };
+                (Arc::new(none.into()), Some(build))
+            }
         };
         Self {
-            client: tokio::sync::Mutex::new(PresentClient { client, login: OWN }),
+            client,
             build,
             login,
             wanted: Notify::new(),
@@ -260,10 +283,8 @@ mod tests {
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
         let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
-        let sentinels = Arc::new(SentinelEndpoint::new(
-            SentinelClients::Own(Box::new(client.expect("valid"))),
-            Login::default(),
-        ));
+        let sentinels =
+            Arc::new(SentinelEndpoint::new(SentinelClients::own(client.expect("valid")), Login::default()));
         let looks = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.any().await.map(drop) }

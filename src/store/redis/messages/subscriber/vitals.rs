@@ -52,7 +52,7 @@ impl Vitals {
         self.lag.store(0, Ordering::Relaxed);
     }
 
-    pub(super) fn lag(&self) -> Option<Duration> {
+    pub(crate) fn lag(&self) -> Option<Duration> {
         let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
         let under_way = match self.asked_at.load(Ordering::Relaxed) {
             0 => None,
@@ -61,7 +61,7 @@ impl Vitals {
         latest.max(under_way).map(Duration::from_micros)
     }
 
-    pub(super) fn last_heard(&self) -> Option<Duration> {
+    pub(crate) fn last_heard(&self) -> Option<Duration> {
         let heard_at = self.heard_at.load(Ordering::Relaxed);
         (heard_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(heard_at)))
     }

@@ -1,0 +1,186 @@
+//! Guards and locks from clones of one backend: two connections, and each guard is a node of its own.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join;
+use stampede_guard::lock::{Locks, Mutex};
+use stampede_guard::{Backend, ErrorKind};
+
+use super::*;
+
+/// Longer than a test takes: a waiter without its notification fails it.
+const LEASE: Duration = Duration::from_secs(120);
+
+const NAMESPACES: [&str; 3] = ["prices", "users", "pages"];
+
+fn backend(server: &RedisServer) -> Backend {
+    Backend::try_from(server.minimal_user()).expect("an address")
+}
+
+async fn guard(backend: &Backend, namespace: &str) -> StampedeGuard {
+    let builder = StampedeGuard::builder(backend.clone()).namespace(namespace).policy(lease_of(LEASE));
+    let guard = builder.build().expect("valid");
+    connects(&guard).await;
+    guard
+}
+
+/// The ids of the guards' connections: all others have another user.
+fn connections(server: &RedisServer) -> BTreeSet<String> {
+    server.ids_of("minimal")
+}
+
+/// The second guard waits for a load of the first and is told of its end.
+async fn shares_a_load(
+    server: &RedisServer,
+    namespace: &str,
+    [first, second]: [&StampedeGuard; 2],
+    key: &str,
+) {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = held_call_of(first, key, 1, &gate, &loads);
+    loads.reach(1).await;
+    let follower = held_call_of(second, key, 2, &gate, &loads);
+    let queue = format!("sg1:q:{{{namespace}:{key}}}");
+    eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["LLEN", &queue])).await;
+    gate.open();
+    let given = told(join(leader, follower)).await;
+    assert_eq!((given.0.expect("loaded"), given.1.expect("told"), loads.started()), (1, 1, 1), "{namespace}");
+}
+
+#[tokio::test]
+async fn any_number_of_guards_have_two_connections_and_all_are_told() {
+    let server = RedisServer::start();
+    let (here, there) = (backend(&server), backend(&server));
+    let mut pairs = Vec::new();
+    for namespace in NAMESPACES {
+        pairs.push((namespace, guard(&here, namespace).await, guard(&there, namespace).await));
+    }
+    let locks = Locks::new(here.clone());
+    locks.connect().await.expect("connected");
+    assert_eq!(connections(&server).len(), 4, "two for each backend");
+
+    for (namespace, here, there) in &pairs {
+        shares_a_load(&server, namespace, [there, here], "a").await;
+        shares_a_load(&server, namespace, [here, there], "b").await;
+    }
+    let mutex = Mutex::new(&locks, "m").expect("valid");
+    let held = Mutex::new(&pairs[0].2.locks(), "m").expect("valid").try_lock().await.expect("answered");
+    assert!(held.is_some(), "guards' locks are in their own namespace");
+    assert!(mutex.try_lock().await.expect("answered").is_some());
+    assert_eq!(connections(&server).len(), 4);
+}
+
+/// Two guards of one namespace are two nodes: each has its own copies, queues and places.
+#[tokio::test]
+async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {
+    let server = RedisServer::start();
+    let backend = backend(&server);
+    let guards = [guard(&backend, "prices").await, guard(&backend, "prices").await];
+    shares_a_load(&server, "prices", [&guards[0], &guards[1]], "a").await;
+    assert_eq!(guards.each_ref().map(|guard| (guard.stats().led, guard.stats().coalesced)), [(1, 0), (0, 1)]);
+    assert_eq!(connections(&server).len(), 2);
+}
+
+#[cfg(feature = "local")]
+#[tokio::test]
+async fn an_invalidation_reaches_the_copies_of_each_guard() {
+    let server = RedisServer::start();
+    let (here, there) = (backend(&server), backend(&server));
+    let keeping = |backend: &Backend, namespace: &str| {
+        let policy = patient(LEASE).local_for(Duration::MAX).build().expect("valid");
+        StampedeGuard::builder(backend.clone()).namespace(namespace).policy(policy).build().expect("valid")
+    };
+    let prices = [&here, &here, &there].map(|backend| keeping(backend, "prices"));
+    let users = [&here, &there].map(|backend| keeping(backend, "users"));
+    let all = || prices.iter().chain(&users);
+    for guard in all() {
+        let is_local = || async {
+            answer(guard, "k", 1).await;
+            guard.stats().local_hits > 0
+        };
+        eventually("a hit from memory", SOON, is_local).await;
+    }
+
+    prices[0].invalidate("k").await.expect("confirmed");
+    for guard in &prices {
+        assert_eq!(answer(guard, "k", 2).await, 2);
+    }
+    for guard in &users {
+        assert_eq!(answer(guard, "k", 2).await, 1, "another namespace");
+    }
+    users[1].invalidate("k").await.expect("confirmed");
+    for guard in &users {
+        assert_eq!(answer(guard, "k", 3).await, 3);
+    }
+    assert_eq!(connections(&server).len(), 4);
+}
+
+#[tokio::test]
+async fn a_guard_that_ends_leaves_the_others_their_connections_and_the_last_closes_them() {
+    let server = RedisServer::start();
+    let (here, there) = (backend(&server), backend(&server));
+    let [one, other] = [guard(&here, "prices").await, guard(&here, "users").await];
+    let remote = guard(&there, "users").await;
+    let before = connections(&server);
+    let channels = || server.run::<Vec<String>>(&["PUBSUB", "CHANNELS", "sg1:i:*"]).len();
+    assert_eq!((before.len(), channels()), (4, 3));
+
+    one.shutdown(Duration::ZERO).await;
+    eventually_eq("it leaves its channel", SOON, 2, async || channels()).await;
+    let error = one.connect().await.expect_err("it is shut down");
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    shares_a_load(&server, "users", [&remote, &other], "a").await;
+    let late = guard(&here, "pages").await;
+    assert_eq!((connections(&server), channels()), (before, 3), "no connection was opened anew");
+
+    drop((other, late));
+    eventually_eq("connections", SOON, 2, async || connections(&server).len()).await;
+    let later = guard(&here, "users").await;
+    shares_a_load(&server, "users", [&remote, &later], "b").await;
+}
+
+#[tokio::test]
+async fn all_guards_are_told_again_after_their_connections_were_lost() {
+    let server = RedisServer::start();
+    let (here, there) = (backend(&server), backend(&server));
+    let mut pairs = Vec::new();
+    for namespace in NAMESPACES {
+        pairs.push((namespace, guard(&here, namespace).await, guard(&there, namespace).await));
+    }
+    for key in ["a", "b"] {
+        let before = connections(&server);
+        server.kill_clients();
+        let are_others = || async {
+            let now = connections(&server);
+            now.len() == 4 && now.is_disjoint(&before)
+        };
+        eventually("they are opened anew", SOON, are_others).await;
+        for (_, here, there) in &pairs {
+            for guard in [here, there] {
+                let hears = || async {
+                    let health = guard.health();
+                    (health.commands, health.inbox) == (LinkState::Up, LinkState::Up)
+                };
+                eventually("hears", SOON, hears).await;
+            }
+        }
+        for (namespace, here, there) in &pairs {
+            shares_a_load(&server, namespace, [there, here], key).await;
+        }
+    }
+}
+
+/// Each guard that joins is told so, while the server refuses the messages.
+#[tokio::test]
+async fn guards_without_the_right_to_subscribe_load_all_the_same() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
+    let backend = backend(&server);
+    for namespace in NAMESPACES {
+        let builder = StampedeGuard::builder(backend.clone()).namespace(namespace).policy(lease_of(LEASE));
+        let guard = builder.build().expect("valid");
+        opens(&guard).await;
+        eventually("refused", SOON, async || guard.health().inbox == LinkState::Refused).await;
+        assert_eq!(answer(&guard, "k", 1).await, 1);
+    }
+}
