@@ -242,6 +242,12 @@ from_tuple!(A B C);
 from_tuple!(A B C D);
 from_tuple!(A B C D E);
 from_tuple!(A B C D E F);
+from_tuple!(A B C D E F G);
+from_tuple!(A B C D E F G H);
+from_tuple!(A B C D E F G H I);
+from_tuple!(A B C D E F G H I J);
+from_tuple!(A B C D E F G H I J K);
+from_tuple!(A B C D E F G H I J K L);
 
 /// The longest name used unchanged; a longer one keeps a readable head and ends in its digest.
 const LONGEST_NAME: usize = 200;
