@@ -42,7 +42,7 @@
 //!
 //! The repository has a guide, a page per question, in `docs/`: `getting-started.md` step by step, `keys.md` (what is
 //! cached), `stack.md` (where the layer belongs), `freshness.md`, `local-tier.md` (hits from memory), `errors.md`,
-//! `invalidation.md`, `redis-down.md`, `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS,
+//! `invalidation.md`, `attribute.md`, `redis-down.md`, `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS,
 //! Sentinel, Cluster), `operations.md`, `guarantees.md` (each promise with its tests and its limits) and `how-it-works.md`.
 //!
 //! Here: [`StampedeGuard`] is what a service calls, [`Policy`] how it behaves; [`LoadContext`] lets a loader set the
@@ -64,6 +64,7 @@
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; `LoadError` as a response; the matched route as a label of metrics |
 //! | `reqwest` | no | the guard around a reqwest client, as a middleware or in a tower stack: `http::reqwest` |
 //! | `lz4` | no | long values take less memory on the server: `PolicyBuilder::compress_from` |
+//! | `macros` | no | `#[memoize]`, an attribute for async functions |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
 //! | `serde` | no | `Policy` and `HttpPolicy` from a file, and back |
 //! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
@@ -109,6 +110,11 @@ mod value;
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
     pub use crate::guard::bounds::{CloneService, ServiceError, SharedError, StoredResponse};
+    #[cfg(feature = "macros")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
+    pub use crate::guard::function::{
+        FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
+    };
     pub use crate::guard::memoize::MemoizedService;
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
@@ -132,6 +138,72 @@ pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, Polic
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
+
+/// What the attribute [`macro@memoize`] writes is made of this. It changes without notice.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __macros {
+    pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
+}
+
+/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others are given its value or its failure, as
+/// those of [`get_or_load`](StampedeGuard::get_or_load).
+///
+/// | setting | what |
+/// |---|---|
+/// | `guard = self.guard` | an expression of the guard. Required |
+/// | `name = "price"` | the first part of the key; all arguments but `self` follow, by [`Display`](std::fmt::Display) |
+/// | `skip(db)` | with `name`: arguments that are no part of the key |
+/// | `key = ("price", id)` | instead of `name`: the whole key, an expression of the arguments that is [converted](Into) into a [`CacheKey`] |
+/// | `fresh_for = "30s"` | changes a setting of the guard's policy for this function; so do `negative_for`, `stale_while_revalidate`, `stale_if_error`, `back_off`, `error_for`, `soft_timeout`, `load_timeout` and `local_for` |
+/// | `policy = \|policy\| ..` | changes any setting, by a function from [`PolicyBuilder`] to `PolicyBuilder` that captures nothing |
+///
+/// A function with the ending `_key` is made beside it: it returns the key for the same arguments, for
+/// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key.
+///
+/// The function returns a [`Result`], whose error is a [`LoadError<E>`](LoadError), or made [of one](bounds::FromLoadError); in both
+/// cases the body's error is `E`. The body owns what it names: clones of `self` and of what references refer to, which are made for
+/// each call, and other arguments as they are.
+///
+/// The repository's guide has a page: docs/attribute.md.
+///
+/// # Errors
+///
+/// The function fails as `get_or_load` does; and with [`ErrorKind::InvalidPolicy`] if its settings contradict those of the guard.
+///
+/// # Cancel safety
+///
+/// As [`get_or_load`](StampedeGuard::get_or_load).
+///
+/// # Examples
+///
+/// ```
+/// use std::convert::Infallible;
+/// use stampede_guard::{LoadError, StampedeGuard, memoize};
+///
+/// #[derive(Clone)]
+/// struct Shop {
+///     guard: StampedeGuard,
+///     discount: u64,
+/// }
+///
+/// impl Shop {
+///     #[memoize(guard = self.guard, name = "price", skip(_trace), fresh_for = "30s")]
+///     async fn price(&self, id: u64, _trace: &str) -> Result<u64, LoadError<Infallible>> {
+///         Ok(id * 100 - self.discount)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let shop = Shop { guard: StampedeGuard::in_memory(), discount: 1 };
+/// assert_eq!(shop.price(7, "first").await?, 699);
+/// assert_eq!(shop.guard.get(Shop::price_key(7)).await?, Some(699_u64));
+/// shop.guard.invalidate(Shop::price_key(7)).await?;
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "macros")]
+#[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
+pub use stampede_guard_macros::memoize;
 
 /// The version of `redis` that a client for [`StampedeGuard::new`] must come from.
 #[cfg(feature = "redis")]

@@ -53,7 +53,7 @@ impl<E: fmt::Display + fmt::Debug + Send + Sync + 'static> SharedError for E {}
 /// The response of a service that is memoized: any type that serde encodes and reads back, and that is [`Send`] and `'static`; there
 /// is nothing to implement.
 #[diagnostic::on_unimplemented(
-    message = "`memoize` stores what the service returns, and `{Self}` is not `Serialize + DeserializeOwned + Send + 'static`",
+    message = "`memoize` stores what is returned, and `{Self}` is not `Serialize + DeserializeOwned + Send + 'static`",
     label = "a response that can not be stored",
     note = "derive `serde::Serialize` and `serde::Deserialize` for `{Self}`, or map the response to such a type inside `memoize`, with \
             `tower::ServiceBuilder::map_response` or `and_then`",

@@ -1,4 +1,4 @@
-//! `docs/compile-errors.md`: what the compiler says about the code in `ui`, and code that compiles instead.
+//! `docs/compile-errors.md` and `docs/attribute.md`: what the compiler says about the code in `ui`, and code that compiles instead.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ edition = "2024"
 path = "{ui}/lib.rs"
 
 [dependencies]
-stampede-guard = { path = "{crate}", default-features = false, features = ["http"] }
+stampede-guard = { path = "{crate}", default-features = false, features = ["http", "macros"] }
 http = "1.3"
 tower = { version = "0.5.2", features = ["util"] }
 "#;
@@ -51,6 +51,103 @@ fn errors_of<'a>(all: &[&'a str], module: &str) -> (Vec<&'a str>, usize) {
     (own.iter().filter_map(|text| text.lines().next()).collect(), lines)
 }
 
+/// Where in its file an error points to: the code from there on.
+fn place_of(text: &str, module: &str) -> String {
+    let place = format!("ui/{module}.rs:");
+    let (_, at) = text.split_once(&place).unwrap_or_else(|| panic!("elsewhere: {text}"));
+    let mut numbers = at.split([':', '\n']).map(|number| number.trim().parse::<usize>());
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_else(|| panic!("no place: {text}"));
+    let (line, column) = (next(), next());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui").join(format!("{module}.rs"));
+    let source = fs::read_to_string(source).expect("a module of ui");
+    source.lines().nth(line - 1).expect("its line").chars().skip(column - 1).collect()
+}
+
+/// What `#[memoize]`, or the compiler about its code, says about the functions of a module in their order: the message, and where.
+const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
+    (
+        "attribute/settings",
+        &[
+            ("which guard? Name it", "#[memoize(name"),
+            ("under which key? `name = \"..\"` is its first part", "#[memoize(guard = guard, skip"),
+            ("the name is empty", "\"\","),
+            ("`name` is a text, such as \"price\"", "7,"),
+            ("`key` is the whole key, its first part included", "key ="),
+            ("there is nothing to `skip`", "skip(guard)"),
+            ("others are made by `policy = |policy| policy.tags(..)`", "tags ="),
+            ("`fresh_for` is set twice", "fresh_for = \"2s\""),
+            ("\"30 parsecs\" is no duration: unknown time unit", "\"30 parsecs\""),
+            ("`fresh_for` is a text, such as \"30s\"", "30)"),
+            ("there is no argument `gard` to skip; the arguments are: `guard`", "gard)"),
+            ("`guard` is skipped twice", "guard))"),
+            ("`skip` lists arguments: `skip(db)`", "skip ="),
+            ("`guard` needs a value: `guard = ..`", "guard, name"),
+        ],
+    ),
+    (
+        "attribute/signatures",
+        &[
+            ("`memoize` needs an `async fn`", "fn blocking"),
+            ("a load can fail, by a time limit at least", "nothing("),
+            ("what is stored has a name", "impl Sized"),
+            ("it cannot borrow `&mut self`", "&mut self"),
+            ("give the argument a name, and take it apart in the body", "(id, _)"),
+            ("give the argument a name", "_: u64"),
+            ("it cannot borrow `&mut`", "mut u64"),
+            ("so it cannot borrow: take an owned type here", "&str>"),
+            ("write a type parameter instead", "impl ToString"),
+            ("the values of every `T` would have one key", "T: Default"),
+            ("`memoize` is put on a function", "struct NoFunction"),
+            ("there is no body to memoize", ";"),
+        ],
+    ),
+    (
+        "attribute/types",
+        &[
+            ("a memoized function returns a `Result`, and `Option<u64>` is none", "Option<u64>"),
+            (
+                "a memoized function can not return the error of a load as a `ShopError`",
+                "Result<u64, ShopError>",
+            ),
+            ("`memoize` stores what is returned, and `Quote` is not `Serialize", "Never<Quote>"),
+            ("is part of its key, and `Vec<u64>` is not `Display`", "filter: Vec<u64>"),
+            (
+                "needs a copy of this argument, and `Connection` is not `Clone + Send + Sync`",
+                "db: &Connection",
+            ),
+            ("goes to the task of the load, and `Rc<u64>` is not `Send`", "db: Rc<u64>"),
+            ("needs a clone of `self`, and `Market` is not `Clone + Send + Sync`", "self)"),
+            ("mismatched types", "7, name"),
+            ("the trait bound `CacheKey: From<{float}>` is not satisfied", "0.5)"),
+            ("no method named `no_such_method`", "no_such_method()"),
+        ],
+    ),
+];
+
+/// The errors in these modules, each at the right place and no others but repetitions at the same function.
+fn the_attribute_points_at_what_it_refuses(texts: &[&str]) {
+    for (module, expected) in ATTRIBUTE {
+        let place = format!("ui/{module}.rs");
+        let own: Vec<_> = texts.iter().filter(|text| text.contains(&place)).collect();
+        let mut found = own.iter().copied().peekable();
+        for (message, at) in expected {
+            let text = found.next().unwrap_or_else(|| panic!("{module}: nothing says: {message}"));
+            let first = text.lines().next().unwrap_or_default();
+            assert!(first.contains(message), "{module}: {first}, instead of: {message}");
+            assert!(
+                place_of(text, module).starts_with(at),
+                "{module}, at {}: {text}",
+                place_of(text, module)
+            );
+            // The compiler checks a type at each use of it; a value that is no `Result` is of another type than the body's.
+            let is_of_compiler = first.starts_with("error[");
+            let again = |next: &&&str| next.starts_with(first) || next.contains("expected `Result<_, _>`");
+            while is_of_compiler && found.next_if(again).is_some() {}
+        }
+        assert_eq!(found.next(), None, "{module}");
+    }
+}
+
 #[test]
 fn the_compiler_says_what_is_missing() {
     let all = errors();
@@ -68,7 +165,7 @@ fn the_compiler_says_what_is_missing() {
         (
             "response",
             0,
-            "`memoize` stores what the service returns, and `Price` is not `Serialize + DeserializeOwned",
+            "`memoize` stores what is returned, and `Price` is not `Serialize + DeserializeOwned",
         ),
         ("requests", 0, "and `reqwest::Client` is no service for such requests"),
         (
@@ -85,6 +182,7 @@ fn the_compiler_says_what_is_missing() {
         assert!(found.contains(message), "{module}: {own:#?}");
         assert!(own[..first].iter().all(|text| text.contains(no_method)), "{module}: {own:#?}");
     }
+    the_attribute_points_at_what_it_refuses(&texts);
     // Where the method does not exist, the compiler shows the type's line: all that can name the page there.
     assert!(all.contains("/* no `Service`? docs/compile-errors.md says why */"), "{all}");
 }

@@ -1,5 +1,6 @@
 //! The code that README and the pages in docs/ show, a module per page. `scripts/pages` compares each block with these files.
 
+mod attribute;
 mod compile_errors;
 mod consistency;
 mod errors;

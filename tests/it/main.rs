@@ -45,6 +45,8 @@ mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
 mod many;
+#[cfg(feature = "macros")]
+mod memoize_attribute;
 #[cfg(all(feature = "redis", feature = "http"))]
 mod memory;
 #[cfg(feature = "metrics")]

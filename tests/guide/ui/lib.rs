@@ -2,6 +2,7 @@
 //! once, with one run of the compiler.
 #![allow(dead_code)]
 
+mod attribute;
 mod client;
 mod clone;
 mod closure;

@@ -23,6 +23,8 @@ mod leaders;
 mod leftovers;
 mod many;
 mod markers;
+#[cfg(feature = "macros")]
+mod memoize_attribute;
 mod networks;
 mod nodes;
 #[cfg(feature = "testing")]

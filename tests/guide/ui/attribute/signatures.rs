@@ -1,0 +1,71 @@
+//! Functions that cannot be memoized.
+
+use std::convert::Infallible;
+
+use stampede_guard::{LoadError, StampedeGuard, memoize};
+
+type Never<T> = Result<T, LoadError<Infallible>>;
+
+static GUARD: std::sync::LazyLock<StampedeGuard> = std::sync::LazyLock::new(StampedeGuard::in_memory);
+
+#[memoize(guard = GUARD, name = "blocking")]
+fn blocking(id: u64) -> Never<u64> {
+    Ok(id)
+}
+
+#[memoize(guard = GUARD, name = "nothing")]
+async fn nothing(id: u64) {
+    let _ = id;
+}
+
+#[memoize(guard = GUARD, name = "opaque")]
+async fn opaque(id: u64) -> impl Sized {
+    id
+}
+
+struct Shop;
+
+impl Shop {
+    #[memoize(guard = GUARD, name = "exclusive")]
+    async fn exclusive(&mut self) -> Never<u64> {
+        Ok(1)
+    }
+}
+
+#[memoize(guard = GUARD, name = "pattern")]
+async fn pattern((id, _): (u64, u64)) -> Never<u64> {
+    Ok(id)
+}
+
+#[memoize(guard = GUARD, name = "no_name")]
+async fn no_name(_: u64) -> Never<u64> {
+    Ok(1)
+}
+
+#[memoize(guard = GUARD, name = "changed")]
+async fn changed(id: &mut u64) -> Never<u64> {
+    Ok(*id)
+}
+
+#[memoize(guard = GUARD, name = "lent")]
+async fn lent(id: u64, name: Option<&str>) -> Never<bool> {
+    Ok(name.is_some())
+}
+
+#[memoize(guard = GUARD, name = "anonymous")]
+async fn anonymous(id: &impl ToString) -> Never<String> {
+    Ok(id.to_string())
+}
+
+#[memoize(guard = GUARD, name = "every_type")]
+async fn every_type<T: Default>(id: u64) -> Never<T> {
+    Ok(T::default())
+}
+
+#[memoize(guard = GUARD, name = "no_function")]
+struct NoFunction;
+
+trait Prices {
+    #[memoize(guard = GUARD, name = "no_body")]
+    async fn no_body(&self) -> Never<u64>;
+}
