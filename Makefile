@@ -83,6 +83,7 @@ bench: redis wrk
 	cargo bench --bench fleet
 	cargo bench --bench local
 	cargo bench --bench refresh
+	cargo bench --bench warm
 	cargo bench --bench micro
 	cargo bench --bench lock
 	cargo bench --bench scripts
