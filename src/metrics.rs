@@ -181,6 +181,11 @@ pub const METRICS: &[Metric] = &[
         GUARD,
         "Times that the breaker has opened: commands could not be sent any more.",
     ),
+    counter(
+        "stampede_guard_credential_failures_total",
+        GUARD,
+        "Times that the provider of credentials has failed, or that the server has refused what it gave.",
+    ),
     gauge(
         "stampede_guard_breaker_open",
         GUARD,

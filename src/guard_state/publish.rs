@@ -70,11 +70,23 @@ impl GuardState {
 
     fn publish_gauges(&self, recorder: &dyn Recorder) {
         let Health {
-            topology, commands, inbox, breaker, clock, last_heard, inbox_lag, local, outages, ..
+            topology,
+            commands,
+            inbox,
+            breaker,
+            clock,
+            last_heard,
+            inbox_lag,
+            local,
+            outages,
+            credential_failures,
+            ..
         } = Health { local: self.local.health(), ..self.store.health() };
         let guard = GuardGauges { recorder, namespace: &self.namespace };
         let opened = self.counters.outages.untold_of(outages);
         guard.counter("stampede_guard_breaker_opened_total").increment(opened);
+        let failed = self.counters.credential_failures.untold_of(credential_failures);
+        guard.counter("stampede_guard_credential_failures_total").increment(failed);
         guard.set(
             "stampede_guard_breaker_open",
             match breaker {

@@ -19,6 +19,9 @@ pub(crate) struct Counters {
     /// How many outages of the store a recorder was told of.
     #[cfg(feature = "metrics")]
     pub(crate) outages: Counter,
+    /// How many failures of the provider of credentials a recorder was told of.
+    #[cfg(feature = "metrics")]
+    pub(crate) credential_failures: Counter,
 }
 
 /// The most names of policies that a guard tells apart.

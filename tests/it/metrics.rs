@@ -174,6 +174,30 @@ fn each_policy_is_counted_under_its_name() {
     assert_eq!(recorded.count("stampede_guard_load_seconds{policy=reports}"), Some(3));
 }
 
+/// The provider fails before there is a connection, so this needs no server.
+#[cfg(feature = "redis")]
+#[test]
+fn failures_of_the_provider_of_credentials_are_counted() {
+    use stampede_guard::{Backend, Credentials};
+
+    const FAILURES: &str = "stampede_guard_credential_failures_total{namespace=default}";
+    let recorded = Recorded::default();
+    recorded.during(async {
+        let backend = Backend::try_from("redis://127.0.0.1:1/").expect("an address");
+        let backend = backend.credentials(|| async { Err::<Credentials, _>("no token today") });
+        let guard = StampedeGuard::builder(backend).build().expect("valid");
+        assert_eq!(recorded.count(FAILURES), Some(0), "from the start");
+        guard.connect().await.expect_err("no credentials");
+        sleep(secs(2)).await;
+        assert!(recorded.count(FAILURES) >= Some(1));
+        guard.shutdown(secs(1)).await;
+        let failed = guard.health().credential_failures;
+        drop(guard);
+        sleep(secs(2)).await;
+        assert_eq!(recorded.count(FAILURES), Some(failed), "each is told once");
+    });
+}
+
 #[test]
 fn a_name_that_no_dashboard_could_show_is_refused() {
     for (name, words) in [

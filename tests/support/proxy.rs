@@ -12,6 +12,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::os::wall_ns;
+
 /// How the proxy treats flows, which are the connections through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -46,6 +48,9 @@ struct Setting {
     reset: u64,
 }
 
+/// When each connection was accepted, by `wall_ns`.
+type Accepted = Arc<Mutex<Vec<u64>>>;
+
 /// The proxy; dropping it closes all flows.
 #[derive(Debug)]
 pub(crate) struct Proxy {
@@ -53,7 +58,7 @@ pub(crate) struct Proxy {
     /// The server's port for new flows.
     target: Arc<AtomicU16>,
     setting: watch::Sender<Setting>,
-    accepted: Arc<AtomicUsize>,
+    accepted: Accepted,
     opening: Arc<Opening>,
     server: JoinHandle<()>,
 }
@@ -94,7 +99,7 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let addr = listener.local_addr().expect("a bound socket");
         let (setting, watched) = watch::channel(Setting { mode: Mode::Pass, change: 0, reset: 0 });
-        let accepted = Arc::new(AtomicUsize::new(0));
+        let accepted = Accepted::default();
         let opening = Arc::<Opening>::default();
         let target = Arc::new(AtomicU16::new(port));
         let server =
@@ -126,7 +131,12 @@ impl Proxy {
 
     /// How many connections were accepted, ever.
     pub(crate) fn connections(&self) -> usize {
-        self.accepted.load(Ordering::SeqCst)
+        self.accepted_at().len()
+    }
+
+    /// When each of them was, by `wall_ns`.
+    pub(crate) fn accepted_at(&self) -> Vec<u64> {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The largest number of connections that waited for their first reply at the same time.
@@ -145,7 +155,7 @@ async fn accept(
     listener: TcpListener,
     target: Arc<AtomicU16>,
     setting: watch::Receiver<Setting>,
-    accepted: Arc<AtomicUsize>,
+    accepted: Accepted,
     opening: Arc<Opening>,
 ) {
     // A set, so that dropping the proxy drops every flow, too.
@@ -154,7 +164,7 @@ async fn accept(
         tokio::select! {
             incoming = listener.accept() => {
                 let (client, _) = incoming.expect("accepting on a bound socket");
-                accepted.fetch_add(1, Ordering::SeqCst);
+                accepted.lock().unwrap_or_else(PoisonError::into_inner).push(wall_ns());
                 let (born, port) = (setting.borrow().change, target.load(Ordering::SeqCst));
                 flows.spawn(flow(client, port, Valve::new(born, setting.clone(), Opens::new(&opening))));
             }

@@ -8,6 +8,7 @@ use std::thread;
 
 use tokio::time::{Instant, sleep};
 
+use super::connections::Opened;
 use super::oracle::{Event, Incarnation};
 use super::truth::Truth;
 use super::worker::{Config, Counts};
@@ -28,6 +29,8 @@ pub(super) struct Nemesis {
     places: Vec<(Fleet, usize)>,
     incarnations: Vec<Incarnation>,
     events: Vec<Event>,
+    /// When the first processes had started, and when the first fault could strike.
+    calm: (u64, u64),
     witness: Witness,
     random: fastrand::Rng,
 }
@@ -50,6 +53,7 @@ impl Nemesis {
             places: Vec::new(),
             incarnations: Vec::new(),
             events: Vec::new(),
+            calm: (0, 0),
             witness,
             random: fastrand::Rng::with_seed(seed),
         };
@@ -70,8 +74,15 @@ impl Nemesis {
         let (origin, keeps) = (self.truth.addr.clone(), keeps(place));
         let issuer = self.tokens.as_ref().map(Tokens::addr);
         let config = Config { redis, origin, log: log.clone(), process, keeps, issuer };
-        self.incarnations.push(Incarnation { log, killed: false });
+        self.incarnations.push(Incarnation { log, place, killed: false });
         (Fleet::spawn(1, "soak", &config), process)
+    }
+
+    /// Lets the processes work without a fault.
+    pub(super) async fn rest(&mut self, lasts: Duration) {
+        let from = wall_ns();
+        sleep(lasts).await;
+        self.calm = (from, wall_ns());
     }
 
     pub(super) async fn rage(&mut self, plan: Plan) {
@@ -168,12 +179,12 @@ impl Nemesis {
             let told = fleet.member(0).wait_event("stopped").await;
             counts.push(serde_json::from_value::<Counts>(told).expect("counts"));
         }
-        if let Some(tokens) = &self.tokens {
+        if self.tokens.is_some() {
             let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();
             let (outages, failures) = (sum(|of| of.outages), sum(|of| of.credential_failures));
-            let (issued, faults) = (tokens.issued(), self.events.len());
+            let faults = self.events.len();
             println!(
-                "{issued} tokens; of the last {PROCESSES} processes {failures} calls failed, {outages} outages in {faults} faults"
+                "of the last {PROCESSES} processes {failures} calls of the provider failed, {outages} outages in {faults} faults"
             );
         }
         let mut healed = Vec::new();
@@ -187,6 +198,8 @@ impl Nemesis {
         let mut left = self.server.keys_without_ttl();
         left.extend(self.server.keys().into_iter().filter(|key| key.starts_with("sg1:l:")));
         let (inside, outside) = self.witness.end();
+        let opened: Vec<_> = self.proxies.iter().map(Proxy::accepted_at).collect();
+        let tokens = self.tokens.as_ref().map(Tokens::issued);
         oracle::judge(&oracle::Evidence {
             incarnations: &self.incarnations,
             events: &self.events,
@@ -195,6 +208,7 @@ impl Nemesis {
             healed: &healed,
             left: &left,
             writes: (inside, outside),
+            opened: &Opened { at: opened, calm: self.calm, tokens },
         })
     }
 }

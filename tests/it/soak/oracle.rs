@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use super::connections::Opened;
 use super::truth::Load;
 use super::worker::Counts;
 use super::*;
@@ -11,6 +12,7 @@ use super::*;
 #[derive(Clone, Debug)]
 pub(super) struct Incarnation {
     pub(super) log: String,
+    pub(super) place: usize,
     pub(super) killed: bool,
 }
 
@@ -32,15 +34,16 @@ pub(super) struct Evidence<'a> {
     pub(super) healed: &'a [(bool, usize)],
     pub(super) left: &'a [String],
     pub(super) writes: (usize, usize),
+    pub(super) opened: &'a Opened,
 }
 
 /// One promise.
 #[derive(Debug, Default)]
-struct Row {
-    promise: String,
-    checked: usize,
-    broken: Vec<String>,
-    worst: String,
+pub(super) struct Row {
+    pub(super) promise: String,
+    pub(super) checked: usize,
+    pub(super) broken: Vec<String>,
+    pub(super) worst: String,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,7 @@ struct Logs {
     failures: HashMap<(usize, u64), String>,
 }
 
-const fn ns(duration: Duration) -> u64 {
+pub(super) const fn ns(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
@@ -167,6 +170,7 @@ pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
         acknowledged(evidence, &logs),
         loads(evidence, &logs),
         scripts_only(evidence),
+        connections::no_storm(evidence.opened, evidence.events, evidence.incarnations),
         healed(evidence),
         nothing_left(evidence),
     ];

@@ -61,8 +61,14 @@ fn zipf() -> Vec<f64> {
     sums.iter().map(|part| part / sum).collect()
 }
 
-pub(super) fn policy(keeps: bool) -> Policy {
+pub(super) fn policy(keeps: bool, has_tokens: bool) -> Policy {
     let policy = Policy::builder().fresh_for(FRESH).ttl_jitter(0.1).lease(LEASE).load_timeout(LOAD_TIMEOUT);
+    // By the default a machine that stands still for a tenth of a second costs connections, as many as tokens that are not renewed.
+    let policy = if has_tokens {
+        policy.command_timeout(Duration::from_millis(500)).coordination_budget(Duration::from_secs(1))
+    } else {
+        policy
+    };
     // A process that starts while the registry is evicted can not know that others keep copies.
     let policy = if keeps { policy.local_for(Duration::MAX) } else { policy.local_elsewhere(true) };
     policy.build().expect("valid")
@@ -78,7 +84,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
             backend = backend.credentials(crate::redis::credentials::by(issuer));
         }
         let guard = StampedeGuard::builder(backend)
-            .policy(policy(config.keeps))
+            .policy(policy(config.keeps, config.issuer.is_some()))
             .local_term(TERM)
             .build()
             .expect("valid");

@@ -93,6 +93,8 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this database can not be had: the server needs that many, and the user the right +select",
         );
     }
+    // Such a command is not named. Redis: `Unknown Redis command called from script`; Redict has its own name there, Valkey none.
+    let in_script = text.contains("unknown") && text.contains("command called from");
     // Before 7.0, the server quotes commands in backticks.
     const QUOTES: [char; 2] = ['\'', '`'];
     let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
@@ -108,8 +110,7 @@ fn on_words(text: &str) -> Option<&'static str> {
         ),
         // Used only by optional features, beyond loads and locks.
         Some("config" | "wait") => None,
-        // The server does not name an unknown command that a script calls.
-        None if !text.contains("unknown redis command called") => None,
+        None if !in_script => None,
         Some(_) | None => Some(
             "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
              rename no commands",

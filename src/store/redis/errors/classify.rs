@@ -127,6 +127,9 @@ mod tests {
             ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
             ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
             ("unknown command `TIME`, with args beginning with: ", "SentinelClient"),
+            ("Unknown Redis command called from script script: on @user_script:79.", "doctor() names"),
+            ("Unknown Redict command called from script script: 4951, on @user_script:79.", "doctor() names"),
+            ("Unknown command called from script script: on @user_script:79.", "doctor() names"),
         ] {
             let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
             let source = error.source.clone().expect("there is a cause");
