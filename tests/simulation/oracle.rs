@@ -38,6 +38,8 @@ pub(super) struct Oracle {
     /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
     pub(super) keys: HashMap<Box<str>, u8>,
+    /// How many names of unconfirmed invalidations a node keeps before they become one of everything.
+    pub(super) most_kept: usize,
     pub(super) state: Mutex<State>,
 }
 
@@ -285,6 +287,9 @@ impl Oracle {
         self.ended(node, key, began, false);
         let mut state = lock(&self.state);
         state.unsent.insert((node, key));
+        if state.unsent.iter().filter(|(of, _)| *of == node).count() > self.most_kept {
+            state.unsent.extend(self.keys.values().map(|key| (node, *key)));
+        }
         state.loads.detached(Some(node), key);
     }
 

@@ -50,6 +50,7 @@ impl World {
                 + plan.trip() * 2
                 + Duration::from_millis(100),
             keys: keys.iter().enumerate().map(|(n, key)| (key.name().into(), n as u8)).collect(),
+            most_kept: plan.most_kept,
             state: Mutex::default(),
         });
         lock(&oracle.state).log = is_shown.then(Vec::new);
