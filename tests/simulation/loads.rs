@@ -261,6 +261,22 @@ impl Loads {
         self.detached_at(node, key).is_none_or(|at| at < came)
     }
 
+    /// A call for many keys begins after the flight of each of them. Meanwhile a later caller's flight may have replaced the one of this
+    /// key, because that has lost the store, and its load has begun first. Returns whether there is such a load.
+    fn was_overtaken(&mut self, node: usize, key: u8, came: Instant) -> bool {
+        let is_later = |load: &&mut Load| {
+            load.node == node
+                && load.key == key
+                && load.ended.is_none()
+                && load.lease.is_none()
+                && !load.replaced
+                && !load.instead
+                && load.came > came
+        };
+        let later = self.all.iter_mut().find(is_later);
+        later.map(|load| load.instead = true).is_some()
+    }
+
     /// Makes room for one more load without a lease, among so many `lanes`. If none is free, the new load may replace a load that
     /// continues without the store; each load is replaced once. Returns whether it replaces a load, or `None` if there is no room.
     fn place(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
@@ -324,6 +340,7 @@ impl Oracle {
                 None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
                 // The load's flight may be one that later callers do not join.
                 None if !loads.is_joinable(node, key, came) => (Some(false), false),
+                None if does == Does::LoadMany && loads.was_overtaken(node, key, came) => (Some(false), true),
                 None => (loads.place(node, key, lanes), false),
             };
             let mut bound = None;
