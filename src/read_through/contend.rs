@@ -44,7 +44,10 @@ impl Acquisition<'_> {
                         attempt.rest();
                     }
                     self.wait(remaining, holder).await?;
-                    if let Some(attempt) = &mut self.request.batch {
+                    // The ACQUIRE that reads a released load's outcome may take as long as a lease: the others do not wait for that either.
+                    if self.released.is_none()
+                        && let Some(attempt) = &mut self.request.batch
+                    {
                         attempt.again();
                     }
                 }
