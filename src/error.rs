@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure_text::{SharedError, with_causes};
+use crate::failure_text::{EncodedError, with_causes};
 use crate::key::Key;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -263,7 +263,7 @@ impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
 pub(crate) enum Failure {
     /// The loader returned an error: its text, the error itself for callers in this process with the same error type, and the
     /// error as bytes for those in other processes.
-    Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>>, shared: Option<SharedError> },
+    Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>>, shared: Option<EncodedError> },
     /// The loader panicked.
     Panicked(Arc<str>),
     /// The guard itself failed.
@@ -284,10 +284,10 @@ impl Failure {
         Self::Loader { text: text.into(), source: None, shared: None }
     }
 
-    /// The error for a caller whose loader has errors of type `E`; `read` makes one of the bytes of another process.
+    /// The error for a caller with a loader of errors of type `E`; `read` makes one of the bytes of another process.
     pub(crate) fn into_load_error<E: Send + Sync + 'static>(
         self,
-        read: impl FnOnce(&SharedError) -> Option<Arc<E>>,
+        read: impl FnOnce(&EncodedError) -> Option<Arc<E>>,
     ) -> LoadError<E> {
         match self {
             Self::Loader { text, source, shared } => {

@@ -11,12 +11,12 @@ use bytes::Bytes;
 
 /// A loader's error as bytes, for callers in other processes with errors of the same type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SharedError {
+pub(crate) struct EncodedError {
     pub(crate) type_name: Box<str>,
     pub(crate) payload: Bytes,
 }
 
-impl SharedError {
+impl EncodedError {
     /// The longest payload, in bytes: what is published for a failure reaches each waiting process.
     pub(crate) const LONGEST: usize = 1024;
 }

@@ -161,7 +161,7 @@ pub mod __macros {
 /// A function with the ending `_key` is made beside it: it returns the key for the same arguments, for
 /// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key.
 ///
-/// The function returns a [`Result`], whose error is a [`LoadError<E>`](LoadError), or made [of one](bounds::FromLoadError); in both
+/// The function returns a [`Result`] with a [`LoadError<E>`](LoadError), or an error made [of one](bounds::FromLoadError); in both
 /// cases the body's error is `E`. The body owns what it names: clones of `self` and of what references refer to, which are made for
 /// each call, and other arguments as they are.
 ///

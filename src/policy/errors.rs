@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::failure_text::SharedError;
+use crate::failure_text::EncodedError;
 use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
 
@@ -16,8 +16,8 @@ use crate::value::entry::Encoding;
 struct ErrorType {
     id: TypeId,
     name: &'static str,
-    encode: fn(&dyn Any) -> Option<SharedError>,
-    decode: fn(&SharedError) -> Option<Arc<dyn Any + Send + Sync>>,
+    encode: fn(&dyn Any) -> Option<EncodedError>,
+    decode: fn(&EncodedError) -> Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl ErrorType {
@@ -41,17 +41,17 @@ impl fmt::Debug for ErrorType {
 /// One for all policies: the processes of a rolling deploy may differ in theirs.
 const CODEC: Codec = Codec::MessagePack;
 
-fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<SharedError> {
+fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<EncodedError> {
     let (encoding, payload) = CODEC.encode(error.downcast_ref::<E>()?).ok()?;
     let name = type_name::<E>();
     // `Bytes` are encoded as they are: they are no error.
-    let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= SharedError::LONGEST;
+    let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= EncodedError::LONGEST;
     let is_sound = fits && CODEC.unreadable::<E>(encoding, &payload).is_none();
-    is_sound.then_some(SharedError { type_name: name.into(), payload })
+    is_sound.then_some(EncodedError { type_name: name.into(), payload })
 }
 
 fn decode<E: DeserializeOwned + Send + Sync + 'static>(
-    error: &SharedError,
+    error: &EncodedError,
 ) -> Option<Arc<dyn Any + Send + Sync>> {
     CODEC.decode::<E>(Encoding::MESSAGE_PACK, &error.payload).map(|error| Arc::new(error) as _)
 }
@@ -78,12 +78,12 @@ impl SharedErrors {
     }
 
     /// A loader's error for other processes, if its type is named.
-    pub(crate) fn encode<E: 'static>(&self, error: &E) -> Option<SharedError> {
+    pub(crate) fn encode<E: 'static>(&self, error: &E) -> Option<EncodedError> {
         (self.named::<E>()?.encode)(error)
     }
 
     /// The error of another process, if it is of the type of this caller's errors.
-    pub(crate) fn decode<E: Send + Sync + 'static>(&self, error: &SharedError) -> Option<Arc<E>> {
+    pub(crate) fn decode<E: Send + Sync + 'static>(&self, error: &EncodedError) -> Option<Arc<E>> {
         // Two types may have the same encoding, and another meaning.
         let named = self.named::<E>().filter(|named| *named.name == *error.type_name)?;
         (named.decode)(error)?.downcast().ok()

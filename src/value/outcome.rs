@@ -8,7 +8,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
-use crate::failure_text::SharedError;
+use crate::failure_text::EncodedError;
 use crate::key::Key;
 
 /// What every waiter of a flight receives.
@@ -138,7 +138,7 @@ impl FlightOutcome {
 
 /// The text and the name of the type, each after its length in two bytes; then the error. Neither is longer than two bytes can say. A
 /// process that does not know this form loads for itself.
-fn encode_error(text: &str, error: &SharedError) -> Bytes {
+fn encode_error(text: &str, error: &EncodedError) -> Bytes {
     let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());
     out.put_u8(b'e');
     for part in [text, &error.type_name] {
@@ -156,7 +156,7 @@ fn decode_error(mut raw: Bytes) -> Option<Failure> {
         String::from_utf8(part.into()).ok()
     };
     let (text, type_name) = (part()?, part()?.into());
-    let shared = Some(SharedError { type_name, payload: raw });
+    let shared = Some(EncodedError { type_name, payload: raw });
     Some(Failure::Loader { text: text.into(), source: None, shared })
 }
 
@@ -185,7 +185,7 @@ mod tests {
         assert!(
             matches!(there(FlightOutcome::Value(entry.clone())), FlightOutcome::Value(back) if back == entry)
         );
-        let shared = SharedError { type_name: "app::Error".into(), payload: Bytes::from_static(b"\x81") };
+        let shared = EncodedError { type_name: "app::Error".into(), payload: Bytes::from_static(b"\x81") };
         for shared in [None, Some(shared)] {
             let (text, source) = ("no route".into(), Some(Arc::new(1u8) as _));
             let failed = Failure::Loader { text, source, shared: shared.clone() };
