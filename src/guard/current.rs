@@ -59,9 +59,9 @@ impl StampedeGuard {
     /// A clone that knows the newest policy.
     #[cfg(feature = "http")]
     pub(crate) fn latest(&self) -> Self {
-        match self.newer_version() {
-            None => self.clone(),
-            Some(version) => self.renewed(version),
+        match self.current() {
+            Current::Same(guard) => guard.clone(),
+            Current::Newer(guard) => guard,
         }
     }
 

@@ -189,9 +189,9 @@ impl Commands {
         self.to.clone().into()
     }
 
-    /// Ends the node: each of its later commands fails at once.
-    pub(super) fn end(&self) {
-        self.has_ended.store(true, Ordering::Relaxed);
+    /// Ends the node: each of its later commands fails at once. False if it has ended already.
+    pub(super) fn end(&self) -> bool {
+        !self.has_ended.swap(true, Ordering::Relaxed)
     }
 
     #[inline]

@@ -28,7 +28,7 @@ mod tls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -50,6 +50,7 @@ use super::topology::server::TimedReading;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
 
 /// How many connections this process has opened.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
@@ -319,8 +320,7 @@ impl Supervisor {
     }
 
     fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
-        // No code under this lock can fail half-way.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slot)
     }
 }
 

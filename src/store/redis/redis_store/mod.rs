@@ -42,7 +42,6 @@ pub(crate) struct RedisStore {
     pub(super) keyspace: Arc<Keyspace>,
     /// The one server that this node knows has refused a script because its keys are in two slots.
     splits_keys: AtomicBool,
-    has_left: AtomicBool,
 }
 
 impl RedisStore {
@@ -70,7 +69,6 @@ impl RedisStore {
             grants,
             leaving: LeaveBatches::default(),
             splits_keys: AtomicBool::new(false),
-            has_left: AtomicBool::new(false),
         }
     }
 
@@ -81,8 +79,7 @@ impl RedisStore {
 
     /// Ends this node's part in its connections.
     pub(super) fn leave(&self) {
-        if !self.has_left.swap(true, Ordering::AcqRel) {
-            self.commands.end();
+        if self.commands.end() {
             self.inbox.close();
             self.keyspace.close();
             self.connections.leave();

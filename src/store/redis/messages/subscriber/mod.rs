@@ -9,7 +9,7 @@ mod vitals;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -21,6 +21,7 @@ use vitals::Vitals;
 use crate::health::LinkState;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::connector::Connector;
+use crate::sync::lock;
 
 pub(crate) struct Subscriber {
     pub(super) dial: Connector,
@@ -127,8 +128,7 @@ impl Subscriber {
     }
 
     fn task(&self) -> MutexGuard<'_, SubscriberTask> {
-        // No code under this lock can fail half-way.
-        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.task)
     }
 }
 
