@@ -50,12 +50,14 @@ mod unconfirmed;
 mod wake_ups;
 mod wire;
 
+use std::fmt::{Debug, Display};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stampede_guard::health::LinkState;
-use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder, Stats};
+use stampede_guard::{LoadError, Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder, Stats};
 use tokio::time::Instant;
 
 use crate::support::PATIENCE;
@@ -177,14 +179,26 @@ async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
 
 /// The same for any key, with the value that each node would load.
 async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str, values: [u32; 2]) {
+    share_a_load_in("default", server, guards.each_ref(), key, values).await;
+}
+
+/// The same in any namespace.
+async fn share_a_load_in(
+    namespace: &str,
+    server: &RedisServer,
+    guards: [&StampedeGuard; 2],
+    key: &str,
+    values: [u32; 2],
+) {
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = held_call_of(&guards[0], key, values[0], &gate, &loads);
+    let leader = held_call_of(guards[0], key, values[0], &gate, &loads);
     loads.reach(1).await;
-    let follower = held_call_of(&guards[1], key, values[1], &gate, &loads);
-    queued(server, key, 1).await;
+    let follower = held_call_of(guards[1], key, values[1], &gate, &loads);
+    queued_in(namespace, server, key, 1).await;
     gate.open();
     let given = told(futures_util::future::join(leader, follower)).await;
-    assert_eq!(((given.0.unwrap(), given.1.unwrap()), loads.started()), ((values[0], values[0]), 1), "{key}");
+    let given = (given.0.unwrap(), given.1.unwrap());
+    assert_eq!((given, loads.started()), ((values[0], values[0]), 1), "{namespace}:{key}");
 }
 
 /// Waits for callers that are notified, and fails if they sleep until the lease ends.
@@ -217,7 +231,12 @@ async fn settled(guards: &[StampedeGuard]) {
 
 /// Waits until `nodes` nodes are in the queue for `key`.
 async fn queued(server: &RedisServer, key: &str, nodes: usize) {
-    let queue = format!("sg1:q:{{default:{key}}}");
+    queued_in("default", server, key, nodes).await;
+}
+
+/// The same in any namespace.
+async fn queued_in(namespace: &str, server: &RedisServer, key: &str, nodes: usize) {
+    let queue = format!("sg1:q:{{{namespace}:{key}}}");
     eventually_eq("nodes wait", SOON, nodes, async || server.run::<usize>(&["LLEN", &queue])).await;
 }
 
@@ -238,13 +257,29 @@ fn held_call_of(
     gate: &Gate,
     loads: &Counter,
 ) -> tokio::task::JoinHandle<u32> {
+    let load = held_load(guard, key, Ok::<_, String>(value), gate, loads);
+    tokio::spawn(async move { load.await.expect("a value") })
+}
+
+/// The answer of a load that waits at `gate` and has this result.
+fn held_load<T, E>(
+    guard: &StampedeGuard,
+    key: &str,
+    result: Result<T, E>,
+    gate: &Gate,
+    loads: &Counter,
+) -> impl Future<Output = Result<T, LoadError<E>>> + Send + 'static
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Display + Debug + Send + Sync + 'static,
+{
     let (guard, key, gate, loads) = (guard.clone(), key.to_owned(), gate.clone(), loads.clone());
-    tokio::spawn(async move {
+    async move {
         let load = move || async move {
             let _running = loads.start();
             gate.pass().await;
-            Ok::<_, String>(value)
+            result
         };
-        guard.get_or_load(key, load).await.expect("a value")
-    })
+        guard.get_or_load(key, load).await
+    }
 }

@@ -55,17 +55,8 @@ async fn in_the_middle_of_a_load(refusal: Refusal) {
         guards.push(local(&server, lease_of(refusal.lease())).await);
     }
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let call = |guard: &StampedeGuard| {
-        let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
-        tokio::spawn(async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Ok::<_, String>(1u8)
-            };
-            guard.get_or_load("k", load).await
-        })
-    };
+    let call =
+        |guard: &StampedeGuard| tokio::spawn(held_load(guard, "k", Ok::<_, String>(1u8), &gate, &loads));
     let mut callers = vec![call(&guards[0])];
     loads.reach(1).await;
     for (waiting, guard) in guards[1..].iter().enumerate() {

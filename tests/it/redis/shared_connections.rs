@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use futures_util::future::join;
 use stampede_guard::lock::{Locks, Mutex};
 use stampede_guard::{Backend, ErrorKind};
 
@@ -29,24 +28,6 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
     server.ids_of("minimal")
 }
 
-/// The second guard waits for a load of the first and is told of its end.
-async fn shares_a_load(
-    server: &RedisServer,
-    namespace: &str,
-    [first, second]: [&StampedeGuard; 2],
-    key: &str,
-) {
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = held_call_of(first, key, 1, &gate, &loads);
-    loads.reach(1).await;
-    let follower = held_call_of(second, key, 2, &gate, &loads);
-    let queue = format!("sg1:q:{{{namespace}:{key}}}");
-    eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["LLEN", &queue])).await;
-    gate.open();
-    let given = told(join(leader, follower)).await;
-    assert_eq!((given.0.expect("loaded"), given.1.expect("told"), loads.started()), (1, 1, 1), "{namespace}");
-}
-
 #[tokio::test]
 async fn any_number_of_guards_have_two_connections_and_all_are_told() {
     let server = RedisServer::start();
@@ -60,8 +41,8 @@ async fn any_number_of_guards_have_two_connections_and_all_are_told() {
     assert_eq!(connections(&server).len(), 4, "two for each backend");
 
     for (namespace, here, there) in &pairs {
-        shares_a_load(&server, namespace, [there, here], "a").await;
-        shares_a_load(&server, namespace, [here, there], "b").await;
+        share_a_load_in(namespace, &server, [there, here], "a", [1, 2]).await;
+        share_a_load_in(namespace, &server, [here, there], "b", [1, 2]).await;
     }
     let mutex = Mutex::new(&locks, "m").expect("valid");
     let held = Mutex::new(&pairs[0].2.locks(), "m").expect("valid").try_lock().await.expect("answered");
@@ -76,7 +57,7 @@ async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {
     let server = RedisServer::start();
     let backend = backend(&server);
     let guards = [guard(&backend, "prices").await, guard(&backend, "prices").await];
-    shares_a_load(&server, "prices", [&guards[0], &guards[1]], "a").await;
+    share_a_load_in("prices", &server, [&guards[0], &guards[1]], "a", [1, 2]).await;
     assert_eq!(guards.each_ref().map(|guard| (guard.stats().led, guard.stats().coalesced)), [(1, 0), (0, 1)]);
     assert_eq!(connections(&server).len(), 2);
 }
@@ -129,14 +110,14 @@ async fn a_guard_that_ends_leaves_the_others_their_connections_and_the_last_clos
     eventually_eq("it leaves its channel", SOON, 2, async || channels()).await;
     let error = one.connect().await.expect_err("it is shut down");
     assert_eq!(error.kind(), ErrorKind::Closed);
-    shares_a_load(&server, "users", [&remote, &other], "a").await;
+    share_a_load_in("users", &server, [&remote, &other], "a", [1, 2]).await;
     let late = guard(&here, "pages").await;
     assert_eq!((connections(&server), channels()), (before, 3), "no connection was opened anew");
 
     drop((other, late));
     eventually_eq("connections", SOON, 2, async || connections(&server).len()).await;
     let later = guard(&here, "users").await;
-    shares_a_load(&server, "users", [&remote, &later], "b").await;
+    share_a_load_in("users", &server, [&remote, &later], "b", [1, 2]).await;
 }
 
 #[tokio::test]
@@ -165,7 +146,7 @@ async fn all_guards_are_told_again_after_their_connections_were_lost() {
             }
         }
         for (namespace, here, there) in &pairs {
-            shares_a_load(&server, namespace, [there, here], key).await;
+            share_a_load_in(namespace, &server, [there, here], key, [1, 2]).await;
         }
     }
 }

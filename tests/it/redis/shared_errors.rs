@@ -14,15 +14,8 @@ async fn an_error_reaches_other_nodes_as_itself() {
     let guards = [local(&server, policy()).await, local(&server, policy()).await];
     let (gate, loads) = (Gate::closed(), Counter::default());
     let call = |guard: &StampedeGuard| {
-        let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
-        tokio::spawn(async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Err::<u32, _>(busy())
-            };
-            guard.get_or_load("k", load).await.expect_err("failed")
-        })
+        let load = held_load(guard, "k", Err::<u32, _>(busy()), &gate, &loads);
+        tokio::spawn(async move { load.await.expect_err("failed") })
     };
     let leads = call(&guards[0]);
     loads.reach(1).await;
