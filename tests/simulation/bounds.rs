@@ -76,15 +76,16 @@ impl World {
 
     /// An upper bound for every call at every node, to detect calls that never return.
     pub(super) fn bound(&self) -> Duration {
-        let stops = self.plan.events.iter().map(|event| match event.what {
-            What::Stop(lasts) => lasts,
-            What::Crash(_) | What::Cut(_) | What::MoveAway(..) | What::Leave(..) => Duration::ZERO,
-        });
-        let calls = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
-        let longest = calls.map(|(slot, key)| self.most(slot, Does::Load, key)).max().unwrap_or_default();
-        let refreshes = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
-        let refreshes = refreshes.map(|(slot, key)| self.most(slot, Does::Refresh, key)).max();
-        longest.max(refreshes.unwrap_or_default()).max(self.longest_change()) + stops.sum::<Duration>()
+        *self.bound.get_or_init(|| {
+            let stops = self.plan.events.iter().map(|event| match event.what {
+                What::Stop(lasts) => lasts,
+                What::Crash(_) | What::Cut(_) | What::MoveAway(..) | What::Leave(..) => Duration::ZERO,
+            });
+            let calls = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
+            let most = calls
+                .flat_map(|(slot, key)| [Does::Load, Does::Refresh].map(|does| self.most(slot, does, key)));
+            most.max().unwrap_or_default().max(self.longest_change()) + stops.sum::<Duration>()
+        })
     }
 
     fn longest_change(&self) -> Duration {

@@ -1,6 +1,6 @@
 //! One run: nodes, their events, their callers, and the time after, in which everything must recover.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -28,6 +28,8 @@ pub(super) struct World {
     pub(super) keys: Vec<Key>,
     pub(super) nodes: Mutex<Vec<Arc<Node>>>,
     born: Mutex<usize>,
+    /// [`bound`](Self::bound), which each load asks for.
+    pub(super) bound: OnceLock<Duration>,
 }
 
 impl World {
@@ -55,7 +57,8 @@ impl World {
         });
         lock(&oracle.state).log = is_shown.then(Vec::new);
         chaos.set_witness(Arc::clone(&oracle) as _);
-        let world = Self { plan, chaos, oracle, keys, nodes: Mutex::default(), born: Mutex::default() };
+        let (nodes, born) = Default::default();
+        let world = Self { plan, chaos, oracle, keys, nodes, born, bound: OnceLock::new() };
         let nodes = (0..world.plan.nodes).map(|slot| world.node(slot)).collect();
         *lock(&world.nodes) = nodes;
         Arc::new(world)
