@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::caches::{Foyer, Map, Moka, Quick, TinyLfu};
 use crate::readers::{crowd_of, mapped};
+use crate::support::zipf::Zipf;
 use crate::table::{Limit, Row, Table, Unit};
 use crate::turns::{in_turn, two_threads};
 use crate::values::{User, keys};
@@ -43,7 +44,7 @@ pub(crate) fn rows(table: &mut Table) {
             detail: format!("moka {}, foyer {} (throughput over quick_cache's)", of(1), of(2)),
         });
     }
-    let (texts, trace) = (keys(VALUES as u32), zipf());
+    let (texts, trace) = (keys(VALUES as u32), trace());
     for hundredths in ROOM {
         let room = VALUES * hundredths / 100;
         let [quick, moka] =
@@ -81,22 +82,12 @@ fn replay<M: Map<u32>>(room: usize, keys: &[String], trace: &[usize]) -> f64 {
     counted.iter().filter(|value| access(value)).count() as f64 / counted.len() as f64
 }
 
-/// The values of a trace, by inversion of the distribution.
-fn zipf() -> Vec<usize> {
-    let mut sum = 0.0;
-    let below: Vec<f64> = (1..=VALUES)
-        .map(|rank| {
-            sum += (rank as f64).powf(-SKEW);
-            sum
-        })
-        .collect();
+/// The values of a trace.
+fn trace() -> Vec<usize> {
+    let zipf = Zipf::new(VALUES, SKEW);
     // The same trace in each run. The ranks are dealt to the values, so that neighbours in the trace are no neighbours in the table.
     let mut random = fastrand::Rng::with_seed(7);
     let mut values: Vec<_> = (0..VALUES).collect();
     random.shuffle(&mut values);
-    let mut value = || {
-        let drawn = random.f64() * sum;
-        values[below.partition_point(|&below| below < drawn).min(VALUES - 1)]
-    };
-    (0..ACCESSES).map(|_| value()).collect()
+    (0..ACCESSES).map(|_| values[zipf.draw(&mut random)]).collect()
 }

@@ -13,6 +13,8 @@ pub(crate) mod proxy;
 pub(crate) mod redis_server;
 #[path = "../../tests/support/scratch.rs"]
 mod scratch;
+#[path = "../../tests/support/zipf.rs"]
+pub(crate) mod zipf;
 
 /// How long the bench waits for something that must happen.
 pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);

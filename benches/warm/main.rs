@@ -45,7 +45,7 @@ const METHOD: &str = "\
 Method. A deploy is two new processes on one redis-server of this machine. Each sends 250 requests a second from its first moment on, at \
 fixed times whether earlier ones were answered or not (open loop), for 10,000 keys by Zipf's law (s = 1), values of 1 KiB that are fresh for \
 ten minutes. A query at the origin takes 20 ms, for one key or for a hundred; at most 4 loads run in the fleet. A request's time is from its \
-call to its answer. The control is two processes with the same traffic, whose values are all there, on a second server: the steady state in \
+call to its answer. The control is two processes with the same traffic on a second server, which has all values: the steady state in \
 the same seconds, so that other programs on the machine disturb both. Ratios are of the p99 of a deploy's first window to the control's, \
 medians of five rounds. A round has five deploys: cold; cold, warming beside the traffic; cold, warmed before the traffic; a second deploy warmed before the \
 traffic; a third, warming beside it. The server is emptied before the first three. A window has ten seconds instead of a minute: a \

@@ -11,6 +11,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
+use crate::support::zipf::Zipf;
 
 pub(crate) const ROLE: Role = ("service", service);
 
@@ -80,7 +81,7 @@ impl Window {
     }
 }
 
-/// The control: a service with the same traffic on a server that only it uses, whose values are all there.
+/// The control: a service with the same traffic on a server that only it uses, which has all values.
 pub(crate) struct Steady {
     fleet: Fleet,
     window: Duration,
@@ -135,17 +136,6 @@ fn policy() -> Policy {
     policy.build().expect("valid")
 }
 
-/// Cumulative probabilities of the keys by Zipf's law: a key's probability is proportional to one over its rank.
-fn zipf() -> Vec<f64> {
-    let mut sum = 0.0;
-    let sums = (1..=KEYS).map(|rank| {
-        sum += 1.0 / rank as f64;
-        sum
-    });
-    let sums: Vec<_> = sums.collect();
-    sums.iter().map(|part| part / sum).collect()
-}
-
 fn key(rank: usize) -> (&'static str, u64) {
     ("product", rank as u64)
 }
@@ -191,14 +181,15 @@ async fn warm(guard: StampedeGuard) -> (u64, f64) {
 }
 
 async fn traffic(guard: &StampedeGuard, window: Duration) -> Seen {
-    let (sums, loads) = (zipf(), Arc::new(AtomicU64::new(0)));
+    let (zipf, mut random) = (Zipf::new(KEYS, 1.0), fastrand::Rng::new());
+    let loads = Arc::new(AtomicU64::new(0));
     let mut tick = interval(EVERY);
     // All requests are sent, whatever the delay: a rate that yields to a slow service would hide its waits.
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut requests = Vec::new();
     for _ in 0..window.as_micros() / EVERY.as_micros() {
         tick.tick().await;
-        let rank = sums.partition_point(|sum| *sum < fastrand::f64()).min(KEYS - 1);
+        let rank = zipf.draw(&mut random);
         let (guard, loads) = (guard.clone(), Arc::clone(&loads));
         requests.push(tokio::spawn(async move {
             let begun = Instant::now();

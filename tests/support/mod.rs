@@ -35,6 +35,7 @@ pub(crate) mod tls_files;
 #[cfg(feature = "redis")]
 pub(crate) mod tokens;
 pub(crate) mod warnings;
+pub(crate) mod zipf;
 
 /// The root of the repository. Three packages compile this file, so it looks for the folder with their common lock file.
 pub(crate) fn root() -> &'static Path {

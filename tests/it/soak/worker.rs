@@ -12,6 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::*;
 use crate::support::processes::Child;
+use crate::support::zipf::Zipf;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Config {
@@ -48,17 +49,6 @@ impl Log {
         let mut file = self.0.lock().expect("nothing panics in here");
         file.write_all(format!("{text}\n").as_bytes()).expect("the log");
     }
-}
-
-/// Cumulative probabilities of the keys by Zipf's law: a key's probability is proportional to one over its rank.
-fn zipf() -> Vec<f64> {
-    let mut sum = 0.0;
-    let sums = (1..=KEYS).map(|rank| {
-        sum += 1.0 / rank as f64;
-        sum
-    });
-    let sums: Vec<_> = sums.collect();
-    sums.iter().map(|part| part / sum).collect()
 }
 
 pub(super) fn policy(keeps: bool, has_tokens: bool) -> Policy {
@@ -141,13 +131,13 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
 }
 
 async fn ask_steadily(guard: StampedeGuard, config: Config, log: Log) {
-    let sums = zipf();
+    let (zipf, mut random) = (Zipf::new(KEYS, 1.0), fastrand::Rng::new());
     let mut tick = interval(Duration::from_millis(1_000 / REQUESTS_PER_SECOND));
     // A process that was stopped does not catch up on missed requests.
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let key = sums.partition_point(|sum| *sum < fastrand::f64()).min(KEYS - 1);
+        let key = zipf.draw(&mut random);
         let (guard, config, log) = (guard.clone(), config.clone(), log.clone());
         if fastrand::u8(..50) == 0 {
             tokio::spawn(change(guard, config, log, key));
