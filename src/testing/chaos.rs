@@ -316,6 +316,12 @@ impl Replica {
         self.condition.kill();
     }
 
+    /// Whether messages to it get lost from now on. It neither notices nor is told afterwards.
+    #[cfg(test)]
+    pub(crate) fn miss_messages(&self, misses: bool) {
+        self.condition.miss_messages(misses);
+    }
+
     #[cfg(test)]
     pub(crate) fn is_dead(&self) -> bool {
         self.condition.is_dead()

@@ -1,7 +1,7 @@
 //! [`Condition`] of a replica: running, cut off, stopped or dead.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -15,6 +15,8 @@ pub(super) struct Condition {
     changed: Notify,
     /// How much longer half a round trip takes than for other replicas.
     detour: Mutex<Duration>,
+    /// Messages to it get lost one by one, and its subscription stays as it is.
+    misses_messages: AtomicBool,
 }
 
 const RUNS: u8 = 0;
@@ -57,6 +59,15 @@ impl Condition {
 
     pub(super) fn detour(&self) -> Duration {
         *lock(&self.detour)
+    }
+
+    pub(super) fn misses_messages(&self) -> bool {
+        self.misses_messages.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn miss_messages(&self, misses: bool) {
+        self.misses_messages.store(misses, Ordering::Relaxed);
     }
 
     fn become_(&self, condition: u8) {

@@ -299,7 +299,8 @@ impl Wire {
 
     /// Whether the next message to this line gets lost.
     fn loses(&self, odds: &mut Odds) -> bool {
-        self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost)
+        let condition = &self.condition;
+        condition.is_cut() || condition.misses_messages() || self.is_deaf() || odds.strikes(Fault::WakeLost)
     }
 
     fn is_deaf(&self) -> bool {

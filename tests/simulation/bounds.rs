@@ -79,7 +79,11 @@ impl World {
         *self.bound.get_or_init(|| {
             let stops = self.plan.events.iter().map(|event| match event.what {
                 What::Stop(lasts) => lasts,
-                What::Crash(_) | What::Cut(_) | What::MoveAway(..) | What::Leave(..) => Duration::ZERO,
+                What::Crash(_)
+                | What::Cut(_)
+                | What::MoveAway(..)
+                | What::MissMessages(_)
+                | What::Leave(..) => Duration::ZERO,
             });
             let calls = (0..self.plan.nodes).flat_map(|slot| (0..self.plan.keys).map(move |key| (slot, key)));
             let most = calls

@@ -32,6 +32,11 @@ impl World {
                 sleep(lasts).await;
                 node.replica.move_away(if slot == 0 { self.plan.detour } else { Duration::ZERO });
             }
+            What::MissMessages(lasts) => {
+                node.replica.miss_messages(true);
+                sleep(lasts).await;
+                node.replica.miss_messages(false);
+            }
             What::Cut(lasts) => {
                 node.cut();
                 sleep(lasts).await;

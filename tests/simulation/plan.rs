@@ -136,6 +136,8 @@ pub(super) enum What {
     Cut(Duration),
     /// The node's round trips take so much longer, for so long.
     MoveAway(Duration, Duration),
+    /// The node does not hear messages for so long, and does not notice.
+    MissMessages(Duration),
     /// A deployment: the node is shut down with this deadline, and its successor starts so much after its end.
     Leave(Duration, Duration),
 }
@@ -330,6 +332,18 @@ impl Plan {
                     calls.push(asks(again, [node, other][n as usize % 2], key, Does::Load, 1));
                 }
             }
+        }
+        if has_tiers && profile != Profile::None && random.u8(..4) == 0 {
+            // A node does not hear of a change and hears of the next one. It goes on asking for what the first one has changed.
+            let (at, node, key) = (ms(&mut random, 1_000, 5_000), random.usize(..nodes), random.u8(..keys));
+            let load = Script { takes: Duration::from_millis(1), ends: Ends::Value };
+            let asks = |at, node, key, does| Call { at, node, key, does, leaves: None, load, then: None };
+            let (other, misses) = ((node + 1) % nodes, term / 16);
+            events.push(Event { at, node, what: What::MissMessages(misses) });
+            calls.push(asks(at.saturating_sub(Duration::from_millis(100)), node, key, Does::Load));
+            calls.push(asks(at + Duration::from_millis(1), other, key, Does::Invalidate));
+            calls.push(asks(at + misses, other, (key + 1) % keys, Does::Invalidate));
+            calls.extend((0..60).map(|n| asks(at + term * n / 25, node, key, Does::Load)));
         }
         // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
         let overflows = tagged && random.bool();
