@@ -19,6 +19,17 @@ pub(crate) enum Current<'a> {
     Newer(StampedeGuard),
 }
 
+#[cfg(feature = "http")]
+impl Current<'_> {
+    /// The handle itself, or a clone.
+    pub(crate) fn into_owned(self) -> StampedeGuard {
+        match self {
+            Self::Same(guard) => guard.clone(),
+            Self::Newer(guard) => guard,
+        }
+    }
+}
+
 impl Deref for Current<'_> {
     type Target = StampedeGuard;
 
@@ -54,15 +65,6 @@ impl StampedeGuard {
         let (state, policy) = (Arc::clone(&self.state), Arc::clone(&found.policy));
         found.remember();
         Self { state, policy, version, route: self.route.clone() }
-    }
-
-    /// A clone that knows the newest policy.
-    #[cfg(feature = "http")]
-    pub(crate) fn latest(&self) -> Self {
-        match self.current() {
-            Current::Same(guard) => guard.clone(),
-            Current::Newer(guard) => guard,
-        }
     }
 
     /// A hit from memory, before anything else is done; or whether a later hit is to be audited.

@@ -10,7 +10,7 @@ pub(crate) mod typed;
 
 mod attempt;
 mod confirmed;
-mod current;
+pub(crate) mod current;
 mod doctor;
 mod entries;
 mod load;
@@ -276,6 +276,15 @@ impl StampedeGuard {
         self.state.answered(self.requests(), key, outcome);
     }
 
+    /// The same, for a request that this route has matched, if any.
+    #[cfg(feature = "http")]
+    pub(crate) fn count_answer_on(&self, route: Option<&str>, key: &Key, outcome: Outcome) {
+        match route {
+            Some(route) => self.state.answered(&self.policy.counters.routes.of(route), key, outcome),
+            None => self.count_answer(key, outcome),
+        }
+    }
+
     /// Counts a request that passed through.
     #[cfg(feature = "http")]
     pub(crate) fn count_pass(&self) {
@@ -287,7 +296,7 @@ impl StampedeGuard {
     }
 
     /// The same guard, for a request that this route has matched.
-    #[cfg(feature = "axum")]
+    #[cfg(feature = "http")]
     pub(crate) fn on_route(mut self, route: &str) -> Self {
         self.route = Some(self.policy.counters.routes.of(route));
         self

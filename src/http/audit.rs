@@ -15,6 +15,7 @@ use super::exchange::Exchange;
 use super::load_request::{ClientAnswer, call};
 use super::retry::RetryableRequest;
 use crate::guard::StampedeGuard;
+use crate::guard::current::Current;
 use crate::http_rules::validation::remove_conditions;
 use crate::key::Key;
 use crate::loader::nesting::LoadScope;
@@ -70,7 +71,7 @@ where
             let guard = guard.with_policy_here(Policy { shadow: false, ..Policy::clone(policy) });
             tokio::spawn(async move {
                 // The response is dropped: a load that has begun goes on and is stored.
-                drop(Self { inner, request }.run(guard).await);
+                drop(Self::begin(&inner, request, Current::Newer(guard)).await);
             });
         }
         Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))

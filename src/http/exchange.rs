@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use http::header::{CONTENT_LENGTH, COOKIE, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
@@ -25,8 +26,8 @@ use super::respond::{LookUpKey, Replay, ResponseReader, StoredAnswer, own_answer
 use super::tee::has_no_content;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+use crate::guard::current::Current;
 use crate::guard::outcome::Times;
-#[cfg(feature = "axum")]
 use crate::http_rules::axum_nesting::matched_route;
 use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::personal;
@@ -44,6 +45,30 @@ use crate::store::StoreError;
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// The response to a request, which may be there.
+pub(super) enum AnswerFuture<B, E> {
+    /// `None` once it was given.
+    Hit(Option<Response<GuardedBody<B>>>),
+    Further(BoxFuture<ClientAnswer<B, E>>),
+}
+
+/// Nothing in it is pinned.
+impl<B, E> Unpin for AnswerFuture<B, E> {}
+
+impl<B, E> Future for AnswerFuture<B, E> {
+    type Output = ClientAnswer<B, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            // Polled after its end, it never ends again.
+            Self::Hit(response) => {
+                response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)))
+            }
+            Self::Further(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}
+
 /// One request and what is needed to answer it.
 pub(super) struct Exchange<S, Q> {
     pub(super) inner: S,
@@ -60,42 +85,57 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
-    pub(super) fn run(mut self, guard: StampedeGuard) -> BoxFuture<ClientAnswer<B, S::Error>> {
-        #[cfg(feature = "axum")]
-        let guard = match matched_route(&self.request) {
+    /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that count clones of one
+    /// thing wait for each other.
+    pub(super) fn begin(inner: &S, mut request: Request<Q>, guard: Current<'_>) -> AnswerFuture<B, S::Error> {
+        let (state, policy) = guard.parts();
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
+        let mut considered = consider(&request, &policy.http.requests, join);
+        if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
+            // What the answer does not see it can not depend on, whichever request it was loaded for.
+            request.headers_mut().remove(COOKIE);
+        }
+        let of_report = match &mut considered {
+            Ok(ConsideredRequest { key, asked, .. }) => of_report(&guard, key, asked, request.headers()),
+            Err(_) => None,
+        };
+        let guard = of_report.map_or(guard, Current::Newer);
+        let mut audits = false;
+        if let Ok(ConsideredRequest { key, is_get: true, asked }) = &considered
+            && !asked.directives.only_if_cached
+        {
+            // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
+            audits = !asked.conditional && !asked.ranged && guard.parts().1.audit.draws();
+            if !audits && let Some(response) = hit_at_once(&guard, key, asked, &request) {
+                return AnswerFuture::Hit(Some(response));
+            }
+        }
+        let guard = guard.into_owned();
+        let guard = match matched_route(&request) {
             Some(route) => guard.on_route(route),
             None => guard,
         };
         let (state, policy) = guard.parts();
-        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-        let mut considered = consider(&self.request, &policy.http.requests, join);
-        if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
-            // What the answer does not see it can not depend on, whichever request it was loaded for.
-            self.request.headers_mut().remove(COOKIE);
-        }
-        let guard = match &mut considered {
-            Ok(ConsideredRequest { key, asked, .. }) => of_report(guard, key, asked, self.request.headers()),
-            Err(_) => guard,
-        };
-        let (state, policy) = guard.parts();
-        if policy.http.tell_key
-            && let Ok(ConsideredRequest { key, .. }) = &considered
-        {
-            let key = key.within(&state.namespace).to_owned();
-            return Box::pin(async move {
-                let mut response = self.answer(guard, considered).await?;
+        let told = considered.as_ref().ok().filter(|_| policy.http.tell_key);
+        let told = told.map(|considered| considered.key.within(&state.namespace).to_owned());
+        let exchange = Self { inner: inner.clone(), request };
+        let answer = exchange.answer(guard, considered, audits);
+        AnswerFuture::Further(match told {
+            None => answer,
+            Some(key) => Box::pin(async move {
+                let mut response = answer.await?;
                 write_key(response.headers_mut(), &key);
                 Ok(response)
-            });
-        }
-        self.answer(guard, considered)
+            }),
+        })
     }
 
+    /// Steps 2 to 8. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
     fn answer(
         self,
         guard: StampedeGuard,
         considered: Result<ConsideredRequest<Key>, Rule>,
+        audits: bool,
     ) -> BoxFuture<ClientAnswer<B, S::Error>> {
         let (state, policy) = guard.parts();
         match considered {
@@ -104,14 +144,7 @@ where
             }
             Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
             Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
-                // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
-                if !asked.conditional && !asked.ranged && policy.audit.draws() {
-                    return Box::pin(self.cached(guard, key, asked, true));
-                }
-                match self.hit_at_once(&guard, &key, &asked) {
-                    Some(response) => Box::pin(std::future::ready(Ok(response))),
-                    None => Box::pin(self.cached(guard, key, asked, false)),
-                }
+                Box::pin(self.cached(guard, key, asked, audits))
             }
             Ok(ConsideredRequest { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
             // Another protocol: nothing about it is ours to remark on.
@@ -126,27 +159,6 @@ where
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
             }
-        }
-    }
-
-    /// A hit from memory, before the future of any other way is made.
-    fn hit_at_once(
-        &self,
-        guard: &StampedeGuard,
-        key: &Key,
-        asked: &RequestDemands,
-    ) -> Option<Response<GuardedBody<B>>> {
-        let (state, policy) = guard.parts();
-        let (headers, http) = (self.request.headers(), &policy.http);
-        let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
-        let wants = ResponseReader { asked, headers, http, at, status };
-        match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
-            StoredAnswer::Response(replay) => {
-                guard.count_answer(key, Outcome::LocalHit);
-                Some(replay.respond(http, Outcome::LocalHit))
-            }
-            // Another variant is looked up in its own place.
-            StoredAnswer::Arriving(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
         }
     }
 
@@ -285,22 +297,50 @@ where
     }
 }
 
-/// The guard for a request by its report. A report that is not the policy's has a key of its own, and the resource as a tag.
+/// A hit from memory, before the future of any other way is made.
+fn hit_at_once<Q, B>(
+    guard: &StampedeGuard,
+    key: &Key,
+    asked: &RequestDemands,
+    request: &Request<Q>,
+) -> Option<Response<GuardedBody<B>>> {
+    let (state, policy) = guard.parts();
+    if state.is_bypassed() {
+        return None;
+    }
+    let (headers, http) = (request.headers(), &policy.http);
+    let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
+    let wants = ResponseReader { asked, headers, http, at, status };
+    match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
+        StoredAnswer::Response(replay) => {
+            guard.count_answer_on(matched_route(request), key, Outcome::LocalHit);
+            let mut response = replay.respond(http, Outcome::LocalHit);
+            if http.tell_key {
+                write_key(response.headers_mut(), key.within(&state.namespace));
+            }
+            Some(response)
+        }
+        // Another variant is looked up in its own place.
+        StoredAnswer::Arriving(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
+    }
+}
+
+/// The guard for a request by its report, if that is not the policy's: with a key of its own, and the resource as a tag.
 pub(super) fn of_report(
-    guard: StampedeGuard,
+    guard: &StampedeGuard,
     key: &mut Key,
     asked: &RequestDemands,
     headers: &HeaderMap,
-) -> StampedeGuard {
+) -> Option<StampedeGuard> {
     let (state, policy) = guard.parts();
     let report = if asked.forwarded { forwarding(headers) } else { None };
     if report == policy.http.requests.report {
-        return guard;
+        return None;
     }
     let resource = key.of_reports(&state.namespace);
     let policy = Policy { resource, ..Policy::clone(policy) };
     *key = key.of_report(&Fingerprint::of(&report.unwrap_or_default()).half());
-    guard.with_policy_here(policy)
+    Some(guard.with_policy_here(policy))
 }
 
 /// What is stored and may be served, if anything.

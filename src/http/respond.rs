@@ -1,7 +1,7 @@
 //! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
 
 use std::any::Any;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -23,7 +23,6 @@ use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
 use crate::observe::Outcome;
-use crate::sync::lock;
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
 use crate::value::reader::{EntryReader, SharedValue};
@@ -105,8 +104,9 @@ impl Replay {
 struct SharedDecoding {
     /// The metadata, and the offset of the response.
     kept: Option<(ResponseMeta, usize)>,
-    /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed.
-    plain: Mutex<Option<Arc<PlainReplay>>>,
+    /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed. Many threads
+    /// read that of a hot response at once.
+    plain: RwLock<Option<PlainReplay>>,
 }
 
 /// A replay, and what of its head changes with time.
@@ -124,7 +124,7 @@ struct ReplayMoment {
 
 impl SharedDecoding {
     fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
-        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: Mutex::default() }) as _;
+        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
         shared?.get_or_init(first).downcast_ref()
     }
 }
@@ -170,15 +170,17 @@ impl EntryReader for ResponseReader<'_> {
             age: kept.at(entry, now.max(entry.stored_at)).0.as_secs(),
             ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
         };
-        let latest = lock(plain).clone().filter(|latest| latest.moment == moment);
-        let latest = latest.unwrap_or_else(|| {
+        let latest = plain.read().unwrap_or_else(PoisonError::into_inner);
+        let known =
+            latest.as_ref().filter(|latest| latest.moment == moment).map(|latest| latest.replay.clone());
+        drop(latest);
+        let replay = known.unwrap_or_else(|| {
             let replay = StoredResponse::decode(&entry.payload, *at)
                 .and_then(|stored| self.replay(entry, kept, stored, now));
-            let latest = Arc::new(PlainReplay { moment, replay });
-            *lock(plain) = Some(Arc::clone(&latest));
-            latest
-        });
-        let replay = latest.replay.clone()?;
+            let latest = PlainReplay { moment, replay: replay.clone() };
+            *plain.write().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+            replay
+        })?;
         Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
     }
 

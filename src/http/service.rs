@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
-use super::exchange::{BoxFuture, Exchange};
+use super::exchange::{AnswerFuture, Exchange};
 use crate::guard::StampedeGuard;
 use crate::guard::bounds::{CloneService, ServiceError};
 
@@ -88,14 +88,13 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let exchange = Exchange { inner: self.inner.clone(), request };
-        GuardedFuture { inner: exchange.run(self.guard.latest()) }
+        GuardedFuture { inner: Exchange::begin(&self.inner, request, self.guard.current()) }
     }
 }
 
 /// The future response of a [`Guarded`] service.
 pub struct GuardedFuture<B, E> {
-    inner: BoxFuture<Result<Response<GuardedBody<B>>, E>>,
+    inner: AnswerFuture<B, E>,
 }
 
 impl<B, E> fmt::Debug for GuardedFuture<B, E> {
@@ -108,6 +107,6 @@ impl<B, E> Future for GuardedFuture<B, E> {
     type Output = Result<Response<GuardedBody<B>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.inner.as_mut().poll(cx)
+        Pin::new(&mut self.inner).poll(cx)
     }
 }

@@ -87,7 +87,8 @@ where
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let guard = &of_report(guard.clone(), &mut key, &asked, self.request.headers());
+        let of_report = of_report(guard, &mut key, &asked, self.request.headers());
+        let guard = of_report.as_ref().unwrap_or(guard);
         let (state, policy) = guard.parts();
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
         guard.count_pass();

@@ -24,6 +24,12 @@ pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
     request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
 }
 
+/// No other router says so.
+#[cfg(not(feature = "axum"))]
+pub(crate) fn matched_route<B>(_: &Request<B>) -> Option<&str> {
+    None
+}
+
 /// Whether the inner service sees this target, or the part of it that nesting left.
 pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();

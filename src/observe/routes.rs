@@ -6,10 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use super::requests::Requests;
 
 /// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
-#[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "no request has a route"))]
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
 const MOST_ROUTES: usize = 200;
 /// The route of all further ones.
-#[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "no request has a route"))]
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
 const OTHER: &str = "other";
 
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(crate) struct Routes(RwLock<HashMap<Arc<str>, Arc<Requests>>>);
 
 impl Routes {
     /// Where the requests of this route are counted.
-    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "no request has a route"))]
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
     pub(crate) fn of(&self, route: &str) -> Arc<Requests> {
         if let Some(requests) = self.read().get(route) {
             return Arc::clone(requests);
