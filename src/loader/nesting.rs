@@ -10,11 +10,17 @@ use crate::key::Key;
 /// The loads inside which a task runs, innermost first.
 #[derive(Debug)]
 pub(crate) struct LoadScope {
+    /// One load, or those that one call is the load of.
+    loads: Vec<RunningLoad>,
+    outer: Option<Arc<Self>>,
+}
+
+#[derive(Clone, Debug)]
+struct RunningLoad {
     /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
     place: u64,
     key: Key,
     turn: Option<LoadPermitId>,
-    outer: Option<Arc<Self>>,
 }
 
 /// Which limited permit a load holds.
@@ -59,17 +65,18 @@ impl LoadScope {
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let loading = Self { place, key: key.clone(), turn, outer };
-        LOADING.scope(Arc::new(loading), load)
+        let loads = vec![RunningLoad { place, key: key.clone(), turn }];
+        LOADING.scope(Arc::new(Self { loads, outer }), load)
     }
 
     /// The chain of a call that is the load of several keys: the innermost load of each chain, and the loads around the first. Loads
-    /// of one call run inside the same loads.
+    /// of one call run inside the same loads. (A flat list: a chain as long as the keys would be dropped by as many nested calls.)
     pub(crate) fn joined(chains: impl IntoIterator<Item = Arc<Self>>) -> Option<Arc<Self>> {
-        chains.into_iter().reduce(|outer, inner| {
-            let Self { place, key, turn, .. } = &*inner;
-            Arc::new(Self { place: *place, key: key.clone(), turn: turn.clone(), outer: Some(outer) })
-        })
+        let mut chains = chains.into_iter();
+        let first = chains.next()?;
+        let mut loads = first.loads.clone();
+        loads.extend(chains.flat_map(|chain| chain.loads.clone()));
+        Some(Arc::new(Self { loads, outer: first.outer.clone() }))
     }
 
     /// Runs `load` inside these loads.
@@ -88,7 +95,30 @@ impl LoadScope {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }
 
-    fn any(&self, is: impl Fn(&Self) -> bool) -> bool {
-        std::iter::successors(Some(self), |loading| loading.outer.as_deref()).any(is)
+    fn any(&self, is: impl Fn(&RunningLoad) -> bool) -> bool {
+        std::iter::successors(Some(self), |scope| scope.outer.as_deref())
+            .flat_map(|scope| &scope.loads)
+            .any(is)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::CacheKey;
+
+    /// A worker thread has two megabytes of stack.
+    #[test]
+    fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
+        let scope = |n: u32| {
+            let load = RunningLoad { place: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
+            Arc::new(LoadScope { loads: vec![load], outer: None })
+        };
+        let small = std::thread::Builder::new().stack_size(128 * 1024);
+        let ended = small.spawn(move || {
+            let joined = LoadScope::joined((0..100_000).map(scope)).expect("loads");
+            joined.includes(1, &Key::new("ns", &CacheKey::from(99_999_u32)))
+        });
+        assert!(ended.expect("a thread").join().expect("no overflow"));
     }
 }
