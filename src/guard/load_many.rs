@@ -266,7 +266,8 @@ where
     ) -> Loader {
         let (parts, own, key) = (Arc::clone(self), Arc::clone(own), key.clone());
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
-        Loader::new(move |given| async move {
+        let batch = Some(member.batch());
+        let loader = Loader::new(move |given| async move {
             let (sender, part) = oneshot::channel();
             *lock(&parts.awaited[place]) = Some(sender);
             drop(parts);
@@ -283,7 +284,8 @@ where
             let (result, kept) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
             *lock(&own) = Some(kept);
             result.into()
-        })
+        });
+        Loader { batch, ..loader }
     }
 
     /// One call for the members of a round. It ends without a result when no member waits for it.
@@ -293,6 +295,9 @@ where
             .filter_map(|place| Some((self.keys[place].clone(), lock(&self.awaited[place]).take()?)))
             .filter(|(_, sender)| !sender.is_closed())
             .collect();
+        if awaited.is_empty() {
+            return;
+        }
         let keys: Vec<K> = awaited.iter().map(|(key, _)| key.clone()).collect();
         let call = AssertUnwindSafe((self.load)(keys)).catch_unwind();
         drop(self);

@@ -4,6 +4,7 @@ pub(crate) mod nesting;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -60,6 +61,19 @@ pub(crate) struct Loader {
     pub(crate) since: Option<Instant>,
     /// The load that the caller waits for, as far as it is known.
     pub(crate) waits_for: OnceLock<FlightId>,
+    /// The batch whose call it is a part of, if it is.
+    pub(crate) batch: Option<BatchId>,
+}
+
+/// Tells the batches of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchId(u64);
+
+impl BatchId {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// For which callers a loader runs, and whether its result may be stored.
@@ -187,6 +201,7 @@ impl Loader {
             came: Arrival::now(),
             since: None,
             waits_for: OnceLock::new(),
+            batch: None,
         }
     }
 }

@@ -6,11 +6,13 @@
 //! 1. A round is called when no member attempts the lease. A member attempts from its creation, or from [`Attempt::again`], until
 //!    it leads, rests or is dropped.
 //! 2. An attempt lasts for round trips that have time limits. It never lasts while another load is awaited: a flight rests before it
-//!    waits for another holder's lease, and a caller rests while it waits for another caller's flight. So batches do not wait for
-//!    each other in a circle.
+//!    waits for another holder's lease, and a caller rests while it waits for another caller's flight. Nor while a permit is: a flight
+//!    is queued then, and all that wait for the same permit attempt again when it is granted. So batches do not wait for each other in
+//!    a circle.
 //! 3. Each member leads once at most. A member that leads after the first round is called in a later one.
-//! 4. The members of a batch share one permit and one place for loads without the store, because their loaders are one call. The
-//!    share is freed with the last flight that uses it: a batch that waits for other holders keeps none.
+//! 4. A call has one permit, and one place for loads without the store: the members of a round share it. A later round has a share of
+//!    its own, and so has a flight that runs another caller's loader, which is another call. The share is freed with the last flight
+//!    that uses it: a batch that waits for other holders keeps none.
 
 use std::fmt;
 use std::future::Future;
@@ -25,6 +27,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::error::Failure;
 use crate::loader::nesting::LoadScope;
+use crate::loader::{BatchId, Loader};
 use crate::lock::Permit;
 use crate::sync::lock;
 use crate::tracker::Tracked;
@@ -37,9 +40,9 @@ type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> +
 
 /// One caller's keys that are loaded together.
 pub(crate) struct Batch {
+    id: BatchId,
     members: Mutex<Members>,
     call: Call,
-    share: Mutex<Weak<BatchShare>>,
     /// Where rounds run: the last event of a round may come from another runtime, or from none.
     runtime: Handle,
     span: Span,
@@ -53,18 +56,23 @@ struct Members {
     /// A round is about to be called.
     is_calling: bool,
     rounds: usize,
+    /// What the flights of the next round take once for all, and whether its permit was asked for and answered.
+    share: Weak<BatchShare>,
+    is_admitted: bool,
 }
 
 /// Where one member stands. The number tells the attempts of one member apart: only the latest one ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Attempting(u64),
+    /// It waits for the permit of the next share.
+    Queued(u64),
     Resting(u64),
     /// It leads, or is gone.
     Done,
 }
 
-/// What the flights of one batch take once for all: invariant 4.
+/// What the flights of one round take once for all: invariant 4.
 #[derive(Debug, Default)]
 pub(crate) struct BatchShare {
     pub(super) permit: OnceCell<Result<Option<Permit>, Failure>>,
@@ -88,25 +96,40 @@ impl Batch {
             leading: Vec::new(),
             is_calling: false,
             rounds: 0,
+            share: Weak::new(),
+            is_admitted: false,
         };
         let batch = Arc::new(Self {
+            id: BatchId::new(),
             members: Mutex::new(members),
             call: Box::new(move |round| Box::pin(call(round))),
-            share: Mutex::default(),
             runtime: Handle::current(),
             span: Span::current(),
         });
         (0..size).map(|index| Member { batch: Arc::clone(&batch), index }).collect()
     }
 
-    /// The share of the flights that load now.
-    pub(super) fn share(&self) -> Arc<BatchShare> {
-        let mut current = lock(&self.share);
-        current.upgrade().unwrap_or_else(|| {
+    /// The share of the flights with members in the next round.
+    fn share(&self) -> Arc<BatchShare> {
+        let mut members = lock(&self.members);
+        members.share.upgrade().unwrap_or_else(|| {
             let share = Arc::default();
-            *current = Arc::downgrade(&share);
+            (members.share, members.is_admitted) = (Arc::downgrade(&share), false);
             share
         })
+    }
+
+    /// The permit of the share was asked for, and is there or was refused: all that are queued for it attempt again.
+    fn admitted(&self) {
+        let mut members = lock(&self.members);
+        members.is_admitted = true;
+        let Members { places, attempting, .. } = &mut *members;
+        for place in places {
+            if let Place::Queued(number) = *place {
+                *place = Place::Attempting(number);
+                *attempting += 1;
+            }
+        }
     }
 
     /// Moves a member, and calls a round if this was what it waited for.
@@ -139,6 +162,10 @@ impl Batch {
                 return;
             }
             members.rounds += 1;
+            // Flights that are queued wait for a permit that this call does not have.
+            if !members.places.iter().any(|place| matches!(place, Place::Queued(_))) {
+                (members.share, members.is_admitted) = (Weak::new(), false);
+            }
             std::mem::take(&mut members.leading)
         };
         let (round, scopes): (Vec<_>, Vec<_>) = round.into_iter().unzip();
@@ -175,6 +202,11 @@ impl Member {
     /// The first attempt of this member, for the caller that looks for its value.
     pub(crate) fn attempt(&self) -> Attempt {
         Attempt::new(&self.batch, self.index)
+    }
+
+    /// The batch that it is of.
+    pub(crate) fn batch(&self) -> BatchId {
+        self.batch.id
     }
 
     /// The loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
@@ -217,7 +249,7 @@ impl Attempt {
     pub(super) fn again(&mut self) {
         let number = &mut self.number;
         self.batch.change(self.index, |_, place| match place {
-            Place::Attempting(latest) | Place::Resting(latest) => {
+            Place::Attempting(latest) | Place::Queued(latest) | Place::Resting(latest) => {
                 *number = latest + 1;
                 Place::Attempting(*number)
             }
@@ -228,9 +260,31 @@ impl Attempt {
     /// Ends this attempt: the member waits for another load.
     pub(super) fn rest(&self) {
         self.batch.change(self.index, |_, place| match place {
-            Place::Attempting(latest) if latest == self.number => Place::Resting(latest),
+            Place::Attempting(latest) | Place::Queued(latest) if latest == self.number => {
+                Place::Resting(latest)
+            }
             other => other,
         });
+    }
+
+    /// The flight waits for the permit of its share, unless that was answered already.
+    pub(super) fn queue(&self) {
+        self.batch.change(self.index, |members, place| match place {
+            Place::Attempting(latest) if latest == self.number && !members.is_admitted => {
+                Place::Queued(latest)
+            }
+            other => other,
+        });
+    }
+
+    /// The permit of the share was asked for, and is there or was refused.
+    pub(super) fn admitted(&self) {
+        self.batch.admitted();
+    }
+
+    /// Whether the loader is a part of this batch's call.
+    pub(super) fn calls(&self, loader: &Loader) -> bool {
+        loader.batch == Some(self.batch.id)
     }
 
     pub(super) fn share(&self) -> Arc<BatchShare> {

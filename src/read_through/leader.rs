@@ -109,22 +109,47 @@ impl FlightTask {
     /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
     /// counts them, cannot be asked.
     async fn load_without_the_store(self, error: StoreError) {
-        let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
-        let is_within = self.holds(&turn);
-        let share = self.share();
-        let has_place =
-            !is_within && share.place.get_or_init(|| self.state.fail_open.try_enter(most)).is_some();
-        if !has_place && !is_within {
-            self.policy.count(Count::overloaded);
-            let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
-            return self.end(failure.into(), Duration::ZERO, LoadStart::none(), None).await;
-        }
+        let (place, turn) = match self.enter_place() {
+            Ok(place) => place.unzip(),
+            Err(failure) => return self.shed(failure, None).await,
+        };
         self.policy.count(Count::fail_open_loads);
         self.state.store.went_without();
         if self.policy.max_concurrent_loads.is_some() {
             bulkhead::tell_uncapped(&self.state, &self.flight.key, &error);
         }
-        self.load_and_end(None, Some(share), has_place.then_some(turn)).await;
+        self.load_and_end(None, place, turn).await;
+    }
+
+    /// A place among the loads without the store; `None` inside a load that has one.
+    fn enter_place(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
+        if self.holds(&turn) {
+            return Ok(None);
+        }
+        let share = self.share();
+        if share.place.get_or_init(|| self.state.fail_open.try_enter(most)).is_some() {
+            return Ok(Some((share, turn)));
+        }
+        self.policy.count(Count::overloaded);
+        Err(Failure::Guard(Error::crowded_out(&self.flight.key, most)))
+    }
+
+    /// What this flight takes for itself, in place of its share of a batch's call.
+    async fn admit_alone(
+        &mut self,
+        share: Arc<BatchShare>,
+        lease: &mut Option<Lease>,
+    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let had_place = share.place.get().is_some();
+        drop(share);
+        if had_place { self.enter_place() } else { self.admit(lease).await }
+    }
+
+    /// Ends without a load.
+    async fn shed(self, failure: Failure, lease: Option<Lease>) {
+        let shed = LoadOutput::from(LoadResult::Failed(failure));
+        self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
     }
 
     /// Loads once for all waiters of this process while it shuts down. Takes no lease and no permit, because the process may end
@@ -181,10 +206,7 @@ impl FlightTask {
     async fn load_in_turn(self, mut lease: Option<Lease>) {
         match self.admit(&mut lease).await.map(Option::unzip) {
             Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
-            Err(failure) => {
-                let shed = LoadOutput::from(LoadResult::Failed(failure));
-                self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
-            }
+            Err(failure) => self.shed(failure, lease).await,
         }
     }
 
@@ -192,8 +214,8 @@ impl FlightTask {
     async fn load_and_end(
         mut self,
         mut lease: Option<Lease>,
-        permit: Option<Arc<BatchShare>>,
-        turn: Option<LoadPermitId>,
+        mut permit: Option<Arc<BatchShare>>,
+        mut turn: Option<LoadPermitId>,
     ) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
         // When the flight stopped waiting for another load, if it had to wait for one.
@@ -214,6 +236,14 @@ impl FlightTask {
             };
             if vanished {
                 self.policy.count(Count::takeovers);
+            }
+            if self.batch.take_if(|attempt| !attempt.calls(&loader)).is_some()
+                && let Some(share) = permit.take()
+            {
+                match self.admit_alone(share, &mut lease).await {
+                    Ok(own) => (permit, turn) = own.unzip(),
+                    Err(failure) => return self.shed(failure, lease).await,
+                }
             }
             if let (Some(since), Some(until)) = (loader.since, waited_until)
                 && until > since

@@ -163,7 +163,17 @@ impl FlightTask {
         let share = self.share();
         // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        let admit = share.permit.get_or_init(|| bulkhead::admit(state, policy, limit, &flight.key));
+        // The keys that its caller loads together do not wait for this permit.
+        if let Some(attempt) = &self.batch {
+            attempt.queue();
+        }
+        let admit = share.permit.get_or_init(|| async {
+            let admitted = bulkhead::admit(state, policy, limit, &flight.key).await;
+            if let Some(attempt) = &self.batch {
+                attempt.admitted();
+            }
+            admitted
+        });
         let admitted = self.renewing(lease, end, &watch::Sender::new(false), admit).await;
         match admitted {
             Some(Err(failure)) => Err(failure.clone()),
@@ -172,7 +182,7 @@ impl FlightTask {
         }
     }
 
-    /// What this flight takes once for all flights of its batch, or for itself.
+    /// What this flight takes once for all flights of its round, or for itself.
     pub(super) fn share(&self) -> Arc<BatchShare> {
         self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }

@@ -45,6 +45,7 @@ mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
 mod many;
+mod many_permits;
 #[cfg(feature = "macros")]
 mod memoize_attribute;
 #[cfg(all(feature = "redis", feature = "http"))]
