@@ -24,9 +24,10 @@ impl StampedeGuard {
     /// Returns the stored values of many keys, and loads those that are missing by one call of `load`: each key once in the whole
     /// fleet.
     ///
-    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. One read looks for all keys. Then each missing key
-    /// has its own lease: `load` is called with exactly the keys of the leases that this call was given, and returns their values in any
-    /// order. The other keys are awaited from the callers that load them, in this process or in another, while the call runs.
+    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked for together, many by one
+    /// command. Then each missing key has its own lease: `load` is called with exactly the keys that this call is to load, those of the
+    /// leases that it was given, and returns their values in any order. The other keys are awaited from the callers that load them, in
+    /// this process or in another, while the call runs.
     /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
     /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
     ///
@@ -34,8 +35,9 @@ impl StampedeGuard {
     /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
     /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not asked for is ignored.
     ///
-    /// `load` is called again only for keys that another process was to load and did not, because it died or failed to store the
-    /// value. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a call takes one permit, for all its keys; its
+    /// `load` is called again only for keys that another caller was to load and did not: its process died, its load panicked, or its
+    /// value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
+    /// one permit, for all its keys; its
     /// [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load. [`Stats::loads`](crate::Stats::loads) counts keys.
     ///
     /// # Errors

@@ -243,8 +243,19 @@ pub(super) async fn read_many(
         return join_all(keys.iter().map(|key| read_store(state, key, &tags, keeps, within))).await;
     }
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
-    let reads = join_all(keys.chunks(most).map(|keys| read_chunk(state, keys, &tags, keeps, within)));
-    reads.await.into_iter().flatten().collect()
+    let mut reads = Vec::with_capacity(keys.len());
+    // One after the other: each has a command's time for its bytes, and a store that does not answer costs that time once.
+    for chunk in keys.chunks(most) {
+        match read_chunk(state, chunk, &tags, keeps, within).await {
+            Ok(read) => reads.extend(read),
+            Err(error) => {
+                state.count(GuardCount::store_errors);
+                reads.resize_with(keys.len(), || ReadResult::Failed(error.clone()));
+                break;
+            }
+        }
+    }
+    reads
 }
 
 async fn read_chunk(
@@ -253,24 +264,18 @@ async fn read_chunk(
     tags: &[Key],
     keeps: bool,
     within: Duration,
-) -> Vec<ReadResult> {
+) -> Result<Vec<ReadResult>, StoreError> {
     // As in `read_shared`.
     let tickets = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags)));
     // After the tickets, and before the question is sent.
     let terms: Vec<_> =
         tickets.zip(keys).map(|(ticket, key)| (ticket, state.kept.servable(key, tags))).collect();
-    let (entries, ids) = match state.store.tags().look_up_tagged(keys, tags, within).await {
-        Ok(found) => found,
-        Err(error) => {
-            state.count(GuardCount::store_errors);
-            return keys.iter().map(|_| ReadResult::Failed(error.clone())).collect();
-        }
-    };
+    let (entries, ids) = state.store.tags().look_up_tagged(keys, tags, within).await?;
     let found = keys.iter().zip(entries).zip(terms).map(async |((key, raw), (mut ticket, servable))| {
         let read = checked(state, key, raw, (tags, &ids, servable), &mut ticket, within).await;
         shared(state, key, tags, read, ticket).map(Found::Shared)
     });
-    join_all(found).await
+    Ok(join_all(found).await)
 }
 
 /// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.

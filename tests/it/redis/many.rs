@@ -194,6 +194,33 @@ async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     assert_eq!(commands.total, 102, "{commands:?}");
 }
 
+/// The connection gives the bytes of one command in time, and those of all commands together only in several deadlines.
+#[tokio::test]
+async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands() {
+    const KEYS: u64 = 512;
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let policy = Policy::builder()
+        .command_timeout(Duration::from_millis(200))
+        .coordination_budget(Duration::from_millis(400))
+        .build()
+        .expect("valid");
+    let client = redis::Client::open(proxy.url()).expect("an address");
+    let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");
+    connects(&guard).await;
+    let value = "x".repeat(1_000);
+    let stored = guard.insert_many((0..KEYS).map(|key| (key, value.clone()))).await;
+    assert!(stored.into_iter().all(|stored| stored.is_ok()));
+    let opened = proxy.connections();
+    // 64 values in 40 ms.
+    proxy.set(Mode::Trickle(16 * 1024));
+    let found = guard.get_many::<String, _>(0..KEYS).await;
+    proxy.set(Mode::Pass);
+    let found: Vec<_> = found.into_iter().collect::<Result<_, _>>().expect("each is read");
+    assert!(found.iter().all(|found| found.as_ref() == Some(&value)));
+    assert_eq!(proxy.connections(), opened, "no connection was given up");
+}
+
 /// A deployment: each replica warms the same keys, and one of them is killed.
 #[tokio::test]
 async fn replicas_share_a_warm_up_and_go_on_where_a_dead_one_was() {
