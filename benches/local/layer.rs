@@ -27,7 +27,6 @@ const OWNED: usize = 2;
 
 pub(crate) fn rows(table: &mut Table) {
     let (threads, thread) = (two_threads(), one_thread());
-    let guard = guard();
     let control = |headers: HeaderMap| {
         let body = body();
         service_fn(move |_: Request<Full<Bytes>>| {
@@ -36,18 +35,23 @@ pub(crate) fn rows(table: &mut Table) {
         })
     };
     let (fixed, owned) = (control(headers()), control(owned(&headers())));
-    let guarded = guard.layer(service_fn(|_: Request<Full<Bytes>>| async {
-        Ok::<_, Infallible>(response(headers(), body()))
-    }));
-    thread.block_on(fill(&guard, guarded.clone()));
+    // Each in the runtime of its callers, which renews its lease.
+    let guarded = |runtime: &Runtime| {
+        let guard = guard();
+        let guarded = guard.layer(service_fn(|_: Request<Full<Bytes>>| async {
+            Ok::<_, Infallible>(response(headers(), body()))
+        }));
+        runtime.block_on(fill(&guard, guarded.clone()));
+        guarded
+    };
 
     let crowds = in_turn(vec![
-        callers(&threads, guarded.clone(), HEADERS_OF_A_HIT),
+        callers(&threads, guarded(&threads), HEADERS_OF_A_HIT),
         callers(&threads, fixed.clone(), HEADERS_OF_A_HIT - 2),
         callers(&threads, owned.clone(), HEADERS_OF_A_HIT - 2),
     ]);
     let alone = in_turn(vec![
-        caller(&thread, guarded, HEADERS_OF_A_HIT),
+        caller(&thread, guarded(&thread), HEADERS_OF_A_HIT),
         caller(&thread, fixed, HEADERS_OF_A_HIT - 2),
         caller(&thread, owned, HEADERS_OF_A_HIT - 2),
     ]);

@@ -22,17 +22,22 @@ const IDLE_TERMS: u32 = 15;
 const REFUSED: Duration = Duration::from_secs(30);
 
 impl LocalTier {
-    /// Starts the task, if there is none.
+    /// Starts the task, if there is none that runs: that of a runtime that is not driven does not.
     pub(super) fn renew(self: &Arc<Self>) {
-        if self.renewing.load(Ordering::Acquire) {
+        let now = self.clock.at(Instant::now());
+        let before = self.renews_until.load(Ordering::Acquire);
+        if now < before {
             return;
         }
         let Ok(runtime) = Handle::try_current() else { return };
-        if lock(&self.applied).has_left || self.renewing.swap(true, Ordering::AcqRel) {
+        let until = now + micros(self.term);
+        let is_first =
+            || self.renews_until.compare_exchange(before, until, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if lock(&self.applied).has_left || !is_first() {
             return;
         }
-        let task = RenewalTask { tier: Arc::downgrade(self) };
-        runtime.spawn(task.run());
+        let number = self.renewer.fetch_add(1, Ordering::AcqRel) + 1;
+        runtime.spawn(RenewalTask { tier: Arc::downgrade(self), number }.run());
     }
 
     /// Gets the right now, and has it renewed from now on.
@@ -83,6 +88,11 @@ impl LocalTier {
         self.right.extend(sent + micros(right_lasts(self.term)));
     }
 
+    /// The next RENEW is due at this moment. If there is none for a term after it, a caller starts another task.
+    fn miss_renewals_after(&self, due: Instant) {
+        self.renews_until.store(self.clock.at(due) + micros(self.term), Ordering::Release);
+    }
+
     fn has_right(&self) -> bool {
         self.clock.at(Instant::now()) < self.right.until()
     }
@@ -91,13 +101,23 @@ impl LocalTier {
 /// The task's reference to the tier. Weak: dropping the guard ends its task.
 struct RenewalTask {
     tier: Weak<LocalTier>,
+    /// The latest task has the highest.
+    number: u64,
+}
+
+impl RenewalTask {
+    fn is_latest(&self, tier: &LocalTier) -> bool {
+        tier.renewer.load(Ordering::Acquire) == self.number
+    }
 }
 
 impl Drop for RenewalTask {
     /// The task ended, with its runtime or by itself: the next caller starts another.
     fn drop(&mut self) {
-        if let Some(tier) = self.tier.upgrade() {
-            tier.renewing.store(false, Ordering::Release);
+        if let Some(tier) = self.tier.upgrade()
+            && self.is_latest(&tier)
+        {
+            tier.renews_until.store(0, Ordering::Release);
         }
     }
 }
@@ -109,8 +129,12 @@ impl RenewalTask {
         let mut held = self.tier.upgrade().is_some_and(|tier| tier.has_right());
         loop {
             let Some(tier) = self.tier.upgrade() else { return };
-            let _ = tier.store.volumes().until_heard(Duration::ZERO).await;
+            if !self.is_latest(&tier) {
+                return;
+            }
             let began = Instant::now();
+            tier.miss_renewals_after(began);
+            let _ = tier.store.volumes().until_heard(Duration::ZERO).await;
             let period = tier.term / RENEWALS;
             let answer = tier.send_renewal().await;
             let mut next = began + period;
@@ -131,6 +155,7 @@ impl RenewalTask {
             if lock(&tier.applied).has_left {
                 return;
             }
+            tier.miss_renewals_after(next);
             // Not sooner, or a stream of lost messages would be a stream of renewals.
             let least = began + period / 8;
             let renews = Arc::clone(&tier.renews);

@@ -49,8 +49,10 @@ pub(crate) struct LocalTier {
     pub(super) in_use: AtomicBool,
     /// A caller has looked for a copy since the last RENEW.
     pub(super) asked: AtomicBool,
-    /// There is a task that renews.
-    pub(super) renewing: AtomicBool,
+    /// Until when the task that renews is not missed; zero if there is none.
+    pub(super) renews_until: AtomicU64,
+    /// The number of the latest task.
+    pub(super) renewer: AtomicU64,
     /// Has the task renew at once.
     pub(super) renews: Arc<Notify>,
     pub(super) stamps: AtomicU64,
@@ -90,7 +92,8 @@ impl LocalTier {
             applied: Mutex::default(),
             in_use: AtomicBool::new(false),
             asked: AtomicBool::new(false),
-            renewing: AtomicBool::new(false),
+            renews_until: AtomicU64::new(0),
+            renewer: AtomicU64::new(0),
             renews: Arc::default(),
             stamps: AtomicU64::new(0),
             lapse_log: LogEveryMinute::default(),

@@ -9,10 +9,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::poll;
 use stampede_guard::testing::ChaosStore;
-use stampede_guard::{Error, StampedeGuard};
+use stampede_guard::{Error, MemoryStore, Policy, StampedeGuard};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
 /// The default `coordination_budget` is a tenth of it: a longer time is a wait for the other runtime.
@@ -161,4 +161,31 @@ fn a_busy_thread_delays_the_hits_of_its_own_runtime_only() {
     driven().block_on(are_answered(&guard, 7));
     done.send(()).expect("it is busy until then");
     all_return(busy.join().expect("no panic"), 7);
+}
+
+/// As in a service that connects in one runtime and answers in another.
+#[test]
+fn copies_are_served_although_the_runtime_that_renewed_their_lease_stands_still() {
+    const TERM: Duration = Duration::from_millis(200);
+    let policy = Policy::builder().local_for(Duration::MAX).build().expect("valid");
+    let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).local_term(TERM);
+    let guard = guard.build().expect("valid");
+    let asks_until_memory_answers = async || {
+        let before = guard.stats().local_hits;
+        while guard.stats().local_hits == before {
+            let load = || async { Err::<u64, _>("it is a hit") };
+            assert_eq!(guard.get_or_load("k", load).await.expect("a hit"), 7);
+            sleep(TERM / 20).await;
+        }
+    };
+    let (undriven, driven) = (undriven(), driven());
+    undriven.block_on(async {
+        guard.insert("k", &7_u64).await.expect("stored");
+        asks_until_memory_answers().await;
+    });
+    driven.block_on(async {
+        // The lease ends, because its task is in the other runtime.
+        sleep(TERM * 2).await;
+        timeout(SOON, asks_until_memory_answers()).await.expect("another task renews it");
+    });
 }
