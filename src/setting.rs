@@ -34,7 +34,7 @@ pub(crate) struct Setting<D, S> {
 /// All settings, in the order in which they are set, whatever their order in the file is.
 pub(crate) type Table<D, S> = [Setting<D, S>];
 
-/// The text for a duration without end.
+/// The text for a duration without end, and for a number without a bound: TOML has no number of 64 bits.
 const ENDLESS: &str = "max";
 
 impl Value {
@@ -49,6 +49,23 @@ impl Value {
         humantime::parse_duration(&text).map_err(|error| {
             format!("{text:?} is no duration: {error}; choose such as \"250ms\", \"30s\", \"1h30m\"")
         })
+    }
+
+    /// A whole number, or a text for none.
+    pub(crate) fn bound(self) -> Result<usize, String> {
+        match self {
+            Self::Text(text) if text == ENDLESS => Ok(usize::MAX),
+            Self::Number(_) => self.number(),
+            other => Err(other.is_no("a whole number from 0, or \"max\"")),
+        }
+    }
+
+    /// What [`bound`](Self::bound) reads.
+    pub(crate) fn of_bound(number: usize) -> Self {
+        match number {
+            usize::MAX => ENDLESS.into(),
+            _ => Self::Number(number as u64),
+        }
     }
 
     /// A whole number that fits.
