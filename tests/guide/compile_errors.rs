@@ -77,6 +77,7 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("others are made by `policy = |policy| policy.tags(..)`", "tags ="),
             ("`fresh_for` is set twice", "fresh_for = \"2s\""),
             ("\"30 parsecs\" is no duration: unknown time unit", "\"30 parsecs\""),
+            ("is no duration: number is too large", "\"18446744073709551615s 1000ms\""),
             ("`fresh_for` is a text, such as \"30s\"", "30)"),
             ("there is no argument `gard` to skip; the arguments are: `guard`", "gard)"),
             ("`guard` is skipped twice", "guard))"),

@@ -49,13 +49,28 @@ fn durations_have_units() {
         ("\"5m\"", 300_000),
         ("\"1h30m\"", 5_400_000),
         ("\"1h 30m\"", 5_400_000),
+        ("\" 1 h30min 1000ms \"", 5_401_000),
+        ("\"1.5h 0.5s\"", 5_400_500),
         ("\"2d\"", 172_800_000),
     ] {
         assert_eq!(of(text).expect(text), Duration::from_millis(ms), "{text}");
     }
-    for text in
-        ["30", "30.5", "\"30\"", "\"30 parsecs\"", "\"-5s\"", "-5", "\"\"", "true", "null", "[\"30s\"]", "{}"]
-    {
+    for text in [
+        "30",
+        "30.5",
+        "\"30\"",
+        "\"1h 30\"",
+        "\"1h m\"",
+        "\"1h-30m\"",
+        "\"30 parsecs\"",
+        "\"-5s\"",
+        "-5",
+        "\"\"",
+        "true",
+        "null",
+        "[\"30s\"]",
+        "{}",
+    ] {
         let error = of(text).expect_err(text);
         assert!(error.starts_with("fresh_for: "), "{text}: {error}");
     }
@@ -65,7 +80,18 @@ fn durations_have_units() {
 fn bad_input_is_refused_with_the_name_of_its_setting() {
     for (name, values) in [
         ("name", &["\"\"", "\"a b\"", "1"][..]),
-        ("fresh_for", &["\"0s\"", "\"11years\"", "\"max\""]),
+        (
+            "fresh_for",
+            &[
+                "\"0s\"",
+                "\"11years\"",
+                "\"max\"",
+                // Their sum is one second more than a duration holds.
+                "\"18446744073709551615s 1000ms\"",
+                "\"18446744073709551614s 1s 1000ms\"",
+                "\"18446744073709551615s 1s\"",
+            ],
+        ),
         ("stale_while_revalidate", &["\"11years\""]),
         ("stale_if_error", &["\"11years\""]),
         ("back_off", &["\"0s\"", "\"2d\""]),
