@@ -77,26 +77,29 @@ fn guard(settings: &Settings, function: &Function) -> TokenStream {
             let #name = ::core::result::Result::Ok(#name);
         };
     }
-    let builder = internal("builder");
+    let [builder, change] = ["builder", "change"].map(internal);
     let changed = settings.policy.as_ref().map(|policy| {
         quote_spanned! {policy.span()=>
-            let change: fn(::stampede_guard::PolicyBuilder) -> ::stampede_guard::PolicyBuilder = #policy;
-            let #builder = change(#builder);
+            let #change: fn(::stampede_guard::PolicyBuilder) -> ::stampede_guard::PolicyBuilder = #policy;
+            let #builder = #change(#builder);
         }
     });
     let durations = settings.durations.iter().map(|(setting, duration)| {
         let (seconds, rest) = (duration.as_secs(), duration.subsec_nanos());
         quote!(let #builder = #builder.#setting(::core::time::Duration::new(#seconds, #rest));)
     });
+    // A static has no hygiene. So the user's code is outside of its block, all but the policy, and its name is not one of a program.
     quote! {
-        static SETTINGS: ::stampede_guard::__macros::FunctionSettings =
-            ::stampede_guard::__macros::FunctionSettings::new(|#builder| {
-                #changed
-                #(#durations)*
-                #builder
-            });
         #found
-        let #name = SETTINGS.on(#name);
+        let #name = {
+            static __STAMPEDE_GUARD_SETTINGS: ::stampede_guard::__macros::FunctionSettings =
+                ::stampede_guard::__macros::FunctionSettings::new(|#builder| {
+                    #changed
+                    #(#durations)*
+                    #builder
+                });
+            __STAMPEDE_GUARD_SETTINGS.on(#name)
+        };
     }
 }
 
@@ -165,7 +168,8 @@ impl Loader {
     }
 }
 
-/// A name that the user's code cannot have.
+/// A name of a variable that the user's code cannot have. Hygiene tells variables apart; the underscores tell it from a static, which
+/// no variable may shadow.
 fn internal(name: &str) -> Ident {
-    Ident::new(name, Span::mixed_site())
+    Ident::new(&format!("__{name}"), Span::mixed_site())
 }

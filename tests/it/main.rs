@@ -47,6 +47,8 @@ mod look_ups;
 mod many;
 #[cfg(feature = "macros")]
 mod memoize_attribute;
+#[cfg(feature = "macros")]
+mod memoize_code;
 #[cfg(all(feature = "redis", feature = "http"))]
 mod memory;
 #[cfg(feature = "metrics")]
