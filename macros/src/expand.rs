@@ -17,7 +17,7 @@ pub(crate) fn expand(settings: &Settings, function: &Function) -> Result<TokenSt
     let key_function = key.function(function);
     let guard = guard(settings, function);
     let expression = &key.expression;
-    let loader = Loader::new(function);
+    let loader = Loader::new(function)?;
     let Loader { outside, inside, body } = &loader;
     let (attributes, visibility, signature, returns) =
         (&function.attributes, &function.visibility, &function.signature, &function.returns);
@@ -113,11 +113,11 @@ struct Loader {
 }
 
 impl Loader {
-    fn new(function: &Function) -> Self {
+    fn new(function: &Function) -> Result<Self> {
         let mut loader =
             Self { outside: Vec::new(), inside: Vec::new(), body: function.body.to_token_stream() };
         if let Some(own) = &function.receiver {
-            loader.take_receiver(own);
+            loader.take_receiver(own)?;
         }
         for argument in &function.arguments {
             // One that is only part of the key, or of the guard, stays outside.
@@ -125,14 +125,14 @@ impl Loader {
                 loader.take(argument);
             }
         }
-        loader
+        Ok(loader)
     }
 
-    fn take_receiver(&mut self, own: &OwnReceiver) {
+    fn take_receiver(&mut self, own: &OwnReceiver) -> Result<()> {
         if !mentions(self.body.clone(), "self") {
-            return;
+            return Ok(());
         }
-        self.body = without_self(std::mem::take(&mut self.body));
+        self.body = without_self(std::mem::take(&mut self.body))?;
         // Generated code at the place of `self`: for the user's own `self`, the compiler would advise to write `&&self`. For the same
         // reason the type's clone is asked for apart from the value.
         let (this, at) = (own.token, Span::mixed_site().located_at(own.token.span));
@@ -148,6 +148,7 @@ impl Loader {
             let mutable = &own.mutable;
             self.inside.extend(mutable.map(|_| quote!(let #mutable #name = #name;)));
         }
+        Ok(())
     }
 
     fn take(&mut self, argument: &Argument) {

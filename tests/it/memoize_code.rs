@@ -52,3 +52,29 @@ async fn statics_of_the_program_have_the_names_of_variables_of_the_attribute() {
     assert_eq!(lower_case::lower(7).await.expect("loaded"), 10);
     assert_eq!(lower_case::lower_key(7).to_string(), "lower:7");
 }
+
+struct Session(&'static str);
+
+#[memoize(guard = GUARD, key = ("user", "session", id, format!("{page:0width$}")))]
+async fn orders(
+    user: String,
+    session: &'static Session,
+    id: u64,
+    page: u8,
+    width: usize,
+    user_page: u8,
+) -> Never<String> {
+    Ok(format!("{user}{} {id} {page} {width} {user_page}", session.0))
+}
+
+static GUARD: LazyLock<StampedeGuard> = LazyLock::new(StampedeGuard::in_memory);
+
+#[tokio::test]
+async fn the_key_function_has_an_argument_if_a_format_string_captures_it_and_not_for_a_word_in_a_text() {
+    static SESSION: Session = Session("'s");
+    let orders = orders("Ada".to_owned(), &SESSION, 7, 1, 3, 2).await;
+    assert_eq!(orders.expect("loaded"), "Ada's 7 1 3 2");
+    let key = orders_key(7, 1, 3);
+    assert_eq!(key.to_string(), "user:session:7:001");
+    assert!(GUARD.get::<String>(key).await.expect("found").is_some());
+}

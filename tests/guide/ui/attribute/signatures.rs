@@ -69,3 +69,16 @@ trait Prices {
     #[memoize(guard = GUARD, name = "no_body")]
     async fn no_body(&self) -> Never<u64>;
 }
+
+impl std::fmt::Display for Shop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("shop")
+    }
+}
+
+impl Shop {
+    #[memoize(guard = GUARD, name = "captured")]
+    async fn captured(&self) -> Never<String> {
+        Ok(format!("{self}"))
+    }
+}
