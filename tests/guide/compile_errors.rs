@@ -100,6 +100,7 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("the values of every `T` would have one key", "T: Default"),
             ("`memoize` is put on a function", "struct NoFunction"),
             ("there is no body to memoize", ";"),
+            ("`Self` may stand for several types", "Result<Option<Self>"),
             ("the loader's `self` has another name, which a text cannot capture", "\"{self}"),
         ],
     ),

@@ -70,6 +70,13 @@ trait Prices {
     async fn no_body(&self) -> Never<u64>;
 }
 
+trait Stored: Sized {
+    #[memoize(guard = GUARD, name = "stored")]
+    async fn find(id: u64) -> Result<Option<Self>, LoadError<Infallible>> {
+        Ok(None)
+    }
+}
+
 impl std::fmt::Display for Shop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("shop")
