@@ -102,6 +102,8 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("there is no body to memoize", ";"),
             ("`Self` may stand for several types", "Result<Option<Self>"),
             ("the loader's `self` has another name, which a text cannot capture", "\"{self}"),
+            ("neither its key nor the function that returns the key can follow a `cfg`", "#[cfg(unix)]"),
+            ("neither its key nor the function that returns the key can follow a `cfg`", "#[cfg(unix)]"),
         ],
     ),
     (

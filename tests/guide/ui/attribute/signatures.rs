@@ -89,3 +89,13 @@ impl Shop {
         Ok(format!("{self}"))
     }
 }
+
+#[memoize(guard = GUARD, name = "sometimes")]
+async fn sometimes(id: u64, #[cfg(unix)] user: u64) -> Never<u64> {
+    Ok(id)
+}
+
+#[memoize(guard = GUARD, name = "sometimes_generic")]
+async fn sometimes_generic<#[cfg(unix)] const PAGE: usize>(id: u64) -> Never<u64> {
+    Ok(id)
+}
