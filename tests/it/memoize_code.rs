@@ -4,6 +4,9 @@ use std::convert::Infallible;
 use std::sync::LazyLock;
 
 use stampede_guard::{LoadError, StampedeGuard, memoize};
+use tracing::instrument;
+
+use crate::traces::Spans;
 
 type Never<T> = Result<T, LoadError<Infallible>>;
 
@@ -77,4 +80,29 @@ async fn the_key_function_has_an_argument_if_a_format_string_captures_it_and_not
     let key = orders_key(7, 1, 3);
     assert_eq!(key.to_string(), "user:session:7:001");
     assert!(GUARD.get::<String>(key).await.expect("found").is_some());
+}
+
+#[memoize(guard = guard, name = "around", skip(guard))]
+#[instrument(skip_all)]
+async fn around(guard: &StampedeGuard, id: u64) -> Never<u64> {
+    Ok(id)
+}
+
+#[instrument(skip_all)]
+#[memoize(guard = guard, name = "inside", skip(guard))]
+async fn inside(guard: &StampedeGuard, id: u64) -> anyhow::Result<u64> {
+    Ok(id)
+}
+
+#[tokio::test]
+async fn an_attribute_is_around_the_call_below_and_a_part_of_the_body_above() {
+    let (guard, spans) = (StampedeGuard::in_memory(), Spans::default());
+    let _listening = spans.listen();
+    for _ in 0..2 {
+        assert_eq!(around(&guard, 7).await.expect("loaded"), 7);
+        assert_eq!(inside(&guard, 7).await.expect("loaded"), 7);
+    }
+    let parents = |name| spans.named(name).into_iter().map(|span| span.within).collect::<Vec<_>>();
+    assert_eq!(parents("around"), ["", ""]);
+    assert_eq!(parents("inside"), ["stampede_guard.load"]);
 }
