@@ -159,7 +159,13 @@ pub mod __macros {
 /// | `policy = \|policy\| ..` | changes any setting, by a function from [`PolicyBuilder`] to `PolicyBuilder` that captures nothing |
 ///
 /// A function with the ending `_key` is made beside it: it returns the key for the same arguments, for
-/// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key.
+/// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key. These calls have the policy of
+/// the guard, not the function's: [`insert`](StampedeGuard::insert) does not know the function's lifetimes and tags.
+///
+/// **The attribute sees the signature, and not the `impl` around it.** With `name`, the method of each instance of a generic `impl`,
+/// and a trait's default method in each type, have one key. If the result depends on a type parameter of the `impl`, or on
+/// `Self`, write a `key` with a part that tells the types apart. Type parameters and `Self` in the signature's own result are
+/// refused with `name`.
 ///
 /// The function returns a [`Result`] with a [`LoadError<E>`](LoadError), or an error made [of one](bounds::FromLoadError); in both
 /// cases the body's error is `E`. The body owns what it names: clones of `self` and of what references refer to, which are made for

@@ -34,7 +34,7 @@ pub(crate) struct Setting<D, S> {
 /// All settings, in the order in which they are set, whatever their order in the file is.
 pub(crate) type Table<D, S> = [Setting<D, S>];
 
-/// The text for a duration without end.
+/// The text for a duration without end, and for a number without a bound: TOML has no number of 64 bits.
 const ENDLESS: &str = "max";
 
 impl Value {
@@ -46,9 +46,26 @@ impl Value {
         if text == ENDLESS {
             return Ok(Duration::MAX);
         }
-        humantime::parse_duration(&text).map_err(|error| {
+        sum_of_spans(&text).map_err(|error| {
             format!("{text:?} is no duration: {error}; choose such as \"250ms\", \"30s\", \"1h30m\"")
         })
+    }
+
+    /// A whole number, or a text for none.
+    pub(crate) fn bound(self) -> Result<usize, String> {
+        match self {
+            Self::Text(text) if text == ENDLESS => Ok(usize::MAX),
+            Self::Number(_) => self.number(),
+            other => Err(other.is_no("a whole number from 0, or \"max\"")),
+        }
+    }
+
+    /// What [`bound`](Self::bound) reads.
+    pub(crate) fn of_bound(number: usize) -> Self {
+        match number {
+            usize::MAX => ENDLESS.into(),
+            _ => Self::Number(number as u64),
+        }
     }
 
     /// A whole number that fits.
@@ -125,6 +142,24 @@ impl Value {
             Self::Table(_) => "a table".to_owned(),
         };
         format!("{found} is not {expected}")
+    }
+}
+
+/// The duration of a text such as "1h 30m". Each span is read alone, because humantime panics where their sum overflows by a second.
+fn sum_of_spans(text: &str) -> Result<Duration, humantime::DurationError> {
+    let (mut sum, mut rest) = (Duration::ZERO, text);
+    loop {
+        let unit = rest.find(char::is_alphabetic).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(unit);
+        let end =
+            after.find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
+        let (span, further) = rest.split_at(end);
+        let overflow = humantime::DurationError::NumberOverflow;
+        sum = sum.checked_add(humantime::parse_duration(span)?).ok_or(overflow)?;
+        if further.is_empty() {
+            return Ok(sum);
+        }
+        rest = further;
     }
 }
 

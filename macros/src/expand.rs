@@ -17,7 +17,7 @@ pub(crate) fn expand(settings: &Settings, function: &Function) -> Result<TokenSt
     let key_function = key.function(function);
     let guard = guard(settings, function);
     let expression = &key.expression;
-    let loader = Loader::new(function);
+    let loader = Loader::new(function)?;
     let Loader { outside, inside, body } = &loader;
     let (attributes, visibility, signature, returns) =
         (&function.attributes, &function.visibility, &function.signature, &function.returns);
@@ -77,26 +77,29 @@ fn guard(settings: &Settings, function: &Function) -> TokenStream {
             let #name = ::core::result::Result::Ok(#name);
         };
     }
-    let builder = internal("builder");
+    let [builder, change] = ["builder", "change"].map(internal);
     let changed = settings.policy.as_ref().map(|policy| {
         quote_spanned! {policy.span()=>
-            let change: fn(::stampede_guard::PolicyBuilder) -> ::stampede_guard::PolicyBuilder = #policy;
-            let #builder = change(#builder);
+            let #change: fn(::stampede_guard::PolicyBuilder) -> ::stampede_guard::PolicyBuilder = #policy;
+            let #builder = #change(#builder);
         }
     });
     let durations = settings.durations.iter().map(|(setting, duration)| {
         let (seconds, rest) = (duration.as_secs(), duration.subsec_nanos());
         quote!(let #builder = #builder.#setting(::core::time::Duration::new(#seconds, #rest));)
     });
+    // A static has no hygiene. So the user's code is outside of its block, all but the policy, and its name is not one of a program.
     quote! {
-        static SETTINGS: ::stampede_guard::__macros::FunctionSettings =
-            ::stampede_guard::__macros::FunctionSettings::new(|#builder| {
-                #changed
-                #(#durations)*
-                #builder
-            });
         #found
-        let #name = SETTINGS.on(#name);
+        let #name = {
+            static __STAMPEDE_GUARD_SETTINGS: ::stampede_guard::__macros::FunctionSettings =
+                ::stampede_guard::__macros::FunctionSettings::new(|#builder| {
+                    #changed
+                    #(#durations)*
+                    #builder
+                });
+            __STAMPEDE_GUARD_SETTINGS.on(#name)
+        };
     }
 }
 
@@ -110,11 +113,11 @@ struct Loader {
 }
 
 impl Loader {
-    fn new(function: &Function) -> Self {
+    fn new(function: &Function) -> Result<Self> {
         let mut loader =
             Self { outside: Vec::new(), inside: Vec::new(), body: function.body.to_token_stream() };
         if let Some(own) = &function.receiver {
-            loader.take_receiver(own);
+            loader.take_receiver(own)?;
         }
         for argument in &function.arguments {
             // One that is only part of the key, or of the guard, stays outside.
@@ -122,14 +125,14 @@ impl Loader {
                 loader.take(argument);
             }
         }
-        loader
+        Ok(loader)
     }
 
-    fn take_receiver(&mut self, own: &OwnReceiver) {
+    fn take_receiver(&mut self, own: &OwnReceiver) -> Result<()> {
         if !mentions(self.body.clone(), "self") {
-            return;
+            return Ok(());
         }
-        self.body = without_self(std::mem::take(&mut self.body));
+        self.body = without_self(std::mem::take(&mut self.body))?;
         // Generated code at the place of `self`: for the user's own `self`, the compiler would advise to write `&&self`. For the same
         // reason the type's clone is asked for apart from the value.
         let (this, at) = (own.token, Span::mixed_site().located_at(own.token.span));
@@ -145,6 +148,7 @@ impl Loader {
             let mutable = &own.mutable;
             self.inside.extend(mutable.map(|_| quote!(let #mutable #name = #name;)));
         }
+        Ok(())
     }
 
     fn take(&mut self, argument: &Argument) {
@@ -165,7 +169,8 @@ impl Loader {
     }
 }
 
-/// A name that the user's code cannot have.
+/// A name of a variable that the user's code cannot have. Hygiene tells variables apart; the underscores tell it from a static, which
+/// no variable may shadow.
 fn internal(name: &str) -> Ident {
-    Ident::new(name, Span::mixed_site())
+    Ident::new(&format!("__{name}"), Span::mixed_site())
 }

@@ -5,8 +5,8 @@ use quote::ToTokens as _;
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned as _;
 use syn::{
-    Attribute, Error, FnArg, Ident, Pat, Receiver, ReceiverKind, Result, ReturnType, Safety, Signature,
-    Token, Type, TypeReference, Visibility,
+    Attribute, Error, FnArg, GenericParam, Ident, Pat, Receiver, ReceiverKind, Result, ReturnType, Safety,
+    Signature, Token, Type, TypeReference, Visibility,
 };
 
 use crate::tokens::borrows;
@@ -55,6 +55,7 @@ impl Parse for Function {
         // Not parsed: an editor completes names in a body that is not finished.
         let body = input.parse()?;
         let returns = checked(&signature)?;
+        without_cfg(&signature)?;
         let (mut receiver, mut arguments, mut errors) = (None, Vec::new(), None::<Error>);
         for argument in &mut signature.inputs {
             let checked = match argument {
@@ -107,6 +108,28 @@ fn checked(signature: &Signature) -> Result<Type> {
     }
     let text = "a load can fail, by a time limit at least: return `Result<T, LoadError<E>>`, where the body's own error is `E`";
     Err(Error::new(signature.ident.span(), text))
+}
+
+/// Refuses arguments and parameters that are there sometimes: no part of a tuple can be.
+fn without_cfg(signature: &Signature) -> Result<()> {
+    let of_arguments = signature.inputs.iter().map(|argument| match argument {
+        FnArg::Receiver(own) => &own.attrs,
+        FnArg::Typed(typed) => &typed.attrs,
+    });
+    let of_parameters = signature.generics.params.iter().map(|parameter| match parameter {
+        GenericParam::Lifetime(lifetime) => &lifetime.attrs,
+        GenericParam::Type(parameter) => &parameter.attrs,
+        GenericParam::Const(constant) => &constant.attrs,
+    });
+    let mut attributes = of_arguments.chain(of_parameters).flatten();
+    match attributes.find(|attribute| attribute.path().is_ident("cfg")) {
+        Some(found) => Err(Error::new_spanned(
+            found,
+            "neither its key nor the function that returns the key can follow a `cfg` of an argument: write the function for each case, \
+             with `#[cfg(..)]` on it",
+        )),
+        None => Ok(()),
+    }
 }
 
 fn own_receiver(own: &mut Receiver) -> Result<OwnReceiver> {

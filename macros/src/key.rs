@@ -4,7 +4,10 @@ use proc_macro2::TokenStream;
 use quote::{ToTokens as _, format_ident, quote, quote_spanned};
 use syn::ext::IdentExt as _;
 use syn::punctuated::Punctuated;
-use syn::{Error, FnArg, GenericParam, Generics, Ident, Receiver, ReceiverKind, Result};
+use syn::{
+    Error, FnArg, GenericArgument, GenericParam, Generics, Ident, PathArguments, Receiver, ReceiverKind,
+    Result, Type,
+};
 
 use crate::function::{Argument, Function};
 use crate::settings::KeySetting;
@@ -116,7 +119,8 @@ fn is_argument(skipped: &Ident, function: &Function) -> Result<()> {
     ))
 }
 
-/// Refuses a type parameter that no argument shows, or that is part of what is stored: the values of two types would have one key.
+/// Refuses a type parameter that no argument shows, or that is part of what is stored: the values of two types would have one key. The
+/// parameters of an `impl` are not to be seen from here.
 fn tells_instances_apart(function: &Function) -> Result<()> {
     for parameter in function.signature.generics.type_params() {
         let name = parameter.ident.unraw().to_string();
@@ -129,7 +133,24 @@ fn tells_instances_apart(function: &Function) -> Result<()> {
             return Err(Error::new(parameter.ident.span(), text));
         }
     }
+    if mentions(value_of(&function.returns).to_token_stream(), "Self") {
+        let text = "`Self` may stand for several types, and their values would have one key: name the type, or write `key = ..` with a \
+                    part that tells the types apart";
+        return Err(Error::new_spanned(&function.returns, text));
+    }
     Ok(())
+}
+
+/// The `T` of a `Result<T, E>` or of an alias with arguments; else the type itself.
+fn value_of(returns: &Type) -> &Type {
+    let Type::Path(path) = returns else { return returns };
+    let arguments = path.path.segments.last().map(|last| &last.arguments);
+    let Some(PathArguments::AngleBracketed(arguments)) = arguments else { return returns };
+    let mut types = arguments.args.iter().filter_map(|argument| match argument {
+        GenericArgument::Type(argument) => Some(argument),
+        _ => None,
+    });
+    types.next().unwrap_or(returns)
 }
 
 /// The parameters that this code needs, with their bounds and the parameters in those. A caller could not infer others.

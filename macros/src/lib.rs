@@ -2,12 +2,13 @@
 //! `macros`; what the attribute writes names hidden items of the same release, so it cannot be used without that crate.
 //!
 //! `settings` reads the attribute, `function` the signature below it; both report what they refuse at its place. `key` writes the
-//! key and the function that returns it, `expand` the function itself. `tokens` looks into code that is not parsed.
+//! key and the function that returns it, `expand` the function itself. `tokens` looks into code that is not parsed, `texts` into its format strings.
 
 mod expand;
 mod function;
 mod key;
 mod settings;
+mod texts;
 mod tokens;
 
 use proc_macro::TokenStream;

@@ -143,12 +143,30 @@ fn duration(input: ParseStream<'_>, setting: &Ident) -> Result<Duration> {
     if text == ENDLESS {
         return Ok(Duration::MAX);
     }
-    humantime::parse_duration(&text).map_err(|error| {
+    sum_of_spans(&text).map_err(|error| {
         let text = format!(
             "{text:?} is no duration: {error}; choose such as \"250ms\", \"30s\", \"1h30m\", or \"max\""
         );
         Error::new(literal.span(), text)
     })
+}
+
+/// The duration of a text such as "1h 30m". Each span is read alone, because humantime panics where their sum overflows by a second.
+fn sum_of_spans(text: &str) -> std::result::Result<Duration, humantime::DurationError> {
+    let (mut sum, mut rest) = (Duration::ZERO, text);
+    loop {
+        let unit = rest.find(char::is_alphabetic).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(unit);
+        let end =
+            after.find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
+        let (span, further) = rest.split_at(end);
+        let overflow = humantime::DurationError::NumberOverflow;
+        sum = sum.checked_add(humantime::parse_duration(span)?).ok_or(overflow)?;
+        if further.is_empty() {
+            return Ok(sum);
+        }
+        rest = further;
+    }
 }
 
 fn skipped(input: ParseStream<'_>, setting: &Ident) -> Result<Vec<Ident>> {

@@ -2,19 +2,42 @@
 
 use proc_macro2::{Delimiter, Group, Ident, Spacing, Span, TokenStream, TokenTree};
 use syn::ext::IdentExt as _;
+use syn::{Error, Result};
 
-/// Whether the code has this name, which is not raw, as a word; in a text, too, as `"{id}"` of `format!` has `id`.
+use crate::texts::captures;
+
+/// Whether the code has this name, which is not raw, as a word; or captures it in a text of a macro's call, as `format!("{id}")` does.
 pub(crate) fn mentions(code: TokenStream, name: &str) -> bool {
-    code.into_iter().any(|token| match token {
-        TokenTree::Ident(ident) => ident.unraw() == name,
-        TokenTree::Group(group) => mentions(group.stream(), name),
-        TokenTree::Literal(literal) => has_word(&literal.to_string(), name),
-        TokenTree::Punct(_) => false,
+    has(code, name, false)
+}
+
+fn has(code: TokenStream, name: &str, in_call: bool) -> bool {
+    let mut before = Before::default();
+    code.into_iter().any(|token| {
+        let in_call = in_call || before.is_call;
+        before.pass(&token);
+        match token {
+            TokenTree::Ident(ident) => ident.unraw() == name,
+            TokenTree::Group(group) => has(group.stream(), name, in_call),
+            TokenTree::Literal(literal) => in_call && captures(literal, name),
+            TokenTree::Punct(_) => false,
+        }
     })
 }
 
-fn has_word(text: &str, name: &str) -> bool {
-    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
+/// What is in front of a token.
+#[derive(Default)]
+struct Before {
+    is_name: bool,
+    /// A name and `!`: a group would be the arguments of a macro.
+    is_call: bool,
+}
+
+impl Before {
+    fn pass(&mut self, token: &TokenTree) {
+        let is_bang = matches!(token, TokenTree::Punct(punct) if punct.as_char() == '!');
+        *self = Self { is_name: matches!(token, TokenTree::Ident(_)), is_call: self.is_name && is_bang };
+    }
 }
 
 /// Where a type borrows, other than for `'static`: an inner `&`, or a lifetime. The arguments of function types do not count: they are
@@ -58,12 +81,19 @@ pub(crate) fn receiver(at: Span) -> Ident {
     Ident::new("__self", Span::mixed_site().located_at(at))
 }
 
-/// The code with another name for `self`. Paths (`self::name`), imports, and the bodies of inner items keep theirs.
-pub(crate) fn without_self(code: TokenStream) -> TokenStream {
-    let mut renamed = TokenStream::new();
+/// The code with another name for `self`. Paths (`self::name`), imports, and the bodies of inner items keep theirs. A text that captures
+/// `self` is refused: it may be one that is not for `format!`, and must not change then.
+pub(crate) fn without_self(code: TokenStream) -> Result<TokenStream> {
+    renamed(code, false)
+}
+
+fn renamed(code: TokenStream, in_call: bool) -> Result<TokenStream> {
+    let mut renamed_code = TokenStream::new();
     let mut tokens = code.into_iter().peekable();
-    let (mut in_item, mut in_import) = (false, false);
+    let (mut in_item, mut in_import, mut before) = (false, false, Before::default());
     while let Some(token) = tokens.next() {
+        let in_call = in_call || before.is_call;
+        before.pass(&token);
         let token = match token {
             TokenTree::Ident(ident) if ident == "self" && !in_import => {
                 let in_path = matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == ':' && next.spacing() == Spacing::Joint);
@@ -80,7 +110,7 @@ pub(crate) fn without_self(code: TokenStream) -> TokenStream {
             }
             TokenTree::Group(group) if in_import => TokenTree::Group(group),
             TokenTree::Group(group) => {
-                let mut inner = Group::new(group.delimiter(), without_self(group.stream()));
+                let mut inner = Group::new(group.delimiter(), renamed(group.stream(), in_call)?);
                 inner.set_span(group.span());
                 TokenTree::Group(inner)
             }
@@ -88,11 +118,15 @@ pub(crate) fn without_self(code: TokenStream) -> TokenStream {
                 in_import &= punct.as_char() != ';';
                 TokenTree::Punct(punct)
             }
+            TokenTree::Literal(literal) if in_call && captures(literal.clone(), "self") => {
+                let text = "the loader's `self` has another name, which a text cannot capture: write `{}`, and `self` behind the text";
+                return Err(Error::new(literal.span(), text));
+            }
             TokenTree::Literal(literal) => TokenTree::Literal(literal),
         };
-        renamed.extend([token]);
+        renamed_code.extend([token]);
     }
-    renamed
+    Ok(renamed_code)
 }
 
 #[cfg(test)]
@@ -125,18 +159,33 @@ mod tests {
             ("use std::fmt::{self}; self", "use std::fmt::{self}; __self"),
             ("impl A for B { fn f(&self) {} } self", "impl A for B { fn f(&self) {} } __self"),
             ("format!(\"{}\", self.x)", "format!(\"{}\", __self.x)"),
+            ("f(\"{self}\", format!(\"{{self}}\"))", "f(\"{self}\", format!(\"{{self}}\"))"),
         ] {
             let expected: TokenStream = expected.parse().unwrap();
-            assert_eq!(without_self(code.parse().unwrap()).to_string(), expected.to_string());
+            assert_eq!(without_self(code.parse().unwrap()).unwrap().to_string(), expected.to_string());
         }
     }
 
     #[test]
-    fn a_name_is_found_in_code_and_in_texts() {
+    fn a_text_cannot_capture_self() {
+        for code in
+            ["format!(\"{self}\")", "log::info!(a, \"{self:?}\")", "f(vec![format!(r#\"{self:#?}\"#)])"]
+        {
+            assert!(without_self(code.parse().unwrap()).is_err(), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_found_in_code_and_in_captures() {
         for (code, expected) in [
             ("(1, id)", true),
             ("f(&[id.0])", true),
             ("format!(\"{id:?}\")", true),
+            ("vec![(1, format!(r\"{id}\"))]", true),
+            ("(\"id\", 1)", false),
+            ("(\"{id}\", 1)", false),
+            ("format!(\"id {}\", 1)", false),
+            ("f(a != (\"{id}\"))", false),
             ("(idle, x.id_of())", false),
         ] {
             assert_eq!(mentions(code.parse().unwrap(), "id"), expected, "{code}");

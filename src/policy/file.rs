@@ -115,8 +115,8 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
     },
     Setting {
         name: "max_waiters",
-        set: |draft, value| value.number().map(|most| draft.policy.max_waiters = most),
-        tell: |policy| bound(policy.max_waiters),
+        set: |draft, value| value.bound().map(|most| draft.policy.max_waiters = most),
+        tell: |policy| Some(Value::of_bound(policy.max_waiters)),
     },
     Setting {
         name: "max_waiters_then",
@@ -150,7 +150,7 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
     },
     Setting {
         name: "max_fail_open_loads",
-        set: |draft, value| value.number().map(|loads| draft.policy.max_fail_open_loads = loads),
+        set: |draft, value| value.bound().map(|loads| draft.policy.max_fail_open_loads = loads),
         tell: |policy| bound(policy.max_fail_open_loads),
     },
     Setting {
@@ -213,12 +213,12 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
     Setting {
         name: "max_body",
         set: |draft, value| value.number().map(|bytes| draft.policy.max_body = bytes),
-        tell: |policy| bound(policy.max_body),
+        tell: |policy| Some((policy.max_body as u64).into()),
     },
     #[cfg(feature = "lz4")]
     Setting {
         name: "compress_from",
-        set: |draft, value| value.number().map(|bytes| draft.policy.compress_from = bytes),
+        set: |draft, value| value.bound().map(|bytes| draft.policy.compress_from = bytes),
         tell: |policy| bound(policy.compress_from),
     },
     #[cfg(feature = "http")]
@@ -238,9 +238,9 @@ const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail_open", OnStoreDown::FailOpen), ("fail_closed", OnStoreDown::FailClosed)];
 const CODECS: [(&str, Codec); 2] = [("message_pack", Codec::MessagePack), ("json", Codec::Json)];
 
-/// A number, or nothing where there is no bound.
+/// A number, or nothing where there is no bound: for settings without one by default.
 fn bound(number: usize) -> Option<Value> {
-    (number != usize::MAX).then(|| (number as u64).into())
+    (number != usize::MAX).then(|| Value::of_bound(number))
 }
 
 /// A text, or a list of the texts that a tuple would have.
@@ -275,8 +275,9 @@ fn replicas(value: Value) -> Result<(u32, Duration), String> {
 /// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that contradict
 /// each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. Settings that are functions or types (`audit_by`,
-/// `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in code, by [`Policy::to_builder`].
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`, which is also the number of a setting without a bound. Settings
+/// that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in
+/// code, by [`Policy::to_builder`].
 ///
 /// # Examples
 ///
@@ -324,6 +325,7 @@ impl Serialize for Policy {
 impl Policy {
     /// Whether a policy that was read has all settings of this one, apart from those that no file has.
     fn is_told_by(&self, mut read: Self) -> bool {
+        read.errors.clone_from(&self.errors);
         read.audit.same.clone_from(&self.audit.same);
         #[cfg(feature = "http")]
         Arc::make_mut(&mut read.http).take_functions(&self.http);

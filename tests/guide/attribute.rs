@@ -2,12 +2,15 @@
 
 use std::error::Error;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stampede_guard::{LoadError, StampedeGuard, memoize};
+use tokio::time::sleep;
 
 #[derive(Debug)]
 struct DbError;
@@ -83,6 +86,24 @@ async fn a_method_is_memoized_and_its_key_is_invalidated() -> Result<(), Box<dyn
     Ok(())
 }
 
+async fn inserted(shop: &Shop) -> Result<(), Box<dyn Error>> {
+    let policy = shop.guard.policy().to_builder().fresh_for(Duration::from_secs(30)).build()?;
+    shop.guard.with_policy(policy).insert(Shop::price_key(7), &Some(599_u64)).await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_is_inserted_with_the_settings_of_the_guard() -> Result<(), Box<dyn Error>> {
+    let shop = shop();
+    inserted(&shop).await?;
+    // The guard's own policy has a minute.
+    shop.guard.insert(Shop::price_key(8), &Some(699_u64)).await?;
+    assert_eq!((shop.price(7).await?, shop.price(8).await?), (Some(599), Some(699)));
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!((shop.price(7).await?, shop.price(8).await?), (Some(499), Some(699)));
+    Ok(())
+}
+
 impl Shop {
     #[memoize(guard = self.guard, key = ("found", &self.region, text.to_lowercase()))]
     async fn found(&self, text: &str, trace: String) -> Result<Vec<u64>, LoadError<DbError>> {
@@ -103,7 +124,7 @@ async fn a_key_is_an_expression() -> Result<(), Box<dyn Error>> {
 
 static GUARD: LazyLock<StampedeGuard> = LazyLock::new(StampedeGuard::in_memory);
 
-trait Row: Serialize + DeserializeOwned + Send + 'static {
+trait Row: Clone + Serialize + DeserializeOwned + Send + 'static {
     const TABLE: &'static str;
     fn of(id: u64) -> Self;
 }
@@ -113,6 +134,37 @@ impl Row for u64 {
     fn of(id: u64) -> Self {
         id
     }
+}
+
+impl Row for String {
+    const TABLE: &'static str = "texts";
+    fn of(id: u64) -> Self {
+        format!("row {id}")
+    }
+}
+
+#[derive(Clone)]
+struct Rows<T> {
+    guard: StampedeGuard,
+    db: Database,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Row> Rows<T> {
+    #[memoize(guard = self.guard, key = (T::TABLE, id))]
+    async fn row(&self, id: u64) -> Result<T, LoadError<DbError>> {
+        self.db.row(id).await
+    }
+}
+
+#[tokio::test]
+async fn a_key_tells_the_types_of_an_impl_apart() -> Result<(), Box<dyn Error>> {
+    let (guard, db) = (StampedeGuard::in_memory(), Database::default());
+    let numbers = Rows::<u64> { guard: guard.clone(), db: db.clone(), of: PhantomData };
+    let texts = Rows::<String> { guard, db, of: PhantomData };
+    assert_eq!((numbers.row(7).await?, texts.row(7).await?), (7, "row 7".to_owned()));
+    assert_eq!(Rows::<String>::row_key(7).to_string(), "texts:7");
+    Ok(())
 }
 
 #[memoize(guard = GUARD, key = (T::TABLE, id), policy = |policy| policy.tags(["rows"]))]

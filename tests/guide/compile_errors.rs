@@ -77,6 +77,7 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("others are made by `policy = |policy| policy.tags(..)`", "tags ="),
             ("`fresh_for` is set twice", "fresh_for = \"2s\""),
             ("\"30 parsecs\" is no duration: unknown time unit", "\"30 parsecs\""),
+            ("is no duration: number is too large", "\"18446744073709551615s 1000ms\""),
             ("`fresh_for` is a text, such as \"30s\"", "30)"),
             ("there is no argument `gard` to skip; the arguments are: `guard`", "gard)"),
             ("`guard` is skipped twice", "guard))"),
@@ -99,6 +100,10 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("the values of every `T` would have one key", "T: Default"),
             ("`memoize` is put on a function", "struct NoFunction"),
             ("there is no body to memoize", ";"),
+            ("`Self` may stand for several types", "Result<Option<Self>"),
+            ("the loader's `self` has another name, which a text cannot capture", "\"{self}"),
+            ("neither its key nor the function that returns the key can follow a `cfg`", "#[cfg(unix)]"),
+            ("neither its key nor the function that returns the key can follow a `cfg`", "#[cfg(unix)]"),
         ],
     ),
     (

@@ -48,6 +48,8 @@ mod many;
 mod many_permits;
 #[cfg(feature = "macros")]
 mod memoize_attribute;
+#[cfg(feature = "macros")]
+mod memoize_code;
 #[cfg(all(feature = "redis", feature = "http"))]
 mod memory;
 #[cfg(feature = "metrics")]

@@ -14,12 +14,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// All spans of the guard, by name, with the name of their parent and their field `flight`.
 #[derive(Clone, Default)]
-struct Spans(Arc<Mutex<HashMap<u64, Seen>>>);
+pub(crate) struct Spans(Arc<Mutex<HashMap<u64, Seen>>>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+pub(crate) struct Seen {
     name: String,
-    within: String,
+    pub(crate) within: String,
     flight: String,
 }
 
@@ -51,12 +51,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Sp
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
 impl Spans {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
         LazyLock::force(&SECOND);
         tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone()))
     }
 
-    fn named(&self, name: &str) -> Vec<Seen> {
+    pub(crate) fn named(&self, name: &str) -> Vec<Seen> {
         let mut all: Vec<_> = self.0.lock().expect("no panic").values().cloned().collect();
         all.retain(|seen| seen.name == name);
         all.sort();

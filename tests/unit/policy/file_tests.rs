@@ -49,13 +49,28 @@ fn durations_have_units() {
         ("\"5m\"", 300_000),
         ("\"1h30m\"", 5_400_000),
         ("\"1h 30m\"", 5_400_000),
+        ("\" 1 h30min 1000ms \"", 5_401_000),
+        ("\"1.5h 0.5s\"", 5_400_500),
         ("\"2d\"", 172_800_000),
     ] {
         assert_eq!(of(text).expect(text), Duration::from_millis(ms), "{text}");
     }
-    for text in
-        ["30", "30.5", "\"30\"", "\"30 parsecs\"", "\"-5s\"", "-5", "\"\"", "true", "null", "[\"30s\"]", "{}"]
-    {
+    for text in [
+        "30",
+        "30.5",
+        "\"30\"",
+        "\"1h 30\"",
+        "\"1h m\"",
+        "\"1h-30m\"",
+        "\"30 parsecs\"",
+        "\"-5s\"",
+        "-5",
+        "\"\"",
+        "true",
+        "null",
+        "[\"30s\"]",
+        "{}",
+    ] {
         let error = of(text).expect_err(text);
         assert!(error.starts_with("fresh_for: "), "{text}: {error}");
     }
@@ -65,7 +80,18 @@ fn durations_have_units() {
 fn bad_input_is_refused_with_the_name_of_its_setting() {
     for (name, values) in [
         ("name", &["\"\"", "\"a b\"", "1"][..]),
-        ("fresh_for", &["\"0s\"", "\"11years\"", "\"max\""]),
+        (
+            "fresh_for",
+            &[
+                "\"0s\"",
+                "\"11years\"",
+                "\"max\"",
+                // Their sum is one second more than a duration holds.
+                "\"18446744073709551615s 1000ms\"",
+                "\"18446744073709551614s 1s 1000ms\"",
+                "\"18446744073709551615s 1s\"",
+            ],
+        ),
         ("stale_while_revalidate", &["\"11years\""]),
         ("stale_if_error", &["\"11years\""]),
         ("back_off", &["\"0s\"", "\"2d\""]),
@@ -80,7 +106,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("max_concurrent_loads", &["0", "-1", "1.5", "4294967296", "\"4\""]),
         ("permit_timeout", &["\"2d\""]),
         ("permit_timeout_then", &["\"Shed\"", "true"]),
-        ("max_waiters", &["0", "-1"]),
+        ("max_waiters", &["0", "-1", "\"none\""]),
         ("max_waiters_then", &["\"queue\""]),
         ("wait_timeout", &["\"0s\"", "\"3d\""]),
         ("wait_timeout_then", &["\"shed\""]),
@@ -160,11 +186,27 @@ fn a_function_is_left_out_of_what_is_written() {
     assert!(read.audit.same.is_none());
 }
 
+#[test]
+fn a_type_is_left_out_of_what_is_written() {
+    let policy = Policy::builder().share_errors::<String>().share_errors::<u8>().build().expect("valid");
+    assert_eq!(there_and_back(&policy), Policy::default());
+}
+
+#[test]
+fn a_number_without_a_bound_has_a_text() {
+    let policy = Policy::builder().max_waiters(usize::MAX, OnOverload::Shed).max_fail_open_loads(usize::MAX);
+    let policy = policy.build().expect("valid");
+    assert_eq!(there_and_back(&policy), policy);
+    let read = read(r#"{ "max_waiters": "max", "max_fail_open_loads": "max" }"#).expect("valid");
+    assert_eq!(read, policy);
+}
+
 /// Of each setting some values, not all of which go together.
 fn settings() -> impl Strategy<Value = PolicyBuilder> {
     let time = || prop_oneof![Just(0), 1_u64..5_000, 0..400_000_000_u64].prop_map(Duration::from_millis);
     let choice = any::<(bool, bool, bool, bool, bool, bool)>();
-    let numbers = (0..1_000_u32, any::<Option<u32>>(), 1..usize::MAX, prop::collection::vec(".{1,8}", 0..4));
+    let most = prop_oneof![Just(usize::MAX), Just(10_000), 1..usize::MAX];
+    let numbers = (0..1_000_u32, any::<Option<u32>>(), most, prop::collection::vec(".{1,8}", 0..4));
     let times = (time(), time(), time(), prop::option::of(time()), prop::option::of(time()), time());
     (times, (time(), time(), prop::option::of(time())), choice, numbers).prop_map(
         |(times, more, choice, numbers)| {

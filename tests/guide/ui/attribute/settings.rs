@@ -51,6 +51,11 @@ async fn bad_unit(guard: &StampedeGuard) -> Never<u8> {
     Ok(1)
 }
 
+#[memoize(guard = guard, name = "long", fresh_for = "18446744073709551615s 1000ms")]
+async fn too_long(guard: &StampedeGuard) -> Never<u8> {
+    Ok(1)
+}
+
 #[memoize(guard = guard, name = "number", fresh_for = 30)]
 async fn a_number(guard: &StampedeGuard) -> Never<u8> {
     Ok(1)

@@ -69,3 +69,33 @@ trait Prices {
     #[memoize(guard = GUARD, name = "no_body")]
     async fn no_body(&self) -> Never<u64>;
 }
+
+trait Stored: Sized {
+    #[memoize(guard = GUARD, name = "stored")]
+    async fn find(id: u64) -> Result<Option<Self>, LoadError<Infallible>> {
+        Ok(None)
+    }
+}
+
+impl std::fmt::Display for Shop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("shop")
+    }
+}
+
+impl Shop {
+    #[memoize(guard = GUARD, name = "captured")]
+    async fn captured(&self) -> Never<String> {
+        Ok(format!("{self}"))
+    }
+}
+
+#[memoize(guard = GUARD, name = "sometimes")]
+async fn sometimes(id: u64, #[cfg(unix)] user: u64) -> Never<u64> {
+    Ok(id)
+}
+
+#[memoize(guard = GUARD, name = "sometimes_generic")]
+async fn sometimes_generic<#[cfg(unix)] const PAGE: usize>(id: u64) -> Never<u64> {
+    Ok(id)
+}
