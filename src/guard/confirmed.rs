@@ -138,8 +138,8 @@ impl StampedeGuard {
     /// An attempt with this number was confirmed. Returns whether that settles a kept invalidation.
     pub(super) fn settle(&self, name: &ChangedName, attempt: u64) -> bool {
         let state = &self.state;
-        let loads_end = || {
-            let longest = self.policy.load_timeout + LATEST;
+        let loads_end = |load_timeout: Duration| {
+            let longest = load_timeout + LATEST;
             state.store.now().saturating_add(longest.as_millis().try_into().unwrap_or(u64::MAX))
         };
         state.kept.confirmed(name, attempt, loads_end)

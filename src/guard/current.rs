@@ -90,8 +90,9 @@ impl StampedeGuard {
     }
 
     /// Gives this guard another policy while it runs: this handle, all its clones, and the layers and services that were made of
-    /// them. Each call that begins later has it; calls and loads that run end with the policy that they began with. Handles that
-    /// [`with_policy`](Self::with_policy) has made keep theirs: each of them can be set by itself.
+    /// them. Each call that begins later has it; calls and loads that run end with the policy that they began with, except that
+    /// [`warm`](Self::warm) takes the newest for each group. Handles that [`with_policy`](Self::with_policy) has made keep theirs:
+    /// each of them can be set by itself.
     ///
     /// What is stored keeps the lifetimes and tags that it was stored with. A new
     /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) is another queue: until the loads of the old one have

@@ -19,7 +19,7 @@ use crate::value::entry::{Entry, EntryKind};
 use crate::value::lz4::Packed;
 use crate::value::tags::{self, TagList};
 
-const INVALIDATION: &str = "the invalidation";
+pub(super) const INVALIDATION: &str = "the invalidation";
 const EXPIRY: &str = "the expiry";
 
 /// How long a change is repeated until the store confirms it.
@@ -173,9 +173,23 @@ impl StampedeGuard {
         K: Into<CacheKey>,
     {
         let guard = self.current();
-        let (state, policy) = (&guard.state, &guard.policy);
         let key = guard.key(key)?;
-        let tags = tags::keys(&state.namespace, tags, 0)?;
+        let tags = tags::keys(&guard.state.namespace, tags, 0)?;
+        guard.insert_until(&key, value, tags, Instant::now() + LONGEST).await
+    }
+
+    /// Stores a value with these tags besides the policy's, under this handle's policy.
+    pub(super) async fn insert_until<T>(
+        &self,
+        key: &Key,
+        value: &T,
+        tags: Vec<Key>,
+        until: Instant,
+    ) -> Result<(), Error>
+    where
+        T: Serialize + Sync + 'static,
+    {
+        let Self { state, policy, .. } = self;
         let (encoding, payload) = policy.codec.encode(value)?;
         if payload.len() > policy.max_body {
             return Err(Error::new(
@@ -183,8 +197,7 @@ impl StampedeGuard {
                 format!("the value has {} bytes, more than max_body ({})", payload.len(), policy.max_body),
             ));
         }
-        let until = Instant::now() + LONGEST;
-        let tags = guard.tag_list(&key, until, tags).await?;
+        let tags = self.tag_list(key, until, tags).await?;
         let now = state.store.now();
         let mut lifetimes = policy.lifetimes();
         if policy.is_negative(encoding, &payload) {
@@ -194,8 +207,8 @@ impl StampedeGuard {
         let (kind, validator) = (EntryKind::Value, Box::default());
         let packed = Packed::of(&payload, policy.compress_from);
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
-        let insert = Insert { entry: entry.encode(&key), keep, over: None };
-        guard.replace("the insertion", &key, until, Some(insert)).await
+        let insert = Insert { entry: entry.encode(key), keep, over: None };
+        self.replace("the insertion", key, until, Some(insert)).await
     }
 
     /// Removes `key`, also against loads that are running: their values are not stored.

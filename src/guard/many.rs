@@ -10,6 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
+use super::attempt::ChangeAttempt;
+use super::deadline::SharedDeadline;
+use super::entries::INVALIDATION;
 use super::load_many::paired;
 use super::typed::TypedReader;
 use crate::error::{Error, LoadError};
@@ -191,7 +194,8 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert), for each key; all are tried. For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
+    /// As [`insert`](Self::insert), for each key. Once the store has confirmed none for two seconds, those that are left are not tried.
+    /// For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
     ///
@@ -201,8 +205,14 @@ impl StampedeGuard {
         K: Into<CacheKey>,
         T: Serialize + Sync + 'static,
     {
-        let values: Vec<_> = values.into_iter().map(|(key, value)| (key.into(), value)).collect();
-        let insert = async |(key, value): (CacheKey, T)| Box::pin(self.insert(key, &value)).await;
+        let guard = self.current();
+        let deadline = SharedDeadline::new(&guard.policy);
+        let values: Vec<_> = values.into_iter().map(|(key, value)| (guard.key(key), value)).collect();
+        let insert = async |(key, value): (Result<Key, Error>, T)| {
+            let key = key?;
+            let insert = async |until| guard.insert_until(&key, &value, Vec::new(), until).await;
+            Box::pin(deadline.holds(guard.state.store.is_down(key.name()), insert)).await
+        };
         stream::iter(values.into_iter().map(insert)).buffered(CHANGES).collect().await
     }
 
@@ -210,12 +220,12 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate), for each key; all are tried. For the first error of all:
-    /// `.into_iter().collect::<Result<(), _>>()?`.
+    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, those that are left are not
+    /// tried in this call: they are kept, as those that were. For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, some may have happened.
+    /// Dropped, some may have happened in the store; all that were not confirmed are kept, as after an error.
     ///
     /// # Consistency
     ///
@@ -238,8 +248,22 @@ impl StampedeGuard {
         &self,
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<(), Error>> {
-        let keys: Vec<CacheKey> = keys.into_iter().map(Into::into).collect();
-        let invalidate = async |key| Box::pin(self.invalidate(key)).await;
-        stream::iter(keys.into_iter().map(invalidate)).buffered(CHANGES).collect().await
+        let guard = self.current();
+        let deadline = SharedDeadline::new(&guard.policy);
+        let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
+        // All have begun before the first command: a call that is dropped loses none.
+        let attempts: Vec<_> = keys
+            .iter()
+            .map(|key| match key {
+                Ok(key) => Ok((key, ChangeAttempt::of_value(&guard, key, true))),
+                Err(error) => Err(error.clone()),
+            })
+            .collect();
+        let invalidate = async |attempt: Result<(&Key, ChangeAttempt<'_>), Error>| {
+            let (key, attempt) = attempt?;
+            let invalidate = async |until| guard.replace_by(attempt, INVALIDATION, key, until, None).await;
+            Box::pin(deadline.holds(guard.state.store.is_down(key.name()), invalidate)).await
+        };
+        stream::iter(attempts.into_iter().map(invalidate)).buffered(CHANGES).collect().await
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod typed;
 mod attempt;
 mod confirmed;
 pub(crate) mod current;
+mod deadline;
 mod doctor;
 mod entries;
 mod load;

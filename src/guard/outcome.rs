@@ -25,7 +25,8 @@ pub struct AnswerInfo {
     pub outcome: Outcome,
     /// How long ago the value was stored, in milliseconds of the store's clock. Zero for a value that its own caller has just loaded.
     pub age: Duration,
-    /// For how much longer the value is fresh: zero for a stale value, and for one that was not stored.
+    /// For how much longer the value is fresh: zero for a stale value, and for one that was not stored, as after a load without the
+    /// store.
     pub fresh_for: Duration,
 }
 

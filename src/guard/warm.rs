@@ -12,12 +12,15 @@ use tokio::time::sleep;
 
 use super::StampedeGuard;
 use super::load_many::paired;
-use crate::key::CacheKey;
+use crate::key::{CacheKey, Key};
 use crate::observe::Outcome;
 use crate::read_through::bulkhead::has_room;
 
 /// How long a warm-up waits, in milliseconds, before it looks again for a free permit, or for the store.
 const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
+
+/// How long one wait for a connection lasts.
+const REACHES: Duration = Duration::from_millis(500);
 
 /// What a warm-up has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +43,8 @@ impl StampedeGuard {
     /// anew goes on where the fleet is.
     ///
     /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while a permit
-    /// is free. While the store is away it waits, because values that are not stored warm nothing.
+    /// is free. While the store is away it waits, because values that are not stored warm nothing. After
+    /// [`set_policy`](Self::set_policy) the groups that are left have the new policy.
     ///
     /// Await it before the process says that it is ready, or spawn it beside the traffic. Errors are counted in [`Warmed`]; the
     /// metrics and logs of loads have their causes.
@@ -90,7 +94,7 @@ impl StampedeGuard {
         let load = Arc::new(paired(load));
         let mut warmed = Warmed::default();
         for group in groups {
-            if !self.may_begin().await {
+            if !self.may_begin(group).await {
                 warmed.failed += group.len() as u64;
                 continue;
             }
@@ -107,15 +111,28 @@ impl StampedeGuard {
     }
 
     /// Waits until a group may begin; false if the guard is shut down.
-    async fn may_begin(&self) -> bool {
+    async fn may_begin<K: Into<CacheKey> + Clone>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
+        // In a cluster each key may be on another server. A key that is refused has none.
+        let keys: Vec<Key> = group.iter().filter_map(|key| guard.key(key.clone()).ok()).collect();
         while !state.is_closed() {
-            if !state.store.is_down("") && has_room(state, policy).await {
+            if guard.reaches(&keys).await && has_room(state, policy).await {
                 return true;
             }
             sleep(Duration::from_millis(fastrand::u64(LOOK_AGAIN))).await;
         }
         false
+    }
+
+    /// Whether the servers of these keys can be reached. Also waits for the first connections.
+    async fn reaches(&self, keys: &[Key]) -> bool {
+        let store = &self.state.store;
+        for key in keys {
+            if store.is_down(key.name()) || store.reach(key.name(), REACHES).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 }

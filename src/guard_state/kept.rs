@@ -20,6 +20,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
@@ -66,10 +67,19 @@ struct KeptNames {
 }
 
 /// The names that were kept became too many.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Overflow {
     /// One of them was of a policy that gives its values no tag of everything.
     misses_values: bool,
+    /// The longest `load_timeout` of their policies.
+    longest_load: Duration,
+}
+
+impl Overflow {
+    fn stands_for(&mut self, policy: &Policy) {
+        self.misses_values |= !policy.invalidate_all;
+        self.longest_load = self.longest_load.max(policy.load_timeout);
+    }
 }
 
 /// One name that is invalidated as soon as the store answers.
@@ -138,13 +148,13 @@ impl KeptInvalidations {
         let is_known = names.by_name.contains_key(&kept.name());
         let overflows = names.overflowed.is_none() && !is_known && names.by_name.len() >= self.most;
         if overflows {
-            let misses_values = names.by_name.values().any(|kept| !kept.policy.invalidate_all);
-            names.by_name.clear();
-            names.overflowed = Some(Overflow { misses_values });
+            let mut overflow = Overflow::default();
+            names.by_name.drain().for_each(|(_, kept)| overflow.stands_for(&kept.policy));
+            names.overflowed = Some(overflow);
         }
         let kept = match &mut names.overflowed {
             Some(overflow) => {
-                overflow.misses_values |= !policy.invalidate_all;
+                overflow.stands_for(&policy);
                 KeptInvalidation { key: self.everything.clone(), is_tag: true, ..kept }
             }
             None => kept,
@@ -190,9 +200,14 @@ impl KeptInvalidations {
         }
     }
 
-    /// An attempt with this number was confirmed. `until` is the moment of the store's clock by which all loads have ended that began
-    /// before now. Returns whether that settles a kept invalidation.
-    pub(crate) fn confirmed(&self, name: &ChangedName, attempt: u64, until: impl FnOnce() -> u64) -> bool {
+    /// An attempt with this number was confirmed. `until` is the moment of the store's clock by which all loads of so long a
+    /// `load_timeout` have ended that began before now. Returns whether that settles a kept invalidation.
+    pub(crate) fn confirmed(
+        &self,
+        name: &ChangedName,
+        attempt: u64,
+        until: impl FnOnce(Duration) -> u64,
+    ) -> bool {
         if !self.any() {
             return false;
         }
@@ -205,7 +220,7 @@ impl KeptInvalidations {
             && let Some(overflow) = names.overflowed.take()
             && overflow.misses_values
         {
-            names.served_since = names.served_since.max(until());
+            names.served_since = names.served_since.max(until(overflow.longest_load));
         }
         if names.by_name.is_empty() {
             self.any.store(names.served_since > 0, Ordering::Relaxed);
@@ -323,11 +338,11 @@ mod tests {
         let [first, second, third] = [(); 3].map(|()| list.next_attempt());
         list.keep(kept("a", false, second));
         // A change that began first may have run before the one that is kept.
-        assert!(!list.confirmed(&kept("a", false, 0).name(), first, || 0));
-        assert!(!list.confirmed(&kept("a", true, 0).name(), third, || 0), "the tag of that name");
+        assert!(!list.confirmed(&kept("a", false, 0).name(), first, |_| 0));
+        assert!(!list.confirmed(&kept("a", true, 0).name(), third, |_| 0), "the tag of that name");
         list.keep(kept("a", false, first));
-        assert!(!list.confirmed(&kept("a", false, 0).name(), first, || 0), "the latest attempt counts");
-        assert!(list.confirmed(&kept("a", false, 0).name(), third, || 0));
+        assert!(!list.confirmed(&kept("a", false, 0).name(), first, |_| 0), "the latest attempt counts");
+        assert!(list.confirmed(&kept("a", false, 0).name(), third, |_| 0));
         assert!(!list.any() && list.count() == 0);
     }
 
@@ -337,8 +352,8 @@ mod tests {
         assert!(!list.keep(kept("a", false, 1)) && !list.keep(kept("a", false, 2)));
         assert!(list.keep(kept("b", false, 3)) && !list.keep(kept("c", false, 4)));
         let everything = KeptInvalidation { key: tags::everything("ns"), ..kept("", true, 0) }.name();
-        assert!(!list.confirmed(&everything, 3, || 0), "c was kept after that");
-        assert!(list.confirmed(&everything, 4, || 7));
+        assert!(!list.confirmed(&everything, 3, |_| 0), "c was kept after that");
+        assert!(list.confirmed(&everything, 4, |_| 7));
         assert_eq!(list.count(), 0);
         let servable = list.servable(&kept("a", false, 0).key, &[]);
         let serves = |stored_at| {
@@ -359,6 +374,26 @@ mod tests {
         assert_eq!((serves(6), serves(7)), (false, true));
     }
 
+    /// A load of any of them may have begun before its invalidation.
+    #[test]
+    fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
+        let list = KeptInvalidations::new("ns", 1);
+        for (attempt, seconds) in [(1, 5), (2, 60), (3, 1)] {
+            let policy = Policy::builder().load_timeout(Duration::from_secs(seconds)).build().expect("valid");
+            list.keep(KeptInvalidation {
+                policy: Arc::new(policy),
+                ..kept(&attempt.to_string(), false, attempt)
+            });
+        }
+        let everything = ChangedName::tag(&tags::everything("ns"));
+        let mut longest = Duration::ZERO;
+        assert!(list.confirmed(&everything, 4, |load_timeout| {
+            longest = load_timeout;
+            0
+        }));
+        assert_eq!(longest, Duration::from_secs(60));
+    }
+
     #[test]
     fn one_task_sends_and_ends_only_without_work() {
         let list = KeptInvalidations::new("ns", 10);
@@ -366,10 +401,10 @@ mod tests {
         list.keep(kept("a", false, 1));
         assert!(list.begin_to_send() && !list.begin_to_send());
         assert_eq!(list.to_send().len(), 1);
-        assert!(list.confirmed(&kept("a", false, 0).name(), 2, || 0));
+        assert!(list.confirmed(&kept("a", false, 0).name(), 2, |_| 0));
         list.keep(kept("b", false, 3));
         assert!(!list.begin_to_send(), "the task has not ended");
-        assert!(list.confirmed(&kept("b", false, 0).name(), 4, || 0) && list.to_send().is_empty());
+        assert!(list.confirmed(&kept("b", false, 0).name(), 4, |_| 0) && list.to_send().is_empty());
         list.keep(kept("c", false, 5));
         assert!(list.begin_to_send());
     }

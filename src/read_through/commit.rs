@@ -71,7 +71,9 @@ impl FlightTask {
             // The store did not say. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
-        tell_waiters(leader, &publication.outcome, current, settled);
+        // Of a commit that goes on it is not known yet.
+        let is_stored = told.is_err() || told == Ok(Some(TokenCheck::Held));
+        tell_waiters(leader, publication.for_waiters(is_stored), current, settled);
         if told.is_err() {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
@@ -122,7 +124,7 @@ impl FlightTask {
 /// Gives the flight's waiters their outcome. Callers that came after `current` join again.
 fn tell_waiters(
     leader: Leader,
-    outcome: &FlightOutcome,
+    outcome: FlightOutcome,
     current: Option<SentAt>,
     settled: Option<Box<dyn FnOnce() + Send>>,
 ) {
@@ -134,7 +136,7 @@ fn tell_waiters(
         Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
         _ => {}
     }
-    leader.finish(outcome.clone());
+    leader.finish(outcome);
 }
 
 /// How long callers do not queue for a resource that was found uncacheable.
@@ -181,6 +183,17 @@ impl Publication {
         }
         if replaces && (self.keep.is_some() || self.marker.is_some()) {
             state.local.announce_later(name());
+        }
+    }
+
+    /// What this process's waiters are told.
+    fn for_waiters(&self, is_stored: bool) -> FlightOutcome {
+        match &self.outcome {
+            FlightOutcome::Value(entry) if !is_stored => FlightOutcome::Value(Entry {
+                expiry: entry.expiry.not_stored(entry.stored_at),
+                ..entry.clone()
+            }),
+            outcome => outcome.clone(),
         }
     }
 

@@ -109,6 +109,12 @@ impl Expiry {
         Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
     }
 
+    /// The times of the same value, loaded at `now`, if it is not stored: its waiters have it, and it is fresh for no longer. To them it
+    /// is not expired.
+    pub(crate) fn not_stored(self, now: u64) -> Self {
+        Self { fresh_until: now, stale_until: self.fresh_until.max(self.stale_until), ..self }
+    }
+
     /// Whether [`expired`](Self::expired) has marked the value stale. A value whose freshness has merely ended is not marked.
     pub(crate) fn is_expired(&self) -> bool {
         self.fresh_until == 0 && self.error_until > 0

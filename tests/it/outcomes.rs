@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use stampede_guard::{AnswerInfo, MemoryStore, Outcome, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::testing::ChaosStore;
+use stampede_guard::{AnswerInfo, MemoryStore, OnWaitTimeout, Outcome, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 
 fn secs(secs: u64) -> Duration {
@@ -71,6 +72,51 @@ async fn a_value_that_is_not_stored_is_not_fresh() {
     let load = || async { Ok::<_, Infallible>("longer than a byte".to_owned()) };
     let (_, info) = guard.get_or_load_with_outcome("key", load).await.expect("infallible");
     is(info, Outcome::Led, 0, 0);
+}
+
+/// Without the store, with a tag that was invalidated meanwhile, with a lease that was lost, and outside the lease: the callers of the
+/// process share the load.
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_load_was_not_stored_is_not_fresh() {
+    let policy = Policy::builder().fresh_for(secs(60)).ttl_jitter(0.0).tags(["tag"]);
+    let policy = policy.wait_timeout(secs(2), OnWaitTimeout::Load).build().expect("valid");
+    for case in ["no store", "an invalidated tag", "a lost lease", "no lease"] {
+        let chaos = ChaosStore::new(1);
+        let replica = chaos.replica();
+        let [guard, other] = [&replica, &chaos.replica()]
+            .map(|on| StampedeGuard::builder(on.clone()).policy(policy.clone()).build().expect("valid"));
+        if case == "no store" {
+            replica.cut();
+        }
+        let holder = async {
+            let load = || async {
+                sleep(secs(20)).await;
+                Ok::<_, Infallible>(7_u64)
+            };
+            if case == "no lease" {
+                other.get_or_load("key", load).await.expect("infallible");
+            }
+        };
+        let change = async {
+            // The load takes a second, after a look at the store for half a second at the most.
+            sleep(Duration::from_millis(800)).await;
+            match case {
+                "an invalidated tag" => other.invalidate_tag("tag").await.expect("confirmed"),
+                "a lost lease" => other.invalidate("key").await.expect("confirmed"),
+                _ => {}
+            }
+        };
+        let asked = async {
+            sleep(Duration::from_millis(1)).await;
+            tokio::join!(ask(&guard), ask(&guard))
+        };
+        let ((), (), (one, another)) = tokio::join!(holder, change, asked);
+        let both = [one.1, another.1];
+        for outcome in [Outcome::Led, Outcome::Coalesced] {
+            assert!(both.iter().any(|info| info.outcome == outcome), "{case}: {both:?}");
+        }
+        assert_eq!(both.map(|info| info.fresh_for), [Duration::ZERO; 2], "{case}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use stampede_guard::testing::{ChaosStore, Replica};
 use stampede_guard::{ErrorKind, Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::gate::{Counter, Gate};
 use crate::support::warnings::Warnings;
@@ -252,6 +252,51 @@ async fn beyond_the_bound_values_without_a_common_tag_are_not_served_until_they_
     assert_eq!(get(&two.cut, "a").await, None);
     assert_eq!(load(&two.cut, "a", 2).await, 2);
     assert_eq!((load(&two.cut, "a", 3).await, get(&two.other, "a").await), (2, Some(2)));
+}
+
+/// A drop in the first moment, when only a part of the keys has been sent, and an outage that lasts.
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_of_many_keys_is_kept_as_a_whole_and_costs_one_wait() {
+    const KEYS: u64 = 2_000;
+    for patience in [Duration::from_millis(50), Duration::from_millis(2_500)] {
+        let two = Two::new(Policy::builder());
+        let stored = two.cut.insert_many((0..KEYS).map(|key| (key, 1_u32))).await;
+        assert!(stored.into_iter().all(|stored| stored.is_ok()));
+        two.line.cut();
+        let ended = timeout(patience, two.cut.invalidate_many(0..KEYS)).await;
+        let stats = two.cut.stats();
+        assert_eq!((stats.kept_invalidations, stats.invalidations_unconfirmed), (KEYS, KEYS));
+        if patience > Duration::from_secs(2) {
+            for answer in ended.expect("within one wait") {
+                let error = answer.expect_err("cut off");
+                assert!(error.is_store() && error.to_string().starts_with("not confirmed yet"), "{error}");
+            }
+            let inserted = timeout(patience, two.cut.insert_many((0..KEYS).map(|key| (key, 2_u32)))).await;
+            assert!(inserted.expect("within one wait").into_iter().all(|inserted| inserted.is_err()));
+        }
+        two.heal().await;
+        assert!(
+            two.cut
+                .get_many::<u32, _>(0..KEYS)
+                .await
+                .into_iter()
+                .all(|found| found.is_ok_and(|found| found.is_none()))
+        );
+        two.eventually_sent().await;
+        assert_eq!(get(&two.other, &(KEYS - 1).to_string()).await, None);
+    }
+}
+
+/// The deadline of many changes is that of their progress.
+#[tokio::test(start_paused = true)]
+async fn a_slow_store_confirms_an_invalidation_of_many_keys() {
+    let chaos = ChaosStore::new(1);
+    let guard = StampedeGuard::new(chaos.clone());
+    chaos.latency(Duration::from_millis(200), Duration::from_millis(200));
+    let began = Instant::now();
+    let invalidated = guard.invalidate_many(0..5_000_u64).await;
+    assert!(invalidated.into_iter().all(|invalidated| invalidated.is_ok()));
+    assert!(began.elapsed() > Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use stampede_guard::testing::ChaosStore;
 use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard, Warmed};
 use tokio::time::{Instant, sleep};
 
@@ -65,6 +66,24 @@ async fn a_warm_up_begins_only_while_a_permit_is_free() {
     assert_eq!(loads.load(Ordering::Relaxed), 0, "the live load has the permit");
     live.await.expect("no panic").expect("loaded");
     assert_eq!(waits.await.expect("no panic").loaded, 1_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_the_first_connection_a_warm_up_waits_for_the_store() {
+    let (chaos, loads) = (ChaosStore::new(1), Arc::default());
+    let replica = chaos.replica();
+    replica.cut();
+    let guard = StampedeGuard::new(replica.clone());
+    let waits = tokio::spawn({
+        let (guard, loads) = (guard.clone(), Arc::clone(&loads));
+        async move { warm(&guard, &loads).await }
+    });
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(loads.load(Ordering::Relaxed), 0, "nothing would be stored");
+    replica.resume();
+    assert_eq!(waits.await.expect("no panic").loaded, 1_000);
+    let stored = StampedeGuard::new(chaos.clone()).get_many::<u64, _>(0..1_000_u64).await;
+    assert!(stored.into_iter().all(|found| found.is_ok_and(|found| found.is_some())));
 }
 
 #[tokio::test(start_paused = true)]

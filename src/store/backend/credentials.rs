@@ -15,10 +15,11 @@ impl Backend {
     /// closed, and no request waits. A call may take ten seconds.
     ///
     /// While the provider fails, the present credentials are used until they end, and it is asked again after a pause of up to five
-    /// seconds. The same if the server refuses what it gave. Both are counted in
+    /// seconds. The same if the server refuses what it gave: new connections log in with the credentials before. Both are counted in
     /// [`Health::credential_failures`](crate::health::Health::credential_failures) and logged at most once a minute, with the
-    /// provider's error and without the password. Once the credentials have ended, the guard behaves as while the store is
-    /// [down](crate::PolicyBuilder::on_store_down).
+    /// provider's error and without the password. Once the credentials have ended, no connection is opened, and the guard
+    /// behaves as while the store is [down](crate::PolicyBuilder::on_store_down); but a connection that is open is used until the server
+    /// closes it.
     ///
     /// A store in memory asks for none. A `SentinelClient` keeps the credentials that it was built with for its own questions, to
     /// the sentinels and for the role of a server: with `Backend::sentinels` (feature `sentinel`) these rotate too.

@@ -26,8 +26,10 @@ use crate::store::memory::MemoryStore;
 ///
 /// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
 /// have one connection for commands and one for messages (in a cluster one for commands to each master); guards that are made from
-/// clones of a client have their own. The `command_timeout` of the first guard decides when a connection counts as lost. The
-/// connections are closed with the last guard, and a later guard opens others.
+/// clones of a client have their own. Guards and locks open further ones only while a lock with
+/// `Waiting::Keyspace` waits, or an invalidation that [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The
+/// first of them decides when a connection counts as lost: a guard by its policy's `command_timeout`, `Locks` by one second. The
+/// connections are closed with the last of them, and a later one opens others.
 ///
 /// # Examples
 ///

@@ -81,7 +81,7 @@ impl TagStore for RedisStore {
         Box::pin(async move {
             let until = Instant::now() + within;
             let left = || until.saturating_duration_since(Instant::now());
-            let place = timeout(within, self.connections.replicating.acquire()).await;
+            let place = timeout(within, self.replicating.acquire()).await;
             let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
             // WAIT needs a connection for itself: the server answers nothing else on a connection that waits, and the
             // guard's would be taken for dead. The mark is written on the guard's connection; finding it proves that this

@@ -2,7 +2,7 @@
 //! that. The tests' servers remove the user of a token when it ends, which closes each connection that still uses it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use stampede_guard::lock::{Mutex, Waiting};
 use stampede_guard::{Backend, Credentials};
@@ -261,6 +261,36 @@ async fn a_password_without_an_end_is_asked_for_with_each_new_connection() {
     eventually_eq("hears again", SOON, LinkState::Up, async || guard.health().inbox).await;
     // What was given less than a tenth of a second ago is used again, and may be refused.
     assert!(guard.health().credential_failures <= 1, "{}", guard.health());
+}
+
+/// As where the token has not reached the server yet.
+#[tokio::test]
+async fn while_the_server_refuses_the_latest_connections_are_opened_with_those_before() {
+    let server = RedisServer::start();
+    let create = |user: &str| {
+        let rights = MINIMAL_ACL.split_whitespace().filter(|right| !right.starts_with('>'));
+        server.run::<()>(&["ACL", "SETUSER", user, ">pw"].into_iter().chain(rights).collect::<Vec<_>>());
+    };
+    create("present");
+    let is_later = Arc::new(AtomicBool::new(false));
+    let later = Arc::clone(&is_later);
+    let backend = Backend::from(server.client()).credentials(move || {
+        let user = if later.load(Ordering::SeqCst) { "later" } else { "present" };
+        async move { Ok::<_, String>(Credentials::new(user, "pw")) }
+    });
+    let guard = of(backend, LEASE);
+    connects(&guard).await;
+    is_later.store(true, Ordering::SeqCst);
+    // What was given less than a tenth of a second ago is used again.
+    eventually("it is refused", SOON, async || {
+        server.kill_clients();
+        guard.health().credential_failures > 0
+    })
+    .await;
+    eventually("works again", SOON, async || guard.insert("x", &1).await.is_ok()).await;
+    eventually_eq("hears again", SOON, LinkState::Up, async || guard.health().inbox).await;
+    create("later");
+    eventually_eq("both log in", SOON, 2, async || server.ids_of("later").len()).await;
 }
 
 #[cfg(feature = "sentinel")]

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
+use stampede_guard::health::LinkState;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::time::Instant;
 
-use super::{SOON, connects, lease_of, ms};
+use super::{SOON, connects, eventually_eq, lease_of, ms, unconnected};
 use crate::support::gate::Counter;
 use crate::support::monitor::Monitor;
 use crate::support::origin::{self, Answer, Origin};
@@ -250,6 +251,30 @@ async fn replicas_share_a_warm_up_and_go_on_where_a_dead_one_was() {
     assert!(loads <= 65, "a group of five is lost with its process: {loads}");
     assert!(loaded <= 60, "{loaded}");
     assert_nothing_left(&server, SOON).await;
+}
+
+/// The process is ready before its server is.
+#[tokio::test]
+async fn a_warm_up_waits_for_a_server_that_starts_later() {
+    let server = RedisServer::start();
+    server.kill();
+    let guard = unconnected(&server.minimal_user(), lease_of(SOON));
+    let calls = Counter::default();
+    let waits = tokio::spawn({
+        let (guard, calls) = (guard.clone(), calls.clone());
+        let load = move |keys: Vec<u64>| {
+            let _call = calls.start();
+            async move { Ok::<_, String>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>()) }
+        };
+        async move { guard.warm(0..20_u64, 10, load).await }
+    });
+    eventually_eq("it is found down", SOON, LinkState::Down, async || guard.health().commands).await;
+    assert_eq!(calls.started(), 0, "nothing would be stored");
+    server.start_again();
+    let warmed = waits.await.expect("no panic");
+    assert_eq!((warmed.loaded, warmed.failed, calls.started()), (20, 0, 2), "{warmed:?}");
+    let found = guard.get_many::<u64, _>(0..20_u64).await;
+    assert!(found.into_iter().all(|found| found.is_ok_and(|found| found.is_some())));
 }
 
 #[cfg(feature = "cluster")]

@@ -51,6 +51,30 @@ async fn any_number_of_guards_have_two_connections_and_all_are_told() {
     assert_eq!(connections(&server).len(), 4);
 }
 
+/// Each guard has four connections for the invalidations that wait for replicas.
+#[tokio::test]
+async fn a_guard_that_waits_long_for_replicas_takes_no_connection_from_another() {
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    let backend = Backend::from(server.client());
+    let [patient, hurried] = [Duration::from_secs(60), ms(200)].map(|within| {
+        let policy = patient(SOON).invalidate_replicas(1, within).build().expect("valid");
+        StampedeGuard::builder(backend.clone()).policy(policy).build().expect("valid")
+    });
+    eventually("the replica follows", SOON, async || hurried.invalidate("k").await.is_ok()).await;
+    replica.pause();
+    let waiting = (0..8_u64).map(|key| {
+        let guard = patient.clone();
+        tokio::spawn(async move { guard.invalidate(key).await })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    let blocked = || server.run::<String>(&["INFO", "clients"]).contains("blocked_clients:4");
+    eventually("four wait", SOON, async || blocked()).await;
+    let error = hurried.invalidate("k").await.expect_err("the replica is stopped");
+    assert!(error.to_string().contains("0 of 1 replicas"), "{}", chain(&error));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 /// Two guards of one namespace are two nodes: each has its own copies, queues and places.
 #[tokio::test]
 async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {

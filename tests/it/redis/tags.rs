@@ -222,6 +222,28 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
 }
 
+/// That replicas lack a change does not mean that the store is away.
+#[tokio::test]
+async fn many_invalidations_are_made_while_a_replica_is_stopped() {
+    // Longer than an invalidation is repeated.
+    const WITHIN: Duration = Duration::from_millis(2_300);
+    const KEYS: u64 = 300;
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    let guard =
+        unconnected(&server.url(), patient(SOON).invalidate_replicas(1, WITHIN).build().expect("valid"));
+    eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
+    let stored = guard.with_policy(Policy::default()).insert_many((0..KEYS).map(|key| (key, 1))).await;
+    assert!(stored.into_iter().all(|stored| stored.is_ok()));
+    replica.pause();
+    for answer in guard.invalidate_many(0..KEYS).await {
+        let error = answer.expect_err("the replica is stopped").to_string();
+        assert!(!error.contains("not confirmed yet"), "{error}");
+    }
+    assert_eq!(guard.stats().kept_invalidations, 0);
+    assert!(server.keys().iter().all(|key| !key.starts_with("sg1:e:")));
+}
+
 /// The connection of the WAIT, or its server, hangs: the caller gets the error after its bound.
 #[tokio::test]
 async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {

@@ -49,6 +49,8 @@ struct RotationState {
     latest: Option<Issue>,
     /// Whether the server has refused the latest.
     refused: bool,
+    /// The credentials before the latest that the server has not refused: of use if it refuses the latest, as while clocks differ.
+    before: Option<Issue>,
     /// Counts issues.
     number: u64,
     /// Whether a call of the provider is under way.
@@ -72,9 +74,11 @@ enum Step {
 }
 
 impl RotationState {
-    /// The latest credentials, unless they were refused or have ended.
+    /// The latest credentials that were not refused and have not ended.
     fn usable(&self, now: Instant) -> Option<&Issue> {
-        self.latest.as_ref().filter(|issue| !self.refused && issue.ends_at.is_none_or(|end| now < end))
+        let latest = self.latest.as_ref().filter(|_| !self.refused);
+        let is_usable = |issue: &&Issue| issue.ends_at.is_none_or(|end| now < end);
+        latest.into_iter().chain(&self.before).find(is_usable)
     }
 
     /// What a new connection does. `asked`: it has waited for a call of the provider.
@@ -129,6 +133,9 @@ impl RotationState {
         // Open connections need not log in again with what they have.
         if !same {
             self.number += 1;
+            if !self.refused {
+                self.before = self.latest.take();
+            }
         }
         let life = credentials.life().map(|life| life.min(LONGEST));
         let part = RENEW.0 + (RENEW.1 - RENEW.0) * fastrand::f64();
@@ -228,8 +235,13 @@ impl Rotation {
     pub(super) fn refused(&self, number: u64) {
         {
             let mut state = lock(&self.state);
+            let is = |issue: &Option<Issue>| issue.as_ref().is_some_and(|issue| issue.number == number);
+            if is(&state.before) {
+                state.before = None;
+                return;
+            }
             // Others have asked meanwhile: those of a later number are not refused.
-            if state.refused || state.latest.as_ref().is_none_or(|latest| latest.number != number) {
+            if state.refused || !is(&state.latest) {
                 return;
             }
             state.refused = true;

@@ -13,6 +13,9 @@ use crate::store::credentials::Credentials;
 
 const LIFE: Duration = Duration::from_secs(100);
 
+/// The longest pause between two calls, and some.
+const LAST_PAUSE: Duration = Duration::from_secs(6);
+
 /// A provider that counts its calls.
 #[derive(Clone, Default)]
 struct Source {
@@ -140,6 +143,40 @@ async fn refused_credentials_are_replaced_with_growing_pauses() {
     let before = issue.number - 1;
     login.refused(before);
     assert_eq!(password(&present(&login).await), password(&issue), "the refusal of older ones says nothing");
+}
+
+/// As where the server's clock is behind the provider's, or the token has not reached the server yet.
+#[tokio::test(start_paused = true)]
+async fn while_the_latest_are_refused_new_connections_take_those_before_until_they_end() {
+    let source = Source::default();
+    let login = source.login();
+    let first = present(&login).await;
+    let second = login.later_than(first.number).await;
+    for _ in 0..2 {
+        login.refused(second.number);
+        assert_eq!(password(&present(&login).await), "secret-1", "they have not ended");
+    }
+    let third = timeout(LAST_PAUSE, login.later_than(first.number)).await.expect("asked again soon");
+    login.refused(third.number);
+    assert_eq!(password(&present(&login).await), "secret-1", "those between were refused");
+    assert_eq!((source.asked(), login.failures()), (3, 2));
+    advance(LIFE).await;
+    assert_eq!(password(&present(&login).await), "secret-4", "they have ended");
+}
+
+/// As after a restart of a server that forgets its users.
+#[tokio::test(start_paused = true)]
+async fn if_those_before_are_refused_too_the_provider_is_asked() {
+    let source = Source::default();
+    let login = source.login();
+    let first = present(&login).await;
+    let second = login.later_than(first.number).await;
+    login.refused(second.number);
+    login.refused(first.number);
+    let failed = login.present().await.map(drop).expect_err("it has just failed");
+    assert_eq!(failed.kind(), redis::ErrorKind::AuthenticationFailed);
+    sleep(LAST_PAUSE).await;
+    assert_eq!((password(&present(&login).await), login.failures()), ("secret-3", 1));
 }
 
 #[tokio::test(start_paused = true)]

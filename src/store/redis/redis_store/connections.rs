@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::Client;
-use tokio::sync::Semaphore;
 
 use crate::health::Topology;
 use crate::store::redis::commands::Commands;
@@ -15,10 +14,6 @@ use crate::store::redis::connection::Supervisor;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::login::Login;
 use crate::store::redis::messages::subscriber::Subscriber;
-
-/// How many invalidations wait for replicas at once. While a replica is down, each holds a connection for as long as its
-/// caller allows; without a bound they could use up the server's connections.
-const MOST_REPLICATING: usize = 4;
 
 /// One connection for commands (in a cluster one to each master) and one for messages, each opened when it is first needed.
 pub(crate) struct Connections {
@@ -29,8 +24,6 @@ pub(crate) struct Connections {
     pub(in crate::store::redis) dial: Connector,
     pub(in crate::store::redis) commands: Commands,
     pub(in crate::store::redis) subscriber: Arc<Subscriber>,
-    /// Permits for callers that wait for replicas, each with a connection.
-    pub(in crate::store::redis) replicating: Semaphore,
     /// How many nodes use them; with the last they are closed.
     nodes: AtomicUsize,
 }
@@ -56,7 +49,6 @@ impl Connections {
             subscriber: Subscriber::new(dial.clone(), commands.clone()),
             dial,
             commands,
-            replicating: Semaphore::new(MOST_REPLICATING),
             nodes: AtomicUsize::new(1),
         }
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 #[cfg(test)]
 use redis::Client;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 pub(crate) use connections::Connections;
@@ -31,6 +32,10 @@ use crate::store::wake::lease_waiters::LeaseWaiters;
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{Store as _, StoreError};
 
+/// How many invalidations of one node wait for replicas at once. While a replica is down, each holds a connection for as long as its
+/// caller allows; without a bound they could use up the server's connections.
+const MOST_REPLICATING: usize = 4;
+
 /// One node, on connections that it may share with others.
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
@@ -40,6 +45,8 @@ pub(crate) struct RedisStore {
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
+    /// Permits for callers that wait for replicas, each with a connection. Not shared: another node may wait for longer.
+    pub(super) replicating: Semaphore,
     /// The one server that this node knows has refused a script because its keys are in two slots.
     splits_keys: AtomicBool,
 }
@@ -68,6 +75,7 @@ impl RedisStore {
             watches,
             grants,
             leaving: LeaveBatches::default(),
+            replicating: Semaphore::new(MOST_REPLICATING),
             splits_keys: AtomicBool::new(false),
         }
     }
