@@ -3,6 +3,7 @@
 pub(crate) mod nesting;
 
 use std::future::Future;
+use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -67,12 +68,12 @@ pub(crate) struct Loader {
 
 /// Tells the batches of a process apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BatchId(u64);
+pub(crate) struct BatchId(NonZeroU64);
 
 impl BatchId {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self(NonZeroU64::MIN.saturating_add(NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 }
 
