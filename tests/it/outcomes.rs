@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "testing")]
+use stampede_guard::OnWaitTimeout;
+#[cfg(feature = "testing")]
 use stampede_guard::testing::ChaosStore;
-use stampede_guard::{AnswerInfo, MemoryStore, OnWaitTimeout, Outcome, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::{AnswerInfo, MemoryStore, Outcome, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 
 fn secs(secs: u64) -> Duration {
@@ -76,6 +79,7 @@ async fn a_value_that_is_not_stored_is_not_fresh() {
 
 /// Without the store, with a tag that was invalidated meanwhile, with a lease that was lost, and outside the lease: the callers of the
 /// process share the load.
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_value_whose_load_was_not_stored_is_not_fresh() {
     let policy = Policy::builder().fresh_for(secs(60)).ttl_jitter(0.0).tags(["tag"]);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "testing")]
 use stampede_guard::testing::ChaosStore;
 use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard, Warmed};
 use tokio::time::{Instant, sleep};
@@ -68,6 +69,7 @@ async fn a_warm_up_begins_only_while_a_permit_is_free() {
     assert_eq!(waits.await.expect("no panic").loaded, 1_000);
 }
 
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn before_the_first_connection_a_warm_up_waits_for_the_store() {
     let (chaos, loads) = (ChaosStore::new(1), Arc::default());
