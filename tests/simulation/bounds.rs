@@ -117,11 +117,12 @@ impl World {
 
     /// How long a call that brings a loader may take while its node runs no load of the key: a budget for its look-up, `wait_timeout`
     /// for loads of other nodes, a budget for the look-up after that timeout, and a budget for its flight's commands. The flight's
-    /// acquire after a wait may take a lease longer.
+    /// acquire after a wait may take a lease longer. If a change of the tag has outdated what it finds then, another flight waits.
     fn most_idle(&self) -> Duration {
         let policy = &self.plan.policy;
         // A load of many keys waits until it is known which of them it has.
-        policy.coordination_budget * 4 + policy.wait_timeout + policy.lease + SLACK * 3
+        let waits = if self.plan.tagged { 2 } else { 1 };
+        policy.coordination_budget * 4 + policy.wait_timeout * waits + policy.lease + SLACK * 3
     }
 
     /// How long one call can wait for consecutive loads of this key at this node: one load, the loads before it that panic, and with

@@ -38,6 +38,8 @@ pub(super) struct Load {
     instead: bool,
     /// Another load has replaced it.
     replaced: bool,
+    /// It stands for the one that has replaced a load of many keys, or was replaced by it.
+    has_overtaken: bool,
 }
 
 impl Load {
@@ -261,20 +263,19 @@ impl Loads {
         self.detached_at(node, key).is_none_or(|at| at < came)
     }
 
-    /// A call for many keys begins after the flight of each of them. Meanwhile a later caller's flight may have replaced the one of this
-    /// key, because that has lost the store, and its load has begun first. Returns whether there is such a load.
+    /// A call for many keys, which came then, begins after the flight of each of them. Meanwhile another caller's flight may have replaced
+    /// the one of this key, because that has lost the store, and its load has begun first, or has even ended. Returns whether there is
+    /// such a load. (Or the call's flight has replaced the other one: which of both joined first is not to be seen. Once for each load.)
     fn was_overtaken(&mut self, node: usize, key: u8, came: Instant) -> bool {
-        let is_later = |load: &&mut Load| {
+        let may_be_the_other = |load: &&mut Load| {
             load.node == node
                 && load.key == key
-                && load.ended.is_none()
                 && load.lease.is_none()
                 && !load.replaced
-                && !load.instead
-                && load.came > came
+                && !load.has_overtaken
+                && load.at > came
         };
-        let later = self.all.iter_mut().find(is_later);
-        later.map(|load| load.instead = true).is_some()
+        self.all.iter_mut().find(may_be_the_other).map(|load| load.has_overtaken = true).is_some()
     }
 
     /// Makes room for one more load without a lease, among so many `lanes`. If none is free, the new load may replace a load that
@@ -363,6 +364,7 @@ impl Oracle {
                 asked: false,
                 instead,
                 replaced,
+                has_overtaken: false,
             });
             ((loads.all.len() - 1) as u32, leased, place, bound)
         };
@@ -410,8 +412,21 @@ impl Oracle {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());
         let (ended, lease) = (Some(at), None);
-        let [asked, returned, instead, replaced] = [true, true, false, false];
-        let load = Load { node, key, began, returned, at, came: at, ended, lease, asked, instead, replaced };
+        let [asked, returned, instead, replaced, has_overtaken] = [true, true, false, false, false];
+        let load = Load {
+            node,
+            key,
+            began,
+            returned,
+            at,
+            came: at,
+            ended,
+            lease,
+            asked,
+            instead,
+            replaced,
+            has_overtaken,
+        };
         state.loads.all.push(load);
         (key, (state.loads.all.len() - 1) as u32)
     }
