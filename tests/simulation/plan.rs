@@ -345,6 +345,19 @@ impl Plan {
             calls.push(asks(at + misses, other, (key + 1) % keys, Does::Invalidate));
             calls.extend((0..60).map(|n| asks(at + term * n / 25, node, key, Does::Load)));
         }
+        if has_tiers && random.bool() {
+            // A node changes what another one has just loaded, at about the moment of its commit; the other one goes on asking.
+            let (node, key) = (random.usize(..nodes), random.u8(..keys));
+            for _ in 0..4 {
+                let (at, takes) = (ms(&mut random, 0, 6_000), ms(&mut random, 1, 50));
+                let load = Script { takes, ends: Ends::Value };
+                let asks = |at, node, does| Call { at, node, key, does, leaves: None, load, then: None };
+                let commits = at + takes + (latency + detour) * 2;
+                calls.push(asks(at, node, Does::Load));
+                calls.push(asks(commits + ms(&mut random, 0, 8), (node + 1) % nodes, Does::Invalidate));
+                calls.extend((1..4).map(|n| asks(commits + Duration::from_millis(30) * n, node, Does::Load)));
+            }
+        }
         // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
         let overflows = tagged && random.bool();
         let most_kept = if overflows { random.usize(1..=2) } else { 10_000 };
