@@ -175,7 +175,10 @@ impl Publication {
             (FlightOutcome::Value(entry), Some(_), Some((ticket, checked)))
                 if state.kept.may_copy(key, entry) =>
             {
-                let copy = Arc::new(StoredEntry::new(Ok(entry.clone())).shared(checked));
+                // Bytes of its own: what the loader returned may be a small part of a large buffer, which the copy would keep.
+                let payload = Bytes::copy_from_slice(&entry.payload);
+                let entry = Entry { payload, ..entry.clone() };
+                let copy = Arc::new(StoredEntry::new(Ok(entry)).shared(checked));
                 state.local.fill(key, &copy, ticket.clone());
             }
             _ if replaces => state.local.forget(&name()),

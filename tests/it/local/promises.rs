@@ -1,7 +1,9 @@
 //! Promises 15 to 18, on replicas that a test cuts off, stops and counts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use stampede_guard::testing::{ChaosStore, Fault, Origin, Replica};
 use stampede_guard::{ErrorKind, MemoryStore, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
@@ -273,4 +275,34 @@ async fn copies_take_no_more_bytes_than_the_builder_was_given() {
     }
     let local = guard.health().local.expect("copies are kept");
     assert!(local.copies > 500 && local.capacity <= CAPACITY, "{local:?}");
+}
+
+/// A buffer that tells when it is dropped.
+struct Buffer(Vec<u8>, Arc<()>);
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+// P18.
+#[tokio::test(start_paused = true)]
+async fn a_copy_does_not_keep_the_buffer_that_its_value_is_a_part_of() {
+    let guard = StampedeGuard::builder(MemoryStore::new()).policy(keeping().build().expect("valid"));
+    let guard = guard.build().expect("valid");
+    load(&guard, "another key", 1).await;
+    warm(&guard, "another key").await;
+    let alive = Arc::new(());
+    let buffer = Bytes::from_owner(Buffer(vec![7; 4_096], Arc::clone(&alive)));
+    let read = async || {
+        let part = buffer.slice(100..300);
+        guard.get_or_load("k", move || async move { Ok::<_, String>(part) }).await.expect("loaded")
+    };
+    assert_eq!(read().await, vec![7; 200]);
+    let hits = guard.stats().local_hits;
+    assert_eq!(read().await, vec![7; 200]);
+    assert_eq!(guard.stats().local_hits, hits + 1, "the load has left a copy");
+    drop(buffer);
+    assert_eq!(Arc::strong_count(&alive), 1, "the buffer is freed");
 }
