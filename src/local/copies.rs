@@ -9,8 +9,8 @@ use super::copy::LocalCopy;
 use crate::key::probe::KeyProbe;
 use crate::key::{Hashed, Key};
 
-/// What a copy takes besides its bytes: the maps' places, the flag of its ticket, the allocations around it.
-const AROUND: u64 = 200;
+/// What a copy takes besides its bytes: the maps' places, the flag of its ticket, the allocations around it and inside the decoded value.
+const AROUND: u64 = 400;
 /// The bytes of a usual copy. Only the length of the list of keys that were forgotten depends on it.
 const USUAL: u64 = 1_300;
 /// A shard refuses a copy that is larger than itself.

@@ -278,11 +278,14 @@ async fn copies_take_no_more_bytes_than_the_builder_was_given() {
 }
 
 /// A buffer that tells when it is dropped.
-struct Buffer(Vec<u8>, Arc<()>);
+struct Buffer {
+    bytes: Vec<u8>,
+    _alive: Arc<()>,
+}
 
 impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 }
 
@@ -294,7 +297,7 @@ async fn a_copy_does_not_keep_the_buffer_that_its_value_is_a_part_of() {
     load(&guard, "another key", 1).await;
     warm(&guard, "another key").await;
     let alive = Arc::new(());
-    let buffer = Bytes::from_owner(Buffer(vec![7; 4_096], Arc::clone(&alive)));
+    let buffer = Bytes::from_owner(Buffer { bytes: vec![7; 4_096], _alive: Arc::clone(&alive) });
     let read = async || {
         let part = buffer.slice(100..300);
         guard.get_or_load("k", move || async move { Ok::<_, String>(part) }).await.expect("loaded")
