@@ -5,6 +5,7 @@
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use tokio::sync::Notify;
 
@@ -12,4 +13,14 @@ pub(crate) use tokio::sync::Notify;
 /// of this crate, and every update under them is complete before anything can panic.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for a lock that readers share.
+pub(crate) fn read<T: ?Sized>(shared: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    shared.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for the one that changes what they read.
+pub(crate) fn write<T: ?Sized>(shared: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    shared.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,13 +5,14 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, RwLock, Weak};
 
 use super::StampedeGuard;
 use super::bounds::{SharedError, StoredResponse};
 use crate::error::{Error, LoadError};
 use crate::key::CacheKey;
 use crate::policy::{Policy, PolicyBuilder};
+use crate::sync::{read, write};
 
 /// What a memoized function returns: a [`Result`], because a load can fail. There is nothing to implement.
 #[diagnostic::on_unimplemented(
@@ -197,7 +198,7 @@ impl FunctionSettings {
     }
 
     fn find(&self, policy: &Arc<Policy>) -> Option<Arc<Policy>> {
-        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let made = read(&self.made);
         let found = made.iter().find(|made| std::ptr::eq(made.of.as_ptr(), Arc::as_ptr(policy)));
         found.map(|made| Arc::clone(&made.policy))
     }
@@ -207,7 +208,7 @@ impl FunctionSettings {
         let mut policy = (self.change)(guard.policy.to_builder()).build()?;
         guard.state.takes(&mut policy);
         let (of, policy) = (Arc::downgrade(&guard.policy), Arc::new(policy));
-        let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        let mut made = write(&self.made);
         // Policies that were replaced, and those of guards that are gone.
         made.retain(|made| made.of.strong_count() > 0);
         made.push(Made { of, policy: Arc::clone(&policy) });

@@ -1,7 +1,7 @@
 //! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
 
 use std::any::Any;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::key::Key;
 use crate::observe::Outcome;
+use crate::sync::{read, write};
 use crate::value::entry::Entry;
 use crate::value::freshness::Freshness;
 use crate::value::reader::{EntryReader, SharedValue};
@@ -170,7 +171,7 @@ impl EntryReader for ResponseReader<'_> {
             age: kept.at(entry, now.max(entry.stored_at)).0.as_secs(),
             ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
         };
-        let latest = plain.read().unwrap_or_else(PoisonError::into_inner);
+        let latest = read(plain);
         let known =
             latest.as_ref().filter(|latest| latest.moment == moment).map(|latest| latest.replay.clone());
         drop(latest);
@@ -178,7 +179,7 @@ impl EntryReader for ResponseReader<'_> {
             let replay = StoredResponse::decode(&entry.payload, *at)
                 .and_then(|stored| self.replay(entry, kept, stored, now));
             let latest = PlainReplay { moment, replay: replay.clone() };
-            *plain.write().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+            *write(plain) = Some(latest);
             replay
         })?;
         Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))

@@ -1,9 +1,10 @@
 //! The requests of a policy by the route that matched them, bounded: a label must not grow with what clients send.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLock};
 
 use super::requests::Requests;
+use crate::sync::{read, write};
 
 /// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
 #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
@@ -19,22 +20,18 @@ impl Routes {
     /// Where the requests of this route are counted.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
     pub(crate) fn of(&self, route: &str) -> Arc<Requests> {
-        if let Some(requests) = self.read().get(route) {
+        if let Some(requests) = read(&self.0).get(route) {
             return Arc::clone(requests);
         }
-        let mut routes = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut routes = write(&self.0);
         let route = if routes.len() < MOST_ROUTES { route } else { OTHER };
         Arc::clone(routes.entry(route.into()).or_default())
     }
 
     pub(crate) fn each(&self, mut each: impl FnMut(&Arc<str>, &Requests)) {
-        for (route, requests) in &*self.read() {
+        for (route, requests) in &*read(&self.0) {
             each(route, requests);
         }
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<Arc<str>, Arc<Requests>>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
