@@ -69,7 +69,7 @@ pub(crate) fn rows(table: &mut Table) {
             aim,
             measured: ratio.median,
             detail: format!(
-                "{ratio}; {:.0} ns, control {:.0} ns; one whose header values are not static {:.2}, {:.0} ns",
+                "{ratio}; {:.0} ns, control {:.0} ns; one with header values that are not static {:.2}, {:.0} ns",
                 times.of(GUARD).median,
                 times.of(CONTROL).median,
                 from_owned.median,

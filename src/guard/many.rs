@@ -40,8 +40,8 @@ impl StampedeGuard {
     ///
     /// `load` is called again only for keys that another caller was to load and did not: its process died, its load panicked, or its
     /// value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
-    /// one permit, for all its keys; its
-    /// [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load. [`Stats::loads`](crate::Stats::loads) counts keys.
+    /// one permit, for all its keys; its [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load.
+    /// [`Stats::loads`](crate::Stats::loads) counts keys.
     ///
     /// # Errors
     ///

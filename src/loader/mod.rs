@@ -62,7 +62,7 @@ pub(crate) struct Loader {
     pub(crate) since: Option<Instant>,
     /// The load that the caller waits for, as far as it is known.
     pub(crate) waits_for: OnceLock<FlightId>,
-    /// The batch whose call it is a part of, if it is.
+    /// The batch with the call that it is a part of, if it is.
     pub(crate) batch: Option<BatchId>,
 }
 
