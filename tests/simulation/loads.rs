@@ -1,4 +1,4 @@
-//! I5 and I8 as the oracle counts them: the loads of a run, the lease or excuse of each, and how many loads there may be.
+//! I5 as the oracle counts it: the loads of a run, the lease or excuse of each, and how many loads there may be.
 //!
 //! A load either has the lease, and is then the only load under that lease except for loads that panicked; or it has an excuse for
 //! going without, which `excuses` finds.
@@ -28,21 +28,39 @@ pub(super) struct Load {
     pub(super) returned: bool,
     pub(super) at: Instant,
     /// When its caller came. The caller joined the flight later, so no earlier event had detached the flight.
-    came: Instant,
+    pub(super) came: Instant,
     pub(super) ended: Option<Instant>,
     /// The lease under which it runs, if any.
-    lease: Option<Token>,
+    pub(super) lease: Option<Token>,
     /// The commit of its value has reached the store, or the value was inserted.
     asked: bool,
     /// It has replaced another load, which could not use the store either.
-    instead: bool,
+    pub(super) instead: bool,
     /// Another load has replaced it.
-    replaced: bool,
+    pub(super) replaced: bool,
     /// It stands for the one that has replaced a load of many keys, or was replaced by it.
-    has_overtaken: bool,
+    pub(super) has_overtaken: bool,
 }
 
 impl Load {
+    /// A load without a lease beside no other.
+    fn begins(node: usize, key: u8, began: u64, came: Instant) -> Self {
+        Self {
+            node,
+            key,
+            began,
+            returned: false,
+            at: Instant::now(),
+            came,
+            ended: None,
+            lease: None,
+            asked: false,
+            instead: false,
+            replaced: false,
+            has_overtaken: false,
+        }
+    }
+
     /// Whether the store has checked for changes since the load began.
     pub(super) fn is_fenced(&self) -> bool {
         self.asked
@@ -51,11 +69,11 @@ impl Load {
 
 /// Events of one key at one node.
 #[derive(Debug, Default)]
-struct AtNode {
+pub(super) struct AtNode {
     /// When a command about the key last failed, or took longer than a round trip.
     troubled: Option<Instant>,
     /// When a flight was last detached from later callers.
-    detached: Option<Instant>,
+    pub(super) detached: Option<Instant>,
     /// Leases that were granted to the node and that it has not ended.
     granted: Vec<(Token, Instant)>,
     /// The last load that panicked, and when, until its flight continues.
@@ -66,7 +84,7 @@ struct AtNode {
 #[derive(Debug, Default)]
 pub(super) struct Loads {
     pub(super) all: Vec<Load>,
-    at_node: HashMap<(usize, u8), AtNode>,
+    pub(super) at_node: HashMap<(usize, u8), AtNode>,
     of_key: HashMap<u8, OfKey>,
     of_lease: HashMap<Token, OfLease>,
     /// The nodes' numbers, by the first half of their tokens.
@@ -91,6 +109,8 @@ struct OfKey {
 struct OfLease {
     loads: usize,
     vanished: usize,
+    /// The last of them, if it may also have begun without the lease, because it had an excuse.
+    excused: Option<u32>,
 }
 
 impl OfLease {
@@ -246,57 +266,23 @@ impl Loads {
         (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
-    /// A flight that waits for another node's load may have replaced a flight that continues without the store, and may end without
-    /// a load.
-    pub(super) fn waits(&mut self, key: u8, token: &Token) {
-        if let Some(node) = self.node_of(token) {
-            self.place(node, key, 0);
+    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was counted
+    /// under the lease, but may have been another flight's. If a load without an excuse follows, the first one ran without the lease.
+    fn is_free(&mut self, lease: &Token, is_excused: bool) -> bool {
+        let of = self.of_lease.entry(lease.clone()).or_default();
+        if !of.is_used() {
+            return true;
         }
-    }
-
-    fn detached_at(&self, node: usize, key: u8) -> Option<Instant> {
-        self.at_node.get(&(node, key)).and_then(|at| at.detached)
-    }
-
-    /// Whether later callers join the flight of a caller that came then.
-    fn is_joinable(&self, node: usize, key: u8, came: Instant) -> bool {
-        self.detached_at(node, key).is_none_or(|at| at < came)
-    }
-
-    /// A call for many keys, which came then, begins after the flight of each of them. Meanwhile another caller's flight may have replaced
-    /// the one of this key, because that has lost the store, and its load has begun first, or has even ended. Returns whether there is
-    /// such a load. (Or the call's flight has replaced the other one: which of both joined first is not to be seen. Once for each load.)
-    fn was_overtaken(&mut self, node: usize, key: u8, came: Instant) -> bool {
-        let may_be_the_other = |load: &&mut Load| {
-            load.node == node
-                && load.key == key
-                && load.lease.is_none()
-                && !load.replaced
-                && !load.has_overtaken
-                && load.at > came
-        };
-        self.all.iter_mut().find(may_be_the_other).map(|load| load.has_overtaken = true).is_some()
-    }
-
-    /// Makes room for one more load without a lease, among so many `lanes`. If none is free, the new load may replace a load that
-    /// continues without the store; each load is replaced once. Returns whether it replaces a load, or `None` if there is no room.
-    fn place(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
-        let detached = self.detached_at(node, key);
-        let is_one = |load: &&mut Load| {
-            load.node == node
-                && load.key == key
-                && load.ended.is_none()
-                && load.lease.is_none()
-                && !load.replaced
-                && detached.is_none_or(|at| at < load.came)
-        };
-        let mut joinable: Vec<_> = self.all.iter_mut().filter(is_one).collect();
-        if joinable.len() < lanes {
-            return Some(false);
+        if is_excused {
+            return false;
         }
-        let first = joinable.iter_mut().find(|load| !load.instead)?;
-        first.replaced = true;
-        Some(true)
+        let Some(other) = of.excused.take().and_then(|id| self.all.get_mut(id as usize)) else {
+            return false;
+        };
+        other.lease = None;
+        of.loads -= 1;
+        self.of_key.entry(other.key).or_default().leased -= 1;
+        true
     }
 
     /// The commit of the load's value has reached the store.
@@ -330,7 +316,7 @@ impl Oracle {
             let mut state = lock(&self.state);
             let began = state.next();
             let State { loads, .. } = &mut *state;
-            let lease = lease.filter(|lease| !loads.of_lease.entry(lease.clone()).or_default().is_used());
+            let lease = lease.filter(|lease| loads.is_free(lease, excuse.is_some()));
             // Later callers do not join a flight that has lost its lease.
             let has_lost = |before: &Load| before.lease.is_some() && lease.is_none();
             let as_before = |before: &Load| (Some(before.instead), before.replaced || has_lost(before));
@@ -339,33 +325,25 @@ impl Oracle {
                 Some(as_before) => as_before,
                 // A leased load may replace another load, too.
                 None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
-                // The load's flight may be one that later callers do not join.
-                None if !loads.is_joinable(node, key, came) => (Some(false), false),
+                // The load's flight may be one that later callers do not join, or may have replaced another one: that is not to be seen.
+                None if !loads.is_joinable(node, key, came) => {
+                    loads.place(node, key, lanes);
+                    (Some(false), false)
+                }
                 None if does == Does::LoadMany && loads.was_overtaken(node, key, came) => (Some(false), true),
                 None => (loads.place(node, key, lanes), false),
             };
             let mut bound = None;
             if let Some(lease) = &lease {
-                loads.of_lease.entry(lease.clone()).or_default().loads += 1;
+                let of = loads.of_lease.entry(lease.clone()).or_default();
+                of.loads += 1;
+                of.excused = excuse.map(|_| loads.all.len() as u32);
                 let of = loads.of_key.entry(key).or_default();
                 of.leased += 1;
                 bound = (of.leased > 1 + of.more).then_some((of.leased, 1 + of.more));
             }
-            let (leased, at, instead) = (lease.is_some(), Instant::now(), place == Some(true));
-            loads.all.push(Load {
-                node,
-                key,
-                began,
-                returned: false,
-                at,
-                came,
-                ended: None,
-                lease,
-                asked: false,
-                instead,
-                replaced,
-                has_overtaken: false,
-            });
+            let (leased, instead) = (lease.is_some(), place == Some(true));
+            loads.all.push(Load { lease, instead, replaced, ..Load::begins(node, key, began, came) });
             ((loads.all.len() - 1) as u32, leased, place, bound)
         };
         let why = if leased { "the lease" } else { excuse.unwrap_or("nothing") };
@@ -411,22 +389,8 @@ impl Oracle {
     pub(super) fn made(&self, node: usize, key: u8) -> Value {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());
-        let (ended, lease) = (Some(at), None);
-        let [asked, returned, instead, replaced, has_overtaken] = [true, true, false, false, false];
-        let load = Load {
-            node,
-            key,
-            began,
-            returned,
-            at,
-            came: at,
-            ended,
-            lease,
-            asked,
-            instead,
-            replaced,
-            has_overtaken,
-        };
+        let load =
+            Load { returned: true, ended: Some(at), asked: true, ..Load::begins(node, key, began, at) };
         state.loads.all.push(load);
         (key, (state.loads.all.len() - 1) as u32)
     }

@@ -32,6 +32,7 @@ pub(crate) mod dropped;
 mod events;
 mod excuses;
 mod floods;
+mod lanes;
 mod loads;
 mod many;
 mod mutants;

@@ -40,7 +40,7 @@ struct Asked {
 enum Over {
     Answered(Instant),
     /// Its caller went away.
-    Left,
+    Left(Instant),
 }
 
 /// The calls that a load may serve.
@@ -48,7 +48,7 @@ enum Over {
 pub(super) struct Window {
     /// When the first of them began.
     pub(super) from: Instant,
-    /// The longest wait among the calls that their callers have not left.
+    /// The longest wait among the calls that have not ended, or only just now.
     pub(super) waited: Duration,
 }
 
@@ -58,13 +58,13 @@ pub(super) struct Asking<'a> {
     node: &'a Node,
     key: u8,
     pub(super) seq: u64,
-    over: Over,
+    is_answered: bool,
 }
 
 impl Asking<'_> {
     /// Records that the call has its answer.
     pub(super) fn answered(mut self) {
-        self.over = Over::Answered(Instant::now());
+        self.is_answered = true;
     }
 }
 
@@ -73,7 +73,8 @@ impl Drop for Asking<'_> {
         let mut asked = lock(&self.node.asked);
         let asked = asked.entry(self.key).or_default().iter_mut().find(|asked| asked.seq == self.seq);
         if let Some(asked) = asked {
-            asked.over = Some(self.over);
+            let now = Instant::now();
+            asked.over = Some(if self.is_answered { Over::Answered(now) } else { Over::Left(now) });
         }
     }
 }
@@ -89,22 +90,26 @@ impl Node {
     pub(super) fn asks(&self, key: u8, seq: u64) -> Asking<'_> {
         let asked = Asked { seq, at: Instant::now(), over: None };
         lock(&self.asked).entry(key).or_default().push(asked);
-        Asking { node: self, key, seq, over: Over::Left }
+        Asking { node: self, key, seq, is_answered: false }
     }
 
     /// The calls that a load of this key may serve if it begins now: calls that wait; calls that were answered just now, because their
-    /// background load begins `soon`; and calls that their callers have left, for as long as a flight `lasts`.
+    /// background load begins `soon`; and calls that their callers have left, for as long as a flight `lasts`. A caller may also have
+    /// left when its flight had waited long enough and was about to load.
     pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
         let asked = lock(&self.asked);
         let of_key = asked.get(&key)?;
         let is_there = |asked: &&Asked| match asked.over {
             None => true,
             Some(Over::Answered(at)) => at.elapsed() <= soon,
-            Some(Over::Left) => asked.at.elapsed() <= lasts,
+            Some(Over::Left(_)) => asked.at.elapsed() <= lasts,
         };
         // If there is none, the load is a delayed background load.
         let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
-        let waits = of_key.iter().filter(|asked| !matches!(asked.over, Some(Over::Left))).filter(is_there);
+        let waits = of_key.iter().filter(|asked| match asked.over {
+            None => true,
+            Some(Over::Answered(at) | Over::Left(at)) => at.elapsed() <= soon,
+        });
         Some(Window { from, waited: waits.map(|asked| asked.at.elapsed()).max().unwrap_or_default() })
     }
 
