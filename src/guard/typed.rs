@@ -53,14 +53,14 @@ impl<T: DeserializeOwned + Send + Sync + 'static> EntryReader for SharedReader<T
 
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Arc<T>> {
         if let Some(decoded) = shared.and_then(SharedValue::get)
-            && let Some(decoded) = decoded.downcast_ref::<Arc<T>>()
+            && let Ok(decoded) = Arc::clone(decoded).downcast()
         {
-            return Some(Arc::clone(decoded));
+            return Some(decoded);
         }
         let decoded = Arc::new(self.0.open(entry, now, None)?);
         if let Some(shared) = shared {
             // Another caller may have been first, or may share the entry as another type.
-            let _ = shared.set(Box::new(Arc::clone(&decoded)));
+            let _ = shared.set(Arc::clone(&decoded) as _);
         }
         Some(decoded)
     }

@@ -125,7 +125,7 @@ struct ReplayMoment {
 
 impl SharedDecoding {
     fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
-        let first = || Box::new(Self { kept: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
+        let first = || Arc::new(Self { kept: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
         shared?.get_or_init(first).downcast_ref()
     }
 }

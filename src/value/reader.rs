@@ -7,7 +7,7 @@ use super::entry::Entry;
 use super::freshness::Freshness;
 
 /// The value that the first caller of a shared read has made of the entry, kept for the others.
-pub(crate) type SharedValue = OnceLock<Box<dyn Any + Send + Sync>>;
+pub(crate) type SharedValue = OnceLock<Arc<dyn Any + Send + Sync>>;
 
 /// How one caller turns a stored entry into its value, and whether it accepts it.
 ///
