@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
@@ -43,6 +44,7 @@ use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
+use crate::store::volume::ChangedName;
 use crate::value::stored::StoredEntry;
 
 impl<S, Q, B> Exchange<S, Q>
@@ -310,9 +312,10 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
 fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<()>> {
     let state = guard.parts().0;
     for key in &keys {
-        // Independent of the store: callers that come after the response must not join a load from before the
-        // change.
+        // Independent of the store: callers that come after the response must not join a load from before the change, nor be served a
+        // copy.
         state.detach_resource(key);
+        state.local.forget(&ChangedName::value(key));
     }
     // In a cluster each key may be on another server.
     let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| state.store.is_down(key.name()));
@@ -327,12 +330,12 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
 fn forgetting(guard: &StampedeGuard, keys: Vec<Key>) -> JoinHandle<()> {
     let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
     let forgetting = async move {
-        for key in &keys {
-            match guard.forget(key).await {
-                Ok(()) => guard.parts().0.http.invalidation_log.is_over(),
-                Err(error) => still_stored(guard.parts().0, error),
-            }
-        }
+        // All at once: each may wait for a process that keeps copies and is silent.
+        join_all(keys.iter().map(async |key| match guard.forget(key).await {
+            Ok(()) => guard.parts().0.http.invalidation_log.is_over(),
+            Err(error) => still_stored(guard.parts().0, error),
+        }))
+        .await;
         drop(running);
     };
     tokio::spawn(forgetting.in_current_span())

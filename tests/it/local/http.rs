@@ -26,11 +26,12 @@ impl Counting {
         let language = request.headers().get("accept-language").map(|value| value.as_bytes().to_vec());
         let mut body = calls.to_string().into_bytes();
         body.extend(language.unwrap_or_default());
-        let response = Response::builder()
-            .header("cache-control", "max-age=600")
-            .header("vary", "accept-language")
-            .body(Full::from(body));
-        Ok(response.expect("a response"))
+        let mut response =
+            Response::builder().header("cache-control", "max-age=600").header("vary", "accept-language");
+        if let Some(target) = request.headers().get("see") {
+            response = response.status(303).header("location", target);
+        }
+        Ok(response.body(Full::from(body)).expect("a response"))
     }
 }
 
@@ -112,4 +113,65 @@ async fn conditions_and_ranges_are_answered_from_a_copy() {
     let (_, _, part) = ask(&guard, &service, get("de").header("range", "bytes=1-")).await;
     assert_eq!(part, "de");
     assert!(guard.stats().local_hits > hits);
+}
+
+/// A read that began before a load may end after the load's commit, and must leave no copy then.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
+    // Within the deadline of a command.
+    let [late, brief] = [40, 1].map(Duration::from_millis);
+    let chaos = stampede_guard::testing::ChaosStore::<stampede_guard::MemoryStore>::new(1);
+    chaos.latency(brief, brief);
+    let [other, guard] = [(), ()].map(|()| {
+        let policy = keeping().build().expect("valid");
+        StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid")
+    });
+    let service = Counting::default();
+    warm(&guard, &service).await;
+    ask(&other, &service, Request::post("http://shop/page")).await;
+    ask(&other, &service, get("de")).await;
+    // The copy is gone here, and the reply to this read comes late. (It is a call for many keys, whose read no other caller joins.)
+    chaos.latency(late, late);
+    let key = guard.http_key(&get("de").body(()).expect("a request")).expect("a key");
+    let mut reads = std::pin::pin!(guard.get_many::<u32, _>([key]));
+    assert!(futures_util::poll!(&mut reads).is_pending());
+    chaos.latency(brief, brief);
+    let loads = async {
+        // The store has answered the read.
+        sleep(late / 2 + brief).await;
+        ask(&guard, &service, get("de").header("cache-control", "no-cache")).await
+    };
+    let filled = guard.stats().local_fills;
+    let (loaded, _) = tokio::join!(
+        async {
+            let loaded = loads.await;
+            assert!(guard.stats().local_fills > filled, "the load left its copy before the read ended");
+            loaded
+        },
+        reads
+    );
+    let (_, status, again) = ask(&guard, &service, get("de")).await;
+    assert_eq!(again, loaded.2, "{status}, after {}", loaded.1);
+}
+
+/// Also while a change waits for a process that stands still.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_method_invalidates_all_of_its_targets_at_once() {
+    let chaos = stampede_guard::testing::ChaosStore::<stampede_guard::MemoryStore>::new(1);
+    let [silent, guard] = [(), ()].map(|()| {
+        let (replica, policy) = (chaos.replica(), keeping().build().expect("valid"));
+        let guard = StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid");
+        (replica, guard)
+    });
+    let service = Counting::default();
+    for (_, guard) in [&silent, &guard] {
+        warm(guard, &service).await;
+    }
+    silent.0.stop();
+    let before = ask(&guard.1, &service, get("de")).await.2;
+    let form = Request::post("http://shop/form").header("see", "/page");
+    ask(&guard.1, &service, form).await;
+    assert_ne!(ask(&guard.1, &service, get("de")).await.2, before);
 }
