@@ -1,12 +1,15 @@
 //! Announcing a change to the nodes that keep copies, and waiting until each has dropped its own or has lost its right.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
+use super::pending::Acknowledgements;
 use super::right::announcer_waits;
 use super::tier::LocalTier;
 use crate::observe::GuardCount;
@@ -23,24 +26,80 @@ const WITHIN: Duration = Duration::from_millis(500);
 /// A change and its announcement, which is repeated under new ids until one has an answer.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
-    tier: &'a LocalTier,
+    tier: &'a Arc<LocalTier>,
     name: ChangedName,
-    creates: bool,
+    /// Other processes keep copies although none is known.
+    expected: bool,
     /// The ids of all attempts: they are forgotten with the change.
     attempts: Mutex<Vec<Uuid>>,
+    /// The wait for members, from its beginning to its end.
+    unfinished: Mutex<Option<MemberWait>>,
 }
 
 impl Drop for Change<'_> {
+    /// If the caller leaves during the wait for a silent member, the wait goes on without it: no other change may ever wait to the end.
     fn drop(&mut self) {
-        self.tier.pending.forget(&lock(&self.attempts));
+        let attempts = std::mem::take(&mut *lock(&self.attempts));
+        let (unfinished, runtime) = (lock(&self.unfinished).take(), Handle::try_current());
+        match (unfinished, runtime) {
+            (Some(wait), Ok(runtime)) if !self.tier.finishes.swap(true, Ordering::AcqRel) => {
+                let finishing = Finishing { tier: Arc::downgrade(self.tier), attempts };
+                runtime.spawn(async move {
+                    wait.ended().await;
+                    if let Some(tier) = finishing.tier.upgrade() {
+                        tier.remove_silent(&wait).await;
+                    }
+                });
+            }
+            _ => self.tier.pending.forget(&attempts),
+        }
+    }
+}
+
+/// A wait that goes on without its caller, one at a time in a process: the next one would remove the same members.
+struct Finishing {
+    tier: Weak<LocalTier>,
+    attempts: Vec<Uuid>,
+}
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        if let Some(tier) = self.tier.upgrade() {
+            tier.pending.forget(&self.attempts);
+            tier.finishes.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// The wait for the members that an announcement was sent to.
+#[derive(Clone, Debug)]
+struct MemberWait {
+    members: Arc<[Member]>,
+    acknowledgements: Arc<Acknowledgements>,
+    /// When all rights have ended that were set before the change.
+    until: Instant,
+}
+
+impl MemberWait {
+    fn silent(&self) -> Vec<Member> {
+        self.acknowledgements.silent(&self.members)
+    }
+
+    /// Waits for each member until it has acknowledged or its right has ended.
+    async fn ended(&self) {
+        loop {
+            let more = self.acknowledgements.more();
+            if self.silent().is_empty() || timeout_at(self.until, more).await.is_err() {
+                return;
+            }
+        }
     }
 }
 
 impl LocalTier {
     /// A change of this name. With `expected`, other processes keep copies although none is known.
-    pub(crate) fn change(&self, name: ChangedName, expected: bool) -> Change<'_> {
-        let creates = expected || self.knows_of_copies();
-        Change { tier: self, name, creates, attempts: Mutex::default() }
+    pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> Change<'_> {
+        Change { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
     }
 
     /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
@@ -67,6 +126,19 @@ impl LocalTier {
         });
     }
 
+    /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as the
+    /// change has returned.
+    async fn remove_silent(&self, wait: &MemberWait) {
+        let silent = wait.silent();
+        if silent.is_empty() {
+            return;
+        }
+        self.count(GuardCount::local_waits);
+        let volumes = self.store.volumes();
+        let removed = silent.into_iter().map(|member| volumes.remove_member(&self.volume, member, WITHIN));
+        let _ = timeout(WITHIN, join_all(removed)).await;
+    }
+
     /// Notes the answer to an announcement. Returns since when the registry is known, and the longest term.
     fn note(&self, audience: &Audience) -> (Instant, Duration) {
         self.follow(audience);
@@ -82,7 +154,9 @@ impl Change<'_> {
         tier.pending.await_acknowledgements(id);
         lock(&self.attempts).push(id);
         let vouched = tier.births.vouched(tier.term);
-        Announcement { volume: tier.volume.clone(), id, creates: self.creates, vouched, term: tier.term }
+        // An attempt before this one may have been told of a registry that is gone now.
+        let creates = self.expected || tier.knows_of_copies();
+        Announcement { volume: tier.volume.clone(), id, creates, vouched, term: tier.term }
     }
 
     /// Announces a change that was made without an announcement, and waits.
@@ -108,7 +182,7 @@ impl Change<'_> {
         loop {
             match announced {
                 Announced::NoRegistry => {
-                    self.tier.drop_name(&self.name);
+                    self.tier.forget(&self.name);
                     return Ok(());
                 }
                 Announced::To(audience) => {
@@ -150,38 +224,24 @@ impl Change<'_> {
 
     /// Notes an answer. Returns by when all rights have ended that were set before the registry existed, if that is not certain.
     fn told(&self, audience: &Audience) -> Option<Instant> {
-        self.tier.drop_name(&self.name);
+        self.tier.forget(&self.name);
         let (since, term) = self.tier.note(audience);
         (!audience.registry.is_mature).then(|| since + announcer_waits(term))
     }
 
     /// Waits, from the answer on and by this process's clock, for each member until it has acknowledged or its right has ended.
     async fn wait(&self, id: Uuid, audience: &Audience, mature: Option<Instant>) {
-        let until = Instant::now() + announcer_waits(audience.registry.term);
-        let acknowledgements = self.tier.pending.of(id);
-        let silent = || acknowledgements.silent(&audience.members);
-        loop {
-            let more = acknowledgements.more();
-            if silent().is_empty() {
-                break;
-            }
-            if timeout_at(until, more).await.is_err() {
-                self.forget(silent()).await;
-                break;
-            }
-        }
+        let wait = MemberWait {
+            members: audience.members[..].into(),
+            acknowledgements: self.tier.pending.of(id),
+            until: Instant::now() + announcer_waits(audience.registry.term),
+        };
+        *lock(&self.unfinished) = Some(wait.clone());
+        wait.ended().await;
+        self.tier.remove_silent(&wait).await;
+        *lock(&self.unfinished) = None;
         if let Some(mature) = mature {
             sleep_until(mature).await;
         }
-    }
-
-    /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as this
-    /// change has returned.
-    async fn forget(&self, silent: Vec<Member>) {
-        self.tier.count(GuardCount::local_waits);
-        let volumes = self.tier.store.volumes();
-        let removed =
-            silent.into_iter().map(|member| volumes.remove_member(&self.tier.volume, member, WITHIN));
-        let _ = timeout(WITHIN, join_all(removed)).await;
     }
 }

@@ -98,8 +98,8 @@ impl Copies {
         self.map.insert(key.clone(), Arc::new(copy));
     }
 
-    pub(super) fn remove(&self, key: &Key) {
-        drop(self.map.remove(key));
+    pub(super) fn remove(&self, key: &Key) -> Option<Arc<LocalCopy>> {
+        self.map.remove(key).map(|(_, copy)| copy)
     }
 
     pub(super) fn len(&self) -> u64 {

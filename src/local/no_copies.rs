@@ -24,7 +24,9 @@ impl Copies {
 
     pub(super) fn insert(&self, _key: &Key, _copy: LocalCopy) {}
 
-    pub(super) fn remove(&self, _key: &Key) {}
+    pub(super) fn remove(&self, _key: &Key) -> Option<Arc<LocalCopy>> {
+        None
+    }
 
     pub(super) fn len(&self) -> u64 {
         0

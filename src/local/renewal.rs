@@ -53,7 +53,15 @@ impl LocalTier {
     }
 
     async fn send_renewal(&self) -> Result<(), StoreError> {
-        let mark = lock(&self.applied).mark;
+        // LEAVE is sent when no RENEW is on its way, and none is sent after it.
+        let _renewing = self.renewing.read().await;
+        let mark = {
+            let applied = lock(&self.applied);
+            if applied.has_left {
+                return Ok(());
+            }
+            applied.mark
+        };
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
         let renewal = Renewal { stamp, mark, vouched: self.births.vouched(self.term), term: self.term };
         // The clock is read before RENEW is sent.
@@ -69,13 +77,16 @@ impl LocalTier {
     /// Drops what the RENEW names, and only then extends the right.
     fn apply(&self, renewed: &Renewed, stamp: u64, sent: Moment) {
         let mut applied = lock(&self.applied);
+        applied.stamp = applied.stamp.max(stamp);
         if applied.has_left {
             return;
         }
+        // Dropped after the lock is released.
+        let mut dropped = Vec::new();
         match &renewed.announced {
             Some(records) => {
                 for record in records {
-                    self.drop_name(&record.name);
+                    dropped.push(self.drop_name(&record.name));
                     if record.announcer != self.store.node() {
                         self.store.volumes().acknowledge(record.announcer, record.id);
                     }
@@ -83,9 +94,11 @@ impl LocalTier {
             }
             None => self.tickets.void_all(),
         }
-        (applied.mark, applied.stamp) = (Some(renewed.newest), applied.stamp.max(stamp));
+        applied.mark = Some(renewed.newest);
         self.births.learn(&renewed.registry);
         self.right.extend(sent + micros(right_lasts(self.term)));
+        drop(applied);
+        drop(dropped);
     }
 
     /// The next RENEW is due at this moment. If there is none for a term after it, a caller starts another task.

@@ -63,6 +63,21 @@ impl Tickets {
         ticket.tags.extend(tags.iter().map(|tag| self.flag(tag.hash_of_name() ^ TAG)));
     }
 
+    /// The successor of a ticket, if that is not void: from here on all other tickets of the key are.
+    pub(super) fn succeed(&self, key: &Key, ticket: Ticket) -> Option<Ticket> {
+        let hash = key.hash_of_name();
+        // Flags are set under this lock.
+        let mut shard = lock(self.shard(hash));
+        if self.is_void(&ticket) {
+            return None;
+        }
+        let flag = Flag::default();
+        if let Some(before) = shard.flags.insert(hash, Arc::clone(&flag)) {
+            before.store(true, Ordering::SeqCst);
+        }
+        Some(Ticket { key: flag, ..ticket })
+    }
+
     pub(super) fn is_void(&self, ticket: &Ticket) -> bool {
         let is_set = |flag: &Flag| flag.load(Ordering::SeqCst);
         ticket.epoch != self.epoch.load(Ordering::SeqCst)
@@ -119,6 +134,18 @@ mod tests {
         assert!(!tickets.is_void(&tickets.take(&key("a"), &[])));
         tickets.void(&ChangedName::tag(&key("a")));
         assert!(tickets.is_void(&other));
+    }
+
+    #[test]
+    fn a_successor_voids_all_other_tickets_of_the_key_and_is_void_after_a_drop() {
+        let (tickets, k) = (Tickets::new(), key("k"));
+        let [read, stored] = [(), ()].map(|()| tickets.take(&k, &[]));
+        let successor = tickets.succeed(&k, stored).expect("nothing was dropped");
+        assert!(tickets.is_void(&read) && !tickets.is_void(&successor));
+        let later = tickets.take(&k, &[]);
+        tickets.void(&ChangedName::value(&k));
+        assert!(tickets.is_void(&successor) && tickets.is_void(&later));
+        assert!(tickets.succeed(&k, successor).is_none());
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Notify, RwLock};
+use tokio::time::{Instant, timeout, timeout_at};
 use uuid::Uuid;
 
 use super::births::Births;
@@ -43,6 +43,8 @@ pub(crate) struct LocalTier {
     pub(super) copies: Copies,
     pub(super) births: Births,
     pub(super) pending: PendingAnnouncements,
+    /// A task waits for silent members in place of a caller that has left.
+    pub(super) finishes: AtomicBool,
     /// Up to where the log was applied. Held while a RENEW's answer or a message is applied.
     pub(super) applied: Mutex<Applied>,
     /// A policy of this guard keeps copies.
@@ -56,6 +58,8 @@ pub(crate) struct LocalTier {
     /// Has the task renew at once.
     pub(super) renews: Arc<Notify>,
     pub(super) stamps: AtomicU64,
+    /// Each RENEW that is on its way reads it.
+    pub(super) renewing: RwLock<()>,
     pub(super) lapse_log: LogEveryMinute,
 }
 
@@ -89,6 +93,7 @@ impl LocalTier {
             copies: Copies::new(capacity),
             births: Births::default(),
             pending: PendingAnnouncements::default(),
+            finishes: AtomicBool::new(false),
             applied: Mutex::default(),
             in_use: AtomicBool::new(false),
             asked: AtomicBool::new(false),
@@ -96,6 +101,7 @@ impl LocalTier {
             renewer: AtomicU64::new(0),
             renews: Arc::default(),
             stamps: AtomicU64::new(0),
+            renewing: RwLock::new(()),
             lapse_log: LogEveryMinute::default(),
         });
         let listener: Weak<dyn VolumeListener> = Arc::<Self>::downgrade(&tier);
@@ -145,13 +151,21 @@ impl LocalTier {
         is_served.then_some((copy, instant))
     }
 
-    /// The copy of `key` while the store does not answer: until `while_down` after the end of the last right.
-    pub(crate) fn copy_while_down(&self, key: &Key, while_down: Duration) -> Option<Arc<LocalCopy>> {
+    /// The copy of `key` while the store does not answer: until `while_down` after the end of the last right, and after the copy was
+    /// made `local_for` ago.
+    pub(crate) fn copy_while_down(
+        &self,
+        key: &Key,
+        local_for: Duration,
+        while_down: Duration,
+    ) -> Option<Arc<LocalCopy>> {
         let last = self.right.last();
         let copy = self.copies.get(key)?;
         let now = self.clock.at(Instant::now());
-        let is_served =
-            last > 0 && now < last.saturating_add(micros(while_down)) && !self.tickets.is_void(&copy.ticket);
+        let is_served = last > 0
+            && now < last.saturating_add(micros(while_down))
+            && now.saturating_sub(copy.made_at) < micros(local_for.saturating_add(while_down))
+            && !self.tickets.is_void(&copy.ticket);
         is_served.then_some(copy)
     }
 
@@ -177,19 +191,30 @@ impl LocalTier {
         self.count(GuardCount::local_fills);
     }
 
-    /// Drops the copies of a name, also those that are still on their way.
-    pub(super) fn drop_name(&self, name: &ChangedName) {
-        self.tickets.void(name);
-        if let ChangedName::Value(name) = name {
-            // A copy of a long key is under another hash; it is void, and leaves when there is no room.
-            self.copies.remove(&Key::of_name(name));
+    /// Keeps a copy of what this node has stored, unless its ticket is void. A read that began before may hold an older value: it
+    /// leaves no copy from here on.
+    pub(crate) fn fill_stored(&self, key: &Key, entry: &Arc<StoredEntry>, ticket: Ticket) {
+        if let Some(ticket) = self.tickets.succeed(key, ticket) {
+            self.fill(key, entry, ticket);
         }
+    }
+
+    /// Takes the copies of a name out of use, also those that are still on their way. Returns what its caller has to drop, while it
+    /// holds no lock and before no answer: the `drop` of a user's value may be slow.
+    #[must_use]
+    pub(super) fn drop_name(&self, name: &ChangedName) -> Option<Arc<LocalCopy>> {
+        self.tickets.void(name);
         self.count(GuardCount::local_drops);
+        match name {
+            // A copy of a long key is under another hash; it is void, and leaves when there is no room.
+            ChangedName::Value(name) => self.copies.remove(&Key::of_name(name)),
+            ChangedName::Tag(_) => None,
+        }
     }
 
     /// Drops this node's copies of a key or a tag, for a change that is not awaited.
     pub(crate) fn forget(&self, name: &ChangedName) {
-        self.drop_name(name);
+        drop(self.drop_name(name));
     }
 
     /// Drops all of this node's copies, also those that are still on their way.
@@ -212,8 +237,15 @@ impl LocalTier {
 
     /// LEAVE, after the right was given up for good.
     pub(crate) async fn leave(&self, within: Duration) {
-        let stamp = lock(&self.applied).stamp;
-        self.end_membership(stamp, within).await;
+        let until = Instant::now() + within;
+        // A RENEW that is on its way makes a membership that is to end, too.
+        let _ = timeout_at(until, self.renewing.write()).await;
+        let (answered, sent) = (lock(&self.applied).stamp, self.stamps.load(Ordering::Relaxed));
+        let left = || until.saturating_duration_since(Instant::now());
+        self.end_membership(answered, left()).await;
+        if sent > answered {
+            self.end_membership(sent, left()).await;
+        }
     }
 
     /// Removes only the membership that the RENEW with this stamp has made, because this may run late.
@@ -254,13 +286,15 @@ impl Applied {
 impl VolumeListener for LocalTier {
     fn announced(&self, heard: &HeardAnnouncement) {
         let HeardAnnouncement { number, before, record } = heard;
-        {
+        let dropped = {
             let mut applied = lock(&self.applied);
-            self.drop_name(&record.name);
+            let dropped = self.drop_name(&record.name);
             applied.follow(*before, LogPosition { number: *number, id: record.id });
-        }
-        // After the drop: the announcer may return to its caller as soon as this arrives.
+            dropped
+        };
+        // After the copy is out of use: the announcer may return to its caller as soon as this arrives.
         self.store.volumes().acknowledge(record.announcer, record.id);
+        drop(dropped);
     }
 
     fn acknowledged(&self, id: Uuid, by: Uuid) {

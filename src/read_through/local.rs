@@ -100,7 +100,7 @@ pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Opt
     if policy.local_while_down.is_zero() {
         return None;
     }
-    let copy = &state.local.copy_while_down(key, policy.local_while_down)?.entry;
+    let copy = &state.local.copy_while_down(key, policy.local_for, policy.local_while_down)?.entry;
     let entry = copy.content.as_ref().ok()?;
     let (now, shared) = (state.store.now(), copy.shared.as_ref());
     let is_served = reader.serves(entry, now, shared).is_at_once();

@@ -174,3 +174,38 @@ async fn a_policy_without_copies_reads_the_store() {
     assert_eq!(load(&plain, "k", 2).await, 1);
     assert_eq!(guard.stats().local_hits, hits);
 }
+
+/// A value whose `drop` calls the guard that keeps its copy.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Calling(u32);
+
+static KEEPS: std::sync::OnceLock<StampedeGuard> = std::sync::OnceLock::new();
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        if let Some(guard) = KEEPS.get() {
+            let _ = futures_util::FutureExt::now_or_never(guard.shutdown(Duration::ZERO));
+        }
+    }
+}
+
+#[test]
+fn a_value_is_dropped_while_no_lock_of_the_guard_is_held() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let [keeps, other] = replicas(keeping());
+            load(&keeps, "another key", 1).await;
+            warm(&keeps, "another key").await;
+            for _ in 0..2 {
+                let load = || async { Ok::<_, String>(Calling(1)) };
+                assert_eq!(keeps.get_or_load_shared("k", load).await.expect("loaded").0, 1);
+            }
+            assert!(KEEPS.set(keeps).is_ok());
+            other.invalidate("k").await.expect("acknowledged");
+        });
+        done.send(()).expect("the test waits");
+    });
+    ended.recv_timeout(Duration::from_secs(30)).expect("no lock is waited for");
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use stampede_guard::testing::{ChaosStore, Fault, Origin, Replica};
 use stampede_guard::{ErrorKind, MemoryStore, PolicyBuilder, StampedeGuard};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{keeping, load, warm};
 
@@ -21,7 +21,13 @@ fn guard(replica: &Replica, policy: PolicyBuilder) -> StampedeGuard {
 fn fleet<const N: usize>(
     policy: impl Fn() -> PolicyBuilder,
 ) -> (ChaosStore<MemoryStore>, [(Replica, StampedeGuard); N]) {
-    let chaos = ChaosStore::new(1);
+    fleet_of(ChaosStore::new(1), policy)
+}
+
+fn fleet_of<const N: usize>(
+    chaos: ChaosStore<MemoryStore>,
+    policy: impl Fn() -> PolicyBuilder,
+) -> (ChaosStore<MemoryStore>, [(Replica, StampedeGuard); N]) {
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let fleet = std::array::from_fn(|_| {
         let replica = chaos.replica();
@@ -173,6 +179,23 @@ async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     assert_eq!(load(&kept, "k", 2).await, 2);
 }
 
+/// `local_for` bounds the age of copies, with `local_while_down` more during an outage.
+#[tokio::test(start_paused = true)]
+async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {
+    let [brief, down] = [5, 60].map(Duration::from_secs);
+    let policy = || keeping().local_for(brief).local_while_down(down);
+    let (_chaos, [(replica, guard)]) = fleet(policy);
+    load(&guard, "k", 1).await;
+    warm(&guard, "k").await;
+    // The process has its lease all the time, and no caller reads the copy anew.
+    for _ in 0..100 {
+        load(&guard, "another", 1).await;
+        sleep(Duration::from_secs(1)).await;
+    }
+    replica.cut();
+    assert_eq!(load(&guard, "k", 2).await, 2, "a copy of a hundred seconds");
+}
+
 // That the store has no value does not mean that no process has a copy.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
@@ -246,17 +269,89 @@ async fn an_idle_process_gives_its_lease_back_and_gets_it_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_gives_the_lease_back_at_once() {
-    let (_chaos, [(_, leaves), (_, stays)]) = fleet(keeping);
-    for guard in [&leaves, &stays] {
+async fn a_shutdown_gives_the_lease_back_at_once_whenever_it_comes() {
+    // At any time of the period of the renewals, and while one is on its way.
+    for late in (0..TERM.as_millis() as u64 / 3).step_by(37) {
+        let (chaos, [(_, leaves), (_, stays)]) = fleet(keeping);
+        for guard in [&leaves, &stays] {
+            load(guard, "k", 1).await;
+            warm(guard, "k").await;
+        }
+        sleep(TERM * 2).await;
+        chaos.latency(Duration::from_millis(100), Duration::from_millis(100));
+        sleep(Duration::from_millis(late)).await;
+        leaves.shutdown(Duration::from_secs(1)).await;
+        sleep(Duration::from_millis(200)).await;
+        let began = Instant::now();
+        stays.invalidate("k").await.expect("acknowledged");
+        assert!(began.elapsed() < Duration::from_millis(500), "{late}: {:?}", began.elapsed());
+    }
+}
+
+/// A caller may leave before the silent process is known to be one.
+#[tokio::test(start_paused = true)]
+async fn a_silent_process_is_removed_although_no_caller_waits_for_it_to_the_end() {
+    let (_chaos, [(gone, keeps), (_, other)]) = fleet(keeping);
+    for guard in [&keeps, &other] {
         load(guard, "k", 1).await;
         warm(guard, "k").await;
     }
     sleep(TERM * 2).await;
-    leaves.shutdown(Duration::from_secs(1)).await;
+    gone.stop();
+    for value in 2..5 {
+        let dropped = timeout(TERM / 4, other.insert("k", &value)).await;
+        assert!(dropped.is_err(), "it waits for the process that stands still");
+    }
+    sleep(TERM).await;
     let began = Instant::now();
-    stays.invalidate("k").await.expect("acknowledged");
+    other.insert("k", &5).await.expect("acknowledged");
     assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
+}
+
+/// A commit may take longer than its callers wait for it. Meanwhile the store still has the older value.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_returns_when_its_value_is_stored() {
+    let mut late = 0;
+    for seed in 0..20 {
+        let (chaos, [(_, one), (_, two)]) = fleet_of(ChaosStore::new(seed), keeping);
+        load(&one, "k", 1).await;
+        warm(&two, "k").await;
+        let (slow, errors, budgets) = (chaos.clone(), one.stats().store_errors, one.stats().budget_exceeded);
+        let refreshed = one.refresh("k", move || async move {
+            slow.once(Fault::Slow);
+            Ok::<_, String>(2_u32)
+        });
+        assert_eq!(refreshed.await.expect("loaded"), 2);
+        // The commit may also have had no answer in time.
+        if one.stats().store_errors == errors {
+            late += one.stats().budget_exceeded - budgets;
+            assert_eq!(load(&two, "k", 3).await, 2, "seed {seed}");
+        }
+    }
+    assert!(late > 0, "no commit was late");
+}
+
+/// The list of processes may be lost while a process that has just learned of it waits for its own inbox.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for() {
+    let mut deaf = 0;
+    for seed in 0..12 {
+        let (chaos, [(replica, keeps)]) = fleet_of(ChaosStore::new(seed), keeping);
+        let plain = guard(&chaos.replica(), stampede_guard::Policy::builder());
+        load(&keeps, "k", 1).await;
+        warm(&keeps, "k").await;
+        replica.cut();
+        chaos.once(Fault::Deaf);
+        let lost = async {
+            sleep(Duration::from_millis(2)).await;
+            chaos.once(Fault::EvictRegistry);
+        };
+        let (invalidated, ()) = tokio::join!(plain.invalidate("k"), lost);
+        invalidated.expect("acknowledged");
+        deaf += chaos.struck(Fault::Deaf).min(chaos.struck(Fault::EvictRegistry));
+        assert_eq!(load(&keeps, "k", 2).await, 2, "seed {seed}");
+    }
+    assert!(deaf > 0, "each inbox was open");
 }
 
 // P18.
