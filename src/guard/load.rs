@@ -205,8 +205,9 @@ impl StampedeGuard {
     /// # Consistency
     ///
     /// Once it has returned a value that was stored, no later caller in any process is given an older one, from the store or from
-    /// memory. A value that was loaded without the store, or whose lease was lost, is not stored: it is returned all the same, and
-    /// what was stored before may be served further.
+    /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then for all copies. A
+    /// value that was loaded without the store, whose lease was lost, or which the store has not confirmed by then is returned all the
+    /// same, and what was stored before may be served further.
     ///
     /// # Examples
     ///

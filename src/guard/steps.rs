@@ -134,7 +134,10 @@ impl StampedeGuard {
         };
         // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
         let result = match result {
-            Ok(value) => self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard),
+            Ok(value) => {
+                self.state.late_commits.ended(key).await;
+                self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
+            }
             failed => failed,
         };
         self.answered(key, outcome, result)

@@ -4,6 +4,7 @@ mod audits;
 #[cfg(feature = "http")]
 mod http;
 pub(crate) mod kept;
+pub(crate) mod late_commits;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_publish.rs"]
 mod publish;
@@ -24,6 +25,7 @@ use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
 use self::kept::KeptInvalidations;
+use self::late_commits::LateCommits;
 #[cfg(feature = "metrics")]
 use self::published::Published;
 
@@ -62,6 +64,7 @@ pub(crate) struct GuardState {
     pub(crate) local: Arc<LocalTier>,
     /// Invalidations that the store has not confirmed.
     pub(crate) kept: KeptInvalidations,
+    pub(crate) late_commits: LateCommits,
     pub(crate) audits: Audits,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
@@ -165,6 +168,7 @@ impl GuardState {
                 local_term,
             ),
             kept: KeptInvalidations::new(&namespace, most_kept),
+            late_commits: LateCommits::default(),
             audits: Audits::default(),
             prober: Prober::new(&namespace),
             store,

@@ -73,12 +73,14 @@ impl FlightTask {
         };
         // Of a commit that goes on it is not known yet.
         let is_stored = told.is_err() || told == Ok(Some(TokenCheck::Held));
+        let late = told.is_err().then(|| state.late_commits.begin(&flight.key));
         tell_waiters(leader, publication.for_waiters(is_stored), current, settled);
         if told.is_err() {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
             publication.keep_copy(&state, &flight.key, told, replaces);
         }
+        drop(late);
     }
 
     /// Decides what a load's result means, after reading again what it depends on.
@@ -179,7 +181,7 @@ impl Publication {
                 let payload = Bytes::copy_from_slice(&entry.payload);
                 let entry = Entry { payload, ..entry.clone() };
                 let copy = Arc::new(StoredEntry::new(Ok(entry)).shared(checked));
-                state.local.fill(key, &copy, ticket.clone());
+                state.local.fill_stored(key, &copy, ticket.clone());
             }
             _ if replaces => state.local.forget(&name()),
             _ => {}
