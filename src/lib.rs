@@ -29,7 +29,8 @@
 //!
 //! # What the layer does by default
 //!
-//! - It caches a 200 to a `GET` of at most 1 MiB: as long as `Cache-Control` says, or 60 s without one.
+//! - It caches a 200 to a `GET`, and also 203, 204, 300, 301, 308, 404 and 410, of at most 1 MiB: as long as `Cache-Control`
+//!   says, or 60 s without one. Other statuses only with a lifetime of their own.
 //! - A request with `Authorization`, a cookie or another credential goes straight to the service. A response with
 //!   `Set-Cookie`, `private`, `no-store` or `Vary: *` is not shared. **A response that depends on anything else must say
 //!   so**: with `Vary`, `private`, or the extension `DoNotStore`.

@@ -125,6 +125,9 @@ impl StampedeGuard {
     /// [`negative_for`](crate::PolicyBuilder::negative_for). Like [`invalidate`](Self::invalidate), it wins over loads that are
     /// running: their values are not stored.
     ///
+    /// For another lifetime, on a handle with another policy:
+    /// `guard.with_policy(guard.policy().to_builder().fresh_for(..).build()?).insert(..)`.
+    ///
     /// # Errors
     ///
     /// An empty key; a value that can not be encoded, or is longer than `max_body`; a store that did not
@@ -212,6 +215,10 @@ impl StampedeGuard {
     }
 
     /// Removes `key`, also against loads that are running: their values are not stored.
+    ///
+    /// Where processes keep copies ([`local_for`](crate::PolicyBuilder::local_for)), it then waits until each of them has dropped its
+    /// copy: a round trip or so, and for one [`local_term`](crate::StampedeGuardBuilder::local_term) (two seconds) at most for a process
+    /// that is dead, hung, paused or cut off.
     ///
     /// # Errors
     ///

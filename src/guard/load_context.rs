@@ -183,8 +183,8 @@ impl<T> LoadContext<T> {
 
     /// Gives this value tags besides the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
     /// them invalidates it. At most 16, whatever the policy has. Call it *before* you ask the origin for what is stored: an
-    /// invalidation between the answer of the origin and this call is missed, and the older value is stored. Each call costs a round trip, and each read of such a value a second one; tags of the policy
-    /// cost neither.
+    /// invalidation between the answer of the origin and this call is missed, and the older value is stored. Each call costs a round
+    /// trip, and each read of such a value a second one; tags of the policy cost neither.
     ///
     /// If the store cannot be reached, the load does not fail: the value goes to its waiters and is not
     /// stored, because an invalidation would not find it.

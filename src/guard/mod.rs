@@ -163,14 +163,13 @@ impl StampedeGuard {
     ///
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
-    /// The text says what to change, as in "no server listens there: see that host and port are right, and that the server runs".
-    ///
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
     /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
     /// can be reached is tested; if all of them say that the cluster is down, that is an error too, as it is for a single server that
     /// is loading or busy.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). Other findings
-    /// of [`doctor`](Self::doctor) are no errors here.
+    /// of [`doctor`](Self::doctor) are no errors here. The text says what to change, as in "no server listens there: see that host and
+    /// port are right, and that the server runs".
     ///
     /// # Cancel safety
     ///

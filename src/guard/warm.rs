@@ -40,10 +40,11 @@ impl StampedeGuard {
     /// Takes the keys in groups of `at_once`, one group after the other, each by one call of `load`, as
     /// [`get_or_load_many`](Self::get_or_load_many) does. Values that are there are not loaded again. Replicas that warm the same keys
     /// share the work: each takes the groups in its own order, and each key is loaded once in the fleet. So a process that starts
-    /// anew goes on where the fleet is.
+    /// again loads only what no replica has loaded.
     ///
     /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while a permit
-    /// is free. While the store is away it waits, because values that are not stored warm nothing. After
+    /// is free. While the store is away it waits, because values that are not stored warm nothing. **Neither wait has a bound**: put
+    /// `tokio::time::timeout` around it, or an outage of Redis keeps new processes from starting. After
     /// [`set_policy`](Self::set_policy) the groups that are left have the new policy.
     ///
     /// Await it before the process says that it is ready, or spawn it beside the traffic. Errors are counted in [`Warmed`]; the

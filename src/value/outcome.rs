@@ -77,7 +77,8 @@ impl FlightOutcome {
         }
     }
 
-    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no longer than its stored form, so `max_body` bounds it.
+    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no longer
+    /// than its stored form, so `max_body` bounds it.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());

@@ -42,7 +42,7 @@ fn guard_of_the_shop(redis: redis::Client) -> Result<StampedeGuard, stampede_gua
     StampedeGuard::builder(redis)
         .namespace("shop")
         .policy(policy)
-        .local_capacity(256 << 20) // bytes of copies in each process; 64 MiB if this is not set
+        .local_capacity(256 << 20) // bytes of copies in this guard; 64 MiB if this is not set
         .build()
 }
 

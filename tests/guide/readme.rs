@@ -47,7 +47,7 @@ fn guard() -> Result<StampedeGuard, Box<dyn Error>> {
     let guard = StampedeGuard::builder(redis)
         .namespace("shop") // one per service: two services with one namespace read each other's values
         .policy(policy.build()?)
-        .build()?; // guard.with_policy(..): the same with other lifetimes, for other routes
+        .build()?; // other routes: guard.with_policy(guard.policy().to_builder().fresh_for(..).build()?)
     Ok(guard)
 }
 
@@ -123,8 +123,8 @@ async fn rebuild(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
         return Ok(StatusCode::CONFLICT); // another process rebuilds it
     };
     shop.rebuild_index().await;
-    held.unlock().await.map_err(down)?;
-    Ok(StatusCode::OK)
+    let was_held = held.unlock().await.map_err(down)?; // false: the mutex was lost meanwhile
+    Ok(if was_held { StatusCode::OK } else { StatusCode::CONFLICT })
 }
 
 #[tokio::test]
