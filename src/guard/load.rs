@@ -196,7 +196,9 @@ impl StampedeGuard {
     /// # Errors
     ///
     /// As [`get_or_load`](Self::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
-    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it.
+    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes keep copies
+    /// ([`local_for`](crate::PolicyBuilder::local_for)), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store does not
+    /// confirm the announcement to them within two seconds.
     ///
     /// # Cancel safety
     ///
@@ -206,8 +208,8 @@ impl StampedeGuard {
     ///
     /// Once it has returned a value that was stored, no later caller in any process is given an older one, from the store or from
     /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then for all copies. A
-    /// value that was loaded without the store, whose lease was lost, or which the store has not confirmed by then is returned all the
-    /// same, and what was stored before may be served further.
+    /// value that is not stored, because it was loaded without the store or its lease was lost, or of which the store has not said so
+    /// by then, is returned without an error of its own, and what was stored before may be served further.
     ///
     /// # Examples
     ///

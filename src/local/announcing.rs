@@ -42,7 +42,7 @@ impl Drop for Change<'_> {
         let attempts = std::mem::take(&mut *lock(&self.attempts));
         let (unfinished, runtime) = (lock(&self.unfinished).take(), Handle::try_current());
         match (unfinished, runtime) {
-            (Some(wait), Ok(runtime)) if !self.tier.finishes.swap(true, Ordering::AcqRel) => {
+            (Some(wait), Ok(runtime)) if self.tier.finishes_alone(&wait) => {
                 let finishing = Finishing { tier: Arc::downgrade(self.tier), attempts };
                 runtime.spawn(async move {
                     wait.ended().await;
@@ -56,7 +56,7 @@ impl Drop for Change<'_> {
     }
 }
 
-/// A wait that goes on without its caller, one at a time in a process: the next one would remove the same members.
+/// A wait that goes on without its caller.
 struct Finishing {
     tier: Weak<LocalTier>,
     attempts: Vec<Uuid>,
@@ -66,7 +66,6 @@ impl Drop for Finishing {
     fn drop(&mut self) {
         if let Some(tier) = self.tier.upgrade() {
             tier.pending.forget(&self.attempts);
-            tier.finishes.store(false, Ordering::Release);
         }
     }
 }
@@ -124,6 +123,17 @@ impl LocalTier {
                 Err(_) => tier.count(GuardCount::store_errors),
             }
         });
+    }
+
+    /// Whether this wait goes on without its caller: no other one does until its end, because it would remove the same members. (By the
+    /// time and not by the task: that of a runtime that is not driven never ends.)
+    fn finishes_alone(&self, wait: &MemberWait) -> bool {
+        let [now, until] = [Instant::now(), wait.until + WITHIN].map(|at| self.clock.at(at));
+        let before = self.finishes_until.load(Ordering::Acquire);
+        let is_first = || {
+            self.finishes_until.compare_exchange(before, until, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        };
+        before <= now && is_first()
     }
 
     /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as the

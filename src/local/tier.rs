@@ -43,8 +43,8 @@ pub(crate) struct LocalTier {
     pub(super) copies: Copies,
     pub(super) births: Births,
     pub(super) pending: PendingAnnouncements,
-    /// A task waits for silent members in place of a caller that has left.
-    pub(super) finishes: AtomicBool,
+    /// Until when a task waits for silent members in place of a caller that has left.
+    pub(super) finishes_until: AtomicU64,
     /// Up to where the log was applied. Held while a RENEW's answer or a message is applied.
     pub(super) applied: Mutex<Applied>,
     /// A policy of this guard keeps copies.
@@ -93,7 +93,7 @@ impl LocalTier {
             copies: Copies::new(capacity),
             births: Births::default(),
             pending: PendingAnnouncements::default(),
-            finishes: AtomicBool::new(false),
+            finishes_until: AtomicU64::new(0),
             applied: Mutex::default(),
             in_use: AtomicBool::new(false),
             asked: AtomicBool::new(false),
@@ -194,8 +194,10 @@ impl LocalTier {
     /// Keeps a copy of what this node has stored, unless its ticket is void. A read that began before may hold an older value: it
     /// leaves no copy from here on.
     pub(crate) fn fill_stored(&self, key: &Key, entry: &Arc<StoredEntry>, ticket: Ticket) {
-        if let Some(ticket) = self.tickets.succeed(key, ticket) {
-            self.fill(key, entry, ticket);
+        match self.tickets.succeed(key, ticket) {
+            Some(ticket) => self.fill(key, entry, ticket),
+            // The copy that is there, or on its way, may be older.
+            None => self.forget(&ChangedName::value(key)),
         }
     }
 

@@ -73,7 +73,7 @@ impl FlightTask {
         };
         // Of a commit that goes on it is not known yet.
         let is_stored = told.is_err() || told == Ok(Some(TokenCheck::Held));
-        let late = told.is_err().then(|| state.late_commits.begin(&flight.key));
+        let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
         tell_waiters(leader, publication.for_waiters(is_stored), current, settled);
         if told.is_err() {
             policy.count(Count::budget_exceeded);

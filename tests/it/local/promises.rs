@@ -308,6 +308,36 @@ async fn a_silent_process_is_removed_although_no_caller_waits_for_it_to_the_end(
     assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
 }
 
+/// The wait that goes on without its caller may be in a runtime that is not driven any more.
+#[test]
+fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
+    const TERM: Duration = Duration::from_secs(1);
+    let store = MemoryStore::new();
+    let guard = || {
+        let guard = StampedeGuard::builder(store.clone()).policy(keeping().build().expect("valid"));
+        guard.local_term(TERM).build().expect("valid")
+    };
+    let (gone, other) = (guard(), guard());
+    let runtimes = [(), ()]
+        .map(|()| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
+    runtimes[0].block_on(async {
+        load(&gone, "k", 1).await;
+        warm(&gone, "k").await;
+    });
+    // It ends without a shutdown, so its place in the list stays.
+    drop(gone);
+    let is_dropped = async || timeout(TERM / 10, other.insert("k", &2)).await.is_err();
+    assert!(runtimes[0].block_on(is_dropped()));
+    runtimes[1].block_on(async {
+        sleep(TERM * 2).await;
+        assert!(is_dropped().await);
+        sleep(TERM * 2).await;
+        let began = Instant::now();
+        other.insert("k", &3).await.expect("acknowledged");
+        assert!(began.elapsed() < TERM / 2, "{:?}", began.elapsed());
+    });
+}
+
 /// A commit may take longer than its callers wait for it. Meanwhile the store still has the older value.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_returns_when_its_value_is_stored() {
