@@ -216,9 +216,8 @@ impl StampedeGuard {
 
     /// Removes `key`, also against loads that are running: their values are not stored.
     ///
-    /// Where processes keep copies ([`local_for`](crate::PolicyBuilder::local_for)), it then waits until each of them has dropped its
-    /// copy: a round trip or so, and for one [`local_term`](crate::StampedeGuardBuilder::local_term) (two seconds) at most for a process
-    /// that is dead, hung, paused or cut off.
+    /// Where processes keep copies (`local_for`), it then waits until each of them has dropped its copy: a round trip or so, and for one
+    /// `local_term` (two seconds) at most for a process that is dead, hung, paused or cut off.
     ///
     /// # Errors
     ///
