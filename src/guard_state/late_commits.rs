@@ -1,10 +1,10 @@
 //! The commits that go on after their loads have answered their callers, because they take longer than callers wait.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::key::{Hashed, Key};
@@ -25,8 +25,8 @@ struct CommitsByKey {
 
 #[derive(Clone, Debug)]
 struct UnansweredCommit {
-    /// Nothing is ever sent: it ends with its sender.
-    ends: watch::Receiver<()>,
+    /// It has no permits, and is closed at the end: unlike a `watch`, that wakes its waiters in their order.
+    ends: Arc<Semaphore>,
     /// Also of a commit whose runtime is not driven.
     deadline: Instant,
 }
@@ -34,19 +34,25 @@ struct UnansweredCommit {
 /// A commit that is on its way, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct LateCommit {
-    _ends: watch::Sender<()>,
+    ends: Arc<Semaphore>,
+}
+
+impl Drop for LateCommit {
+    fn drop(&mut self) {
+        self.ends.close();
+    }
 }
 
 impl UnansweredCommit {
     fn is_over(&self) -> bool {
-        self.ends.has_changed().is_err() || self.deadline <= Instant::now()
+        self.ends.is_closed() || self.deadline <= Instant::now()
     }
 }
 
 impl LateCommits {
     /// To be called before the callers of the load are answered. The commit has its answer, or none, `within` this time.
     pub(crate) fn begin(&self, key: &Key, within: Duration) -> LateCommit {
-        let (sender, ends) = watch::channel(());
+        let ends = Arc::new(Semaphore::new(0));
         let mut commits = lock(&self.commits);
         if commits.by_key.len() >= commits.sweep_at {
             commits.by_key.retain(|_, of_key| {
@@ -57,15 +63,15 @@ impl LateCommits {
         }
         let of_key = commits.by_key.entry(key.clone()).or_default();
         of_key.retain(|commit| !commit.is_over());
-        of_key.push(UnansweredCommit { ends, deadline: Instant::now() + within });
-        LateCommit { _ends: sender }
+        of_key.push(UnansweredCommit { ends: Arc::clone(&ends), deadline: Instant::now() + within });
+        LateCommit { ends }
     }
 
     /// Waits until the commits of this key that are on their way now have ended.
     pub(crate) async fn ended(&self, key: &Key) {
         let of_key = lock(&self.commits).by_key.get(key).cloned().unwrap_or_default();
-        for mut commit in of_key {
-            let _ = timeout_at(commit.deadline, commit.ends.changed()).await;
+        for commit in of_key {
+            let _ = timeout_at(commit.deadline, commit.ends.acquire()).await;
         }
     }
 }
