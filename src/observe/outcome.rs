@@ -8,8 +8,8 @@ pub enum Outcome {
     Hit,
     /// From this process's memory.
     LocalHit,
-    /// With a stale value, whose new load runs in the background, has failed, or takes long; or with a copy from memory while the
-    /// store is away.
+    /// With a stale value, because its new load runs in the background, has failed, or takes long; or with a copy from memory while
+    /// the store is away.
     Stale,
     /// By the load that this request led.
     Led,

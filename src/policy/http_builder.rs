@@ -55,8 +55,8 @@ impl PolicyBuilder {
 
     /// The request headers that mark an answer as one user's: a request with any of them bypasses the
     /// cache. Defaults to 41 headers, the standard ones and those of common proxies ([the list](crate::http#credentials)), or to the
-    /// list of [`http`](Self::http). **Replaces** that list: to add a header use [`credential_header`](Self::credential_header), whose
-    /// headers, on this builder or on the `HttpPolicy`, before or after, stay.
+    /// list of [`http`](Self::http). **Replaces** that list: to add a header use [`credential_header`](Self::credential_header). Headers
+    /// that it adds, on this builder or on the `HttpPolicy`, before or after, stay.
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.requests.credentials = Some(names.into_iter().collect());
         self

@@ -175,7 +175,7 @@ async fn a_policy_without_copies_reads_the_store() {
     assert_eq!(guard.stats().local_hits, hits);
 }
 
-/// A value whose `drop` calls the guard that keeps its copy.
+/// A value that calls the guard with its copy when it is dropped.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Calling(u32);
 
