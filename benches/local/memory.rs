@@ -62,10 +62,10 @@ struct Resident {
 
 pub(crate) fn rows(table: &mut Table) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let forms = [Form::Bytes, Form::Slice, Form::Decoded].map(|form| (form, None));
-    for (form, arenas) in forms.into_iter().chain([(Form::Decoded, Some(1))]) {
-        let (with, without) =
-            runtime.block_on(async { (filled(form, true, arenas).await, filled(form, false, arenas).await) });
+    let forms = [Form::Bytes, Form::Slice, Form::Decoded].map(|form| (form, false));
+    for (form, one_arena) in forms.into_iter().chain([(Form::Decoded, true)]) {
+        let (with, without) = runtime
+            .block_on(async { (filled(form, true, one_arena).await, filled(form, false, one_arena).await) });
         let capacity = CAPACITY as f64 / MIB;
         let grown = |resident: Resident| resident.most - resident.before;
         let name = match form {
@@ -73,7 +73,7 @@ pub(crate) fn rows(table: &mut Table) {
             Form::Slice => "`get_or_load` of `Bytes` that are a slice of 4 KiB",
             Form::Decoded => "`get_or_load_shared` of a record, decoded",
         };
-        let arenas = if arenas.is_some() { ", one arena of the allocator" } else { "" };
+        let arenas = if one_arena { ", one arena of the allocator" } else { "" };
         table.add(Row {
             what: format!(
                 "memory that {KEYS} keys leave, {VALUE} bytes each, {name}{arenas} / a capacity of 64 MiB"
@@ -93,14 +93,12 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// `arenas`: how many the allocator of the GNU C library may have, if not as many as it likes.
-async fn filled(form: Form, tier: bool, arenas: Option<usize>) -> Resident {
+/// With `one_arena` the allocator of the GNU C library has no more than that.
+async fn filled(form: Form, tier: bool, one_arena: bool) -> Resident {
     let server = RedisServer::start();
     let keys = if tier { KEYS } else { KEYS_OF_THE_CONTROL };
-    let arenas = arenas.map(|arenas| format!("MALLOC_ARENA_MAX={arenas}"));
-    let program: Vec<_> = arenas.iter().flat_map(|arenas| ["env", arenas.as_str()]).collect();
-    let config = Config { redis: server.url(), form, tier, keys };
-    let fleet = Fleet::spawn_by(&program, 1, "fills", &config);
+    let program: &[_] = if one_arena { &["env", "MALLOC_ARENA_MAX=1"] } else { &[] };
+    let fleet = Fleet::spawn_by(program, 1, "fills", &Config { redis: server.url(), form, tier, keys });
     fleet.wait_ready().await;
     fleet.member(0).send("go");
     // Each wait is bounded, and all keys take longer than that on a slow machine.

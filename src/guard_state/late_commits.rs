@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use crate::key::{Hashed, Key};
 use crate::sync::lock;
+use crate::tracker::{Tracked, Tracker};
 
 /// The commits that are on their way although their callers were answered. A refresh waits for those of its key.
 #[derive(Debug, Default)]
@@ -19,40 +19,30 @@ pub(crate) struct LateCommits {
 #[derive(Debug, Default)]
 struct CommitsByKey {
     by_key: HashMap<Key, Vec<UnansweredCommit>, Hashed>,
-    /// The number of keys at which those are removed whose commits have ended.
+    /// The number of keys at which those without a running commit are removed.
     sweep_at: usize,
 }
 
 #[derive(Clone, Debug)]
 struct UnansweredCommit {
-    /// It has no permits, and is closed at the end: unlike a `watch`, that wakes its waiters in their order.
-    ends: Arc<Semaphore>,
-    /// Also of a commit whose runtime is not driven.
+    /// Counts the commit until it ends.
+    running: Arc<Tracker>,
+    /// When no refresh waits for it any more: in a runtime that is not driven it never ends.
     deadline: Instant,
-}
-
-/// A commit that is on its way, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct LateCommit {
-    ends: Arc<Semaphore>,
-}
-
-impl Drop for LateCommit {
-    fn drop(&mut self) {
-        self.ends.close();
-    }
 }
 
 impl UnansweredCommit {
     fn is_over(&self) -> bool {
-        self.ends.is_closed() || self.deadline <= Instant::now()
+        self.running.count() == 0 || self.deadline <= Instant::now()
     }
 }
 
 impl LateCommits {
-    /// To be called before the callers of the load are answered. The commit has its answer, or none, `within` this time.
-    pub(crate) fn begin(&self, key: &Key, within: Duration) -> LateCommit {
-        let ends = Arc::new(Semaphore::new(0));
+    /// To be called before the callers of the load are answered. The commit is on its way until what is returned is dropped, and
+    /// `within` this time at most.
+    pub(crate) fn begin(&self, key: &Key, within: Duration) -> Tracked {
+        let running = Arc::<Tracker>::default();
+        let late = running.enter();
         let mut commits = lock(&self.commits);
         if commits.by_key.len() >= commits.sweep_at {
             commits.by_key.retain(|_, of_key| {
@@ -63,15 +53,15 @@ impl LateCommits {
         }
         let of_key = commits.by_key.entry(key.clone()).or_default();
         of_key.retain(|commit| !commit.is_over());
-        of_key.push(UnansweredCommit { ends: Arc::clone(&ends), deadline: Instant::now() + within });
-        LateCommit { ends }
+        of_key.push(UnansweredCommit { running, deadline: Instant::now() + within });
+        late
     }
 
     /// Waits until the commits of this key that are on their way now have ended.
     pub(crate) async fn ended(&self, key: &Key) {
         let of_key = lock(&self.commits).by_key.get(key).cloned().unwrap_or_default();
         for commit in of_key {
-            let _ = timeout_at(commit.deadline, commit.ends.acquire()).await;
+            commit.running.empty(commit.deadline).await;
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Announcing a change to the nodes that keep copies, and waiting until each has dropped its own or has lost its right.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
 use super::pending::Acknowledgements;
-use super::right::announcer_waits;
+use super::right::{announcer_waits, take_duty};
 use super::tier::LocalTier;
 use crate::observe::GuardCount;
 use crate::store::StoreError;
@@ -125,15 +124,10 @@ impl LocalTier {
         });
     }
 
-    /// Whether this wait goes on without its caller: no other one does until its end, because it would remove the same members. (By the
-    /// time and not by the task: that of a runtime that is not driven never ends.)
+    /// Whether this wait goes on without its caller: no other one does until its end, because it would remove the same members.
     fn finishes_alone(&self, wait: &MemberWait) -> bool {
         let [now, until] = [Instant::now(), wait.until + WITHIN].map(|at| self.clock.at(at));
-        let before = self.finishes_until.load(Ordering::Acquire);
-        let is_first = || {
-            self.finishes_until.compare_exchange(before, until, Ordering::AcqRel, Ordering::Acquire).is_ok()
-        };
-        before <= now && is_first()
+        take_duty(&self.finishes_until, now, until)
     }
 
     /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as the

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::right::{Moment, micros, right_lasts};
+use super::right::{Moment, micros, right_lasts, take_duty};
 use super::tier::LocalTier;
 use crate::observe::{GuardCount, log, warn_if};
 use crate::store::volume::{Renewal, Renewed};
@@ -25,15 +25,11 @@ impl LocalTier {
     /// Starts the task, if there is none that runs: that of a runtime that is not driven does not.
     pub(super) fn renew(self: &Arc<Self>) {
         let now = self.clock.at(Instant::now());
-        let before = self.renews_until.load(Ordering::Acquire);
-        if now < before {
+        if now < self.renews_until.load(Ordering::Acquire) {
             return;
         }
         let Ok(runtime) = Handle::try_current() else { return };
-        let until = now + micros(self.term);
-        let is_first =
-            || self.renews_until.compare_exchange(before, until, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if lock(&self.applied).has_left || !is_first() {
+        if lock(&self.applied).has_left || !take_duty(&self.renews_until, now, now + micros(self.term)) {
             return;
         }
         let number = self.renewer.fetch_add(1, Ordering::AcqRel) + 1;

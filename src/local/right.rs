@@ -46,6 +46,12 @@ pub(super) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Takes a duty of the process until a moment, if it is free now. By the time and not by its task: that of a runtime that is not driven
+/// never ends.
+pub(super) fn take_duty(duty: &AtomicU64, now: Moment, until: Moment) -> bool {
+    duty.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| (before <= now).then_some(until)).is_ok()
+}
+
 /// Until when a node may serve from memory.
 #[derive(Debug, Default)]
 pub(super) struct Right {

@@ -201,8 +201,8 @@ impl LocalTier {
         }
     }
 
-    /// Takes the copies of a name out of use, also those that are still on their way. Returns what its caller has to drop, while it
-    /// holds no lock and before no answer: the `drop` of a user's value may be slow.
+    /// Takes the copies of a name out of use, also those that are still on their way. The caller drops what this returns after it has
+    /// released its locks and sent its answer: the `drop` of a user's value may be slow.
     #[must_use]
     pub(super) fn drop_name(&self, name: &ChangedName) -> Option<Arc<LocalCopy>> {
         self.tickets.void(name);

@@ -75,12 +75,11 @@ impl FlightTask {
         let is_stored = told.is_err() || told == Ok(Some(TokenCheck::Held));
         let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
         tell_waiters(leader, publication.for_waiters(is_stored), current, settled);
-        if told.is_err() {
+        if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
             publication.keep_copy(&state, &flight.key, told, replaces);
         }
-        drop(late);
     }
 
     /// Decides what a load's result means, after reading again what it depends on.

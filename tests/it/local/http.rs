@@ -12,6 +12,8 @@ use stampede_guard::StampedeGuard;
 use tokio::time::sleep;
 use tower::{Layer as _, Service, ServiceExt as _};
 
+#[cfg(feature = "testing")]
+use super::promises::fleet;
 use super::{keeping, replicas};
 
 type Body = Full<Bytes>;
@@ -121,17 +123,13 @@ async fn conditions_and_ranges_are_answered_from_a_copy() {
 async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     // Within the deadline of a command.
     let [late, brief] = [40, 1].map(Duration::from_millis);
-    let chaos = stampede_guard::testing::ChaosStore::<stampede_guard::MemoryStore>::new(1);
+    let (chaos, [(_, other), (_, guard)]) = fleet(keeping);
     chaos.latency(brief, brief);
-    let [other, guard] = [(), ()].map(|()| {
-        let policy = keeping().build().expect("valid");
-        StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid")
-    });
     let service = Counting::default();
     warm(&guard, &service).await;
     ask(&other, &service, Request::post("http://shop/page")).await;
     ask(&other, &service, get("de")).await;
-    // The copy is gone here, and the reply to this read comes late. (It is a call for many keys, whose read no other caller joins.)
+    // The copy is gone here, and the reply to this read comes late. (No other caller joins the read of a call for many keys.)
     chaos.latency(late, late);
     let key = guard.http_key(&get("de").body(()).expect("a request")).expect("a key");
     let mut reads = std::pin::pin!(guard.get_many::<u32, _>([key]));
@@ -159,19 +157,14 @@ async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_invalidates_all_of_its_targets_at_once() {
-    let chaos = stampede_guard::testing::ChaosStore::<stampede_guard::MemoryStore>::new(1);
-    let [silent, guard] = [(), ()].map(|()| {
-        let (replica, policy) = (chaos.replica(), keeping().build().expect("valid"));
-        let guard = StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid");
-        (replica, guard)
-    });
+    let (_chaos, [(replica, silent), (_, guard)]) = fleet(keeping);
     let service = Counting::default();
-    for (_, guard) in [&silent, &guard] {
+    for guard in [&silent, &guard] {
         warm(guard, &service).await;
     }
-    silent.0.stop();
-    let before = ask(&guard.1, &service, get("de")).await.2;
+    replica.stop();
+    let before = ask(&guard, &service, get("de")).await.2;
     let form = Request::post("http://shop/form").header("see", "/page");
-    ask(&guard.1, &service, form).await;
-    assert_ne!(ask(&guard.1, &service, get("de")).await.2, before);
+    ask(&guard, &service, form).await;
+    assert_ne!(ask(&guard, &service, get("de")).await.2, before);
 }

@@ -18,7 +18,7 @@ fn guard(replica: &Replica, policy: PolicyBuilder) -> StampedeGuard {
 }
 
 /// A store and so many guards with their replicas.
-fn fleet<const N: usize>(
+pub(super) fn fleet<const N: usize>(
     policy: impl Fn() -> PolicyBuilder,
 ) -> (ChaosStore<MemoryStore>, [(Replica, StampedeGuard); N]) {
     fleet_of(ChaosStore::new(1), policy)
