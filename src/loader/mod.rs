@@ -161,8 +161,8 @@ pub(crate) enum LoadResult {
     Uncacheable { mark: MarkerRule },
     /// No value.
     Failed(Failure),
-    /// Valid for its own caller only, because the other waiters ask for something else; the next waiter loads.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP requests"))]
+    /// Valid for its own caller only, because the other waiters ask for something else, or because it began before the lease was held;
+    /// the next waiter loads.
     OnlyForCaller,
 }
 
