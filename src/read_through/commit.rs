@@ -38,8 +38,17 @@ impl FlightTask {
         // Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit,
         // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
         // commit on the same connection, so it sees the change.
-        self.leader.detach();
+        // A caller that joins an uncacheable load loads for itself. So it does not wait for the marker, and joins until that is stored:
+        // in between, its look-up would find nothing, and it would wait for another load.
+        let loads_alone = matches!(loaded.result, LoadResult::Uncacheable { .. })
+            && self.flight.mode != LoadMode::BackgroundRefresh;
+        if !loads_alone {
+            self.leader.detach();
+        }
         self.note_waits();
+        if loads_alone {
+            self.leader.announce_to_all(FlightOutcome::Uncacheable);
+        }
         let LoadOutput { result, settled } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
             settled.into_iter().for_each(|settled| settled());
