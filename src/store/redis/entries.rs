@@ -27,7 +27,7 @@ use crate::store::{
 impl RedisStore {
     /// LOOK UP, as an unboxed future.
     pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
-        match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
+        match self.commands.read(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
             // Foreign data under our key: not an entry, and counted as one that cannot be decoded. (MGET, which reads an

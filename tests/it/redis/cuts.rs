@@ -3,6 +3,48 @@
 
 use super::*;
 
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Each cut connection cost the next caller its hit, and a load without the lease.
+#[tokio::test]
+async fn a_connection_that_the_server_closes_while_idle_costs_no_hit() {
+    for resp3 in [false, true] {
+        let server = RedisServer::start();
+        let server = if resp3 { server.in_resp3() } else { server };
+        for round in 0..5 {
+            let guard = local(&server, lease_of(LEASE)).await;
+            answer(&guard, "k", 7).await;
+            server.kill_clients();
+            assert_eq!(answer(&guard, "k", 8).await, 7, "round {round}, resp3: {resp3}");
+            assert_eq!(guard.stats().fail_open_loads, 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_guard_reconnects_before_the_next_call() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(LEASE)).await;
+    answer(&guard, "k", 7).await;
+    let before = guard.health().outages;
+    server.kill_clients();
+    eventually("the end is noticed", SOON, async || guard.health().outages > before).await;
+    eventually("it is connected", SOON, async || guard.health().commands == LinkState::Up).await;
+    assert_eq!(answer(&guard, "k", 8).await, 7);
+}
+
+/// A load whose ACQUIRE meets the broken connection runs under the lease.
+#[tokio::test]
+async fn a_miss_after_a_cut_is_loaded_under_the_lease() {
+    let server = RedisServer::start();
+    for round in 0..5 {
+        let guard = local(&server, lease_of(LEASE)).await;
+        server.kill_clients();
+        answer(&guard, &format!("k{round}"), 7).await;
+        assert_eq!(guard.stats().fail_open_loads, 0, "{:?}", guard.stats());
+    }
+}
+
 /// The advice was to use TLS.
 #[tokio::test]
 async fn a_server_without_room_for_connections_is_reported_as_such() {

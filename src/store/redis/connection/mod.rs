@@ -1,8 +1,8 @@
 //! The supervisor of the connection that carries commands; also the circuit breaker.
 //!
 //! While there is no connection, a command fails in microseconds, and one background task, the keeper, reconnects. Callers
-//! wait for the keeper only before the first attempt has ended: within their deadlines, and for no longer than a connection
-//! may be silent.
+//! wait for the keeper only before an attempt has failed: for the first connection, and after a connection was cut that did not
+//! itself end an outage. They wait within their deadlines, and for no longer than a connection may be silent.
 //!
 //! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
 //! keeper in its own runtime.
@@ -91,8 +91,8 @@ struct ConnectionSlot {
 enum ConnectionState {
     /// Nothing was tried, or the runtime of the keeper has ended.
     Idle,
-    /// The first attempt, started at this moment. Callers wait for it until the silence limit has passed: an attempt whose
-    /// packets are lost lasts for several budgets, and each request would pay its own.
+    /// The first attempt, or the first after a connection was cut, started at this moment. Callers wait for it until the silence
+    /// limit has passed: an attempt whose packets are lost lasts for several budgets, and each request would pay its own.
     Connecting(Instant),
     Up(LiveConnection),
     /// Callers fail at once, for this reason.
@@ -103,6 +103,22 @@ enum ConnectionState {
 #[derive(Clone)]
 struct LiveConnection {
     generation: u64,
+/// How a connection was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// The connection has ended. The server may be well: it, or a proxy, closes idle connections.
+    Cut,
+    /// The server is silent, or is not the primary.
+    Doubtful,
+}
+
+impl Loss {
+    /// Of a connection that has returned an error, which the server has `answered`.
+    fn of(answered: bool) -> Self {
+        if answered { Self::Doubtful } else { Self::Cut }
+    }
+}
+
     /// Differs from that of all other connections of this process, to any server.
     session: u64,
     connection: MultiplexedConnection,
@@ -175,6 +191,11 @@ impl Supervisor {
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
+    /// Whether an established connection was cut, and the first attempt to replace it has not ended.
+    pub(super) fn is_reconnecting(&self) -> bool {
+        matches!(self.slot().state, ConnectionState::Connecting(_)) && *self.changes.borrow() > 0
+    }
+
 
     /// The same; `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
@@ -245,7 +266,7 @@ impl Supervisor {
         let failure = store_error(kind, error);
         match fate {
             ConnectionFate::Keep => self.log_refusal(&failure, is_news),
-            ConnectionFate::Drop => self.lose(generation, &failure),
+            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered)),
         }
         Err(failure)
     }
@@ -260,27 +281,27 @@ impl Supervisor {
             self.log_late(waited);
             self.suspect();
         } else {
-            self.lose(generation, &silent());
+            self.lose(generation, &silent(), Loss::Doubtful);
         }
     }
 
     /// Drops the connection of `generation`, if it is still the current one.
-    fn lose(&self, generation: u64, why: &StoreError) {
+    fn lose(&self, generation: u64, why: &StoreError, loss: Loss) {
         let (lost, is_news) = {
             let slot = &mut *self.slot();
-            match &slot.state {
-                ConnectionState::Up(up) if up.generation == generation => {
-                    if up.opened_at.elapsed() >= STABLE {
-                        slot.told.forget();
-                    }
-                }
+            let is_stable = match &slot.state {
+                ConnectionState::Up(up) if up.generation == generation => up.opened_at.elapsed() >= STABLE,
                 _ => return,
             }
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
             self.dial.outages.begin(&mut slot.outage);
-            (std::mem::replace(&mut slot.state, ConnectionState::Down(Some(why))), is_news)
+            let next = match waits {
+                true => ConnectionState::Connecting(Instant::now()),
+                false => ConnectionState::Down(Some(why)),
+            };
+            (std::mem::replace(&mut slot.state, next), is_news)
         };
         drop(lost);
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");
@@ -288,7 +309,13 @@ impl Supervisor {
         self.changed();
     }
 
+            };
+            if is_stable {
+                slot.told.forget();
     /// Warns, because the server will refuse the same command of every request.
+            // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
+            // accepts connections and breaks them.
+            let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
     fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
     }

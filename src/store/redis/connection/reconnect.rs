@@ -3,13 +3,15 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use std::time::Duration;
 use redis::aio::MultiplexedConnection;
+use futures_util::FutureExt as _;
 use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::connector::{Connector, Opened};
-use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
+use super::{ConnectionState, LiveConnection, Loss, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::{Backoff, STABLE};
@@ -19,6 +21,15 @@ use crate::store::redis::login::OWN;
 use crate::store::redis::topology::server::TimedReading;
 
 /// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
+/// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3 only.
+const CUT_PERIOD: Duration = Duration::from_millis(100);
+
+/// Why the connection has ended, if it has. The driver reads all the time and ends with the connection. Nothing is sent: the driver
+/// skips a command whose caller has gone.
+fn cut(connection: &mut MultiplexedConnection) -> Option<RedisError> {
+    connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
+}
+
 pub(super) struct Reconnector {
     pub(super) supervisor: Weak<Supervisor>,
     pub(super) number: u64,
@@ -72,6 +83,7 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
                         }
                     };
                 let Some(mut connection) = keeper.connection(generation) else { break };
+                        () = keeper.until_cut(generation) => break,
                 if recovers && opened_at.elapsed() >= STABLE {
                     keeper.is_back(opened_at);
                     recovers = false;
@@ -126,7 +138,7 @@ impl Reconnector {
             Err(error) => {
                 let why = supervisor.dial.failure(error);
                 let is_news = slot.told.is_news(&why);
-                if !matches!(slot.state, ConnectionState::Down(_)) {
+                if slot.outage.is_none() {
                     supervisor.dial.outages.begin(&mut slot.outage);
                 }
                 slot.state = ConnectionState::Down(Some(why.clone()));
@@ -152,6 +164,18 @@ impl Reconnector {
 
     /// Whether the connection ends an outage, if it is stable.
     fn recovers(&self) -> bool {
+    /// Waits until the connection of `generation` has ended, and drops it then.
+    async fn until_cut(&self, generation: u64) {
+        loop {
+            sleep(CUT_PERIOD).await;
+            let Some(mut connection) = self.connection(generation) else { return };
+            if let Some(error) = cut(&mut connection) {
+                self.note(generation, Err(error));
+                return;
+            }
+        }
+    }
+
         self.supervisor.upgrade().is_some_and(|supervisor| supervisor.slot().outage.is_some())
     }
 
@@ -177,7 +201,8 @@ impl Reconnector {
     fn leave(&self, generation: u64) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let why = (redis::ErrorKind::Client, "the sentinels name another primary");
-        supervisor.lose(generation, &store_error(StoreErrorKind::Unavailable, RedisError::from(why)));
+        let why = store_error(StoreErrorKind::Unavailable, RedisError::from(why));
+        supervisor.lose(generation, &why, Loss::Doubtful);
     }
 
     /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.
