@@ -245,6 +245,10 @@ impl Store for RedisStore {
         }
     }
 
+    fn longest_entry(&self) -> usize {
+        self.commands.longest_argument()
+    }
+
     fn went_without(&self) {
         self.connections.dial.outages.load();
     }

@@ -43,6 +43,10 @@ impl Cluster {
         match *self {}
     }
 
+    pub(super) fn longest_argument(&self) -> usize {
+        match *self {}
+    }
+
     pub(super) fn suspect(&self) {
         match *self {}
     }

@@ -45,6 +45,47 @@ async fn a_miss_after_a_cut_is_loaded_under_the_lease() {
     }
 }
 
+fn large_values() -> Policy {
+    patient(LEASE).max_body(8 * 1024 * 1024).build().expect("valid")
+}
+
+const TOO_LARGE: usize = 3 * 1024 * 1024;
+
+/// A value over `proto-max-bulk-len` broke the connection of all other commands, at each call again.
+#[tokio::test]
+async fn a_value_over_the_servers_limit_breaks_one_connection_at_most() {
+    for may_ask in [false, true] {
+        let server = RedisServer::with_args(["--proto-max-bulk-len", "1mb"]);
+        let url = if may_ask { server.url() } else { server.minimal_user() };
+        let guard = unconnected(&url, large_values());
+        connects(&guard).await;
+        answer(&guard, "hot", 7).await;
+        let before = guard.health().outages;
+        for _ in 0..5 {
+            let load = || async { Ok::<_, String>("x".repeat(TOO_LARGE)) };
+            let large = guard.get_or_load("large", load);
+            let (large, hot) = futures_util::future::join(large, answer(&guard, "hot", 8)).await;
+            assert_eq!((large.expect("a value").len(), hot), (TOO_LARGE, 7));
+            settled(std::slice::from_ref(&guard)).await;
+        }
+        let broken = guard.health().outages - before;
+        assert!(broken <= 1, "{broken} connections were broken, may ask: {may_ask}");
+        assert_eq!(guard.stats().fail_open_loads, 0, "{:?}", guard.stats());
+    }
+}
+
+#[tokio::test]
+async fn an_insertion_over_the_servers_limit_names_the_limit() {
+    let server = RedisServer::with_args(["--proto-max-bulk-len", "1mb"]);
+    let guard = local(&server, large_values()).await;
+    let before = guard.health().outages;
+    for _ in 0..3 {
+        let refused = guard.insert("large", &"x".repeat(TOO_LARGE)).await.expect_err("it is too large");
+        assert!(chain(&refused).contains("proto-max-bulk-len"), "{}", chain(&refused));
+    }
+    assert!(guard.health().outages - before <= 1, "it is sent again");
+}
+
 /// The advice was to use TLS.
 #[tokio::test]
 async fn a_server_without_room_for_connections_is_reported_as_such() {

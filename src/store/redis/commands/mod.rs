@@ -127,6 +127,14 @@ impl Commands {
         self.down().is_some() || is_reconnecting()
     }
 
+    /// The longest argument that all servers take; `usize::MAX` while no limit is known.
+    pub(super) fn longest_argument(&self) -> usize {
+        match &self.to {
+            Servers::One(server) => server.longest_argument(),
+            Servers::Cluster(cluster) => cluster.longest_argument(),
+        }
+    }
+
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
         let is_down = || match &self.to {

@@ -10,6 +10,7 @@
 pub(crate) mod connector;
 pub(crate) mod inbound;
 
+mod bulk_limit;
 mod clock;
 #[cfg(feature = "cluster")]
 mod node;
@@ -39,12 +40,13 @@ use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
 use super::backoff::STABLE;
+use bulk_limit::BulkLimit;
 use connector::Connector;
 use outages::Outage;
 use refusal_log::RefusalLog;
 use silence::{Silence, silent};
 
-use super::errors::classify::{ConnectionFate, code, judge, store_error};
+use super::errors::classify::{ConnectionFate, code, is_protocol, judge, store_error};
 use super::errors::outage_log::OutageLog;
 use super::topology::server::TimedReading;
 use crate::observe::{LogEveryMinute, log, warn_if};
@@ -66,6 +68,7 @@ pub(super) struct Supervisor {
     /// Tells the keeper to check whether the connection is still there.
     look: Arc<Notify>,
     silence: Silence,
+    bulk_limit: BulkLimit,
     born: Instant,
     /// What the server's clock showed at `born`, in milliseconds.
     offset: AtomicI64,
@@ -100,9 +103,6 @@ enum ConnectionState {
     Closed,
 }
 
-#[derive(Clone)]
-struct LiveConnection {
-    generation: u64,
 /// How a connection was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
@@ -119,6 +119,9 @@ impl Loss {
     }
 }
 
+#[derive(Clone)]
+struct LiveConnection {
+    generation: u64,
     /// Differs from that of all other connections of this process, to any server.
     session: u64,
     connection: MultiplexedConnection,
@@ -129,6 +132,7 @@ impl Supervisor {
     pub(super) fn new(dial: Connector) -> Arc<Self> {
         Arc::new(Self {
             silence: Silence::new(dial.answer),
+            bulk_limit: BulkLimit::default(),
             dial,
             slot: Mutex::new(ConnectionSlot {
                 state: ConnectionState::Idle,
@@ -171,6 +175,11 @@ impl Supervisor {
         }
     }
 
+    /// The longest argument that the server takes; `usize::MAX` while no limit is known.
+    pub(super) fn longest_argument(&self) -> usize {
+        self.bulk_limit.most()
+    }
+
     /// Why commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         self.current().err()
@@ -182,6 +191,11 @@ impl Supervisor {
         self.look.notify_one();
     }
 
+    /// Whether an established connection was cut, and the first attempt to replace it has not ended.
+    pub(super) fn is_reconnecting(&self) -> bool {
+        matches!(self.slot().state, ConnectionState::Connecting(_)) && *self.changes.borrow() > 0
+    }
+
     /// Changes with each new connection.
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
@@ -191,11 +205,6 @@ impl Supervisor {
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
-    /// Whether an established connection was cut, and the first attempt to replace it has not ended.
-    pub(super) fn is_reconnecting(&self) -> bool {
-        matches!(self.slot().state, ConnectionState::Connecting(_)) && *self.changes.borrow() > 0
-    }
-
 
     /// The same; `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
@@ -254,9 +263,13 @@ impl Supervisor {
             Err(error) => error,
         };
         let (mut kind, fate) = judge(&error);
+        let is_too_long = is_protocol(&error);
         if kind == StoreErrorKind::Unavailable && !answered {
             // It was sent and the answer is lost, so it may have run.
             kind = StoreErrorKind::Broken;
+        }
+        if let Some(cmd) = cmd.filter(|_| is_too_long || kind == StoreErrorKind::Broken) {
+            self.bulk_limit.broken_by(cmd, is_too_long);
         }
         if code(&error) == Some("NOREPLICAS") {
             self.dial.doubt();
@@ -266,7 +279,7 @@ impl Supervisor {
         let failure = store_error(kind, error);
         match fate {
             ConnectionFate::Keep => self.log_refusal(&failure, is_news),
-            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered)),
+            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered && !is_too_long)),
         }
         Err(failure)
     }
@@ -292,7 +305,13 @@ impl Supervisor {
             let is_stable = match &slot.state {
                 ConnectionState::Up(up) if up.generation == generation => up.opened_at.elapsed() >= STABLE,
                 _ => return,
+            };
+            if is_stable {
+                slot.told.forget();
             }
+            // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
+            // accepts connections and breaks them.
+            let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
@@ -309,13 +328,7 @@ impl Supervisor {
         self.changed();
     }
 
-            };
-            if is_stable {
-                slot.told.forget();
     /// Warns, because the server will refuse the same command of every request.
-            // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
-            // accepts connections and breaks them.
-            let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
     fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
     }

@@ -1,11 +1,12 @@
 //! The task that keeps the connection up: connects, reads the clock, connects again.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-
 use std::time::Duration;
-use redis::aio::MultiplexedConnection;
+
 use futures_util::FutureExt as _;
+use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
@@ -20,7 +21,6 @@ use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::login::OWN;
 use crate::store::redis::topology::server::TimedReading;
 
-/// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
 /// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3 only.
 const CUT_PERIOD: Duration = Duration::from_millis(100);
 
@@ -30,6 +30,7 @@ fn cut(connection: &mut MultiplexedConnection) -> Option<RedisError> {
     connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
 }
 
+/// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
 pub(super) struct Reconnector {
     pub(super) supervisor: Weak<Supervisor>,
     pub(super) number: u64,
@@ -65,6 +66,7 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
             let opened_at = Instant::now();
             let (mut again, mut looked_at) = (false, opened_at);
             let mut recovers = keeper.recovers();
+            keeper.read_limit(generation, dial.answer).await;
             loop {
                 let period = if recovers { STABLE } else { dial.look_period() };
                 let told = again
@@ -81,9 +83,9 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
                             keeper.note(generation, taken.map(|_| None));
                             false
                         }
+                        () = keeper.until_cut(generation) => break,
                     };
                 let Some(mut connection) = keeper.connection(generation) else { break };
-                        () = keeper.until_cut(generation) => break,
                 if recovers && opened_at.elapsed() >= STABLE {
                     keeper.is_back(opened_at);
                     recovers = false;
@@ -162,8 +164,23 @@ impl Reconnector {
         }
     }
 
-    /// Whether the connection ends an outage, if it is stable.
-    fn recovers(&self) -> bool {
+    /// Asks the server for its longest argument, after one may have broken a connection. A user without the right to CONFIG keeps
+    /// what is known.
+    async fn read_limit(&self, generation: u64, within: Duration) {
+        let asks = || self.supervisor.upgrade().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
+        let Some(mut connection) = self.connection(generation).filter(|_| asks()) else { return };
+        let config = redis::cmd("CONFIG").arg("GET").arg("proto-max-bulk-len").to_owned();
+        let answer = bounded(within, connection.send_packed_command(&config)).await;
+        drop(connection);
+        let settings = answer
+            .and_then(|answer| redis::from_redis_value::<HashMap<String, usize>>(answer).map_err(Into::into));
+        if let (Ok(settings), Some(supervisor)) = (settings, self.supervisor.upgrade())
+            && let Some(most) = settings.get("proto-max-bulk-len")
+        {
+            supervisor.bulk_limit.read(*most);
+        }
+    }
+
     /// Waits until the connection of `generation` has ended, and drops it then.
     async fn until_cut(&self, generation: u64) {
         loop {
@@ -176,6 +193,8 @@ impl Reconnector {
         }
     }
 
+    /// Whether the connection ends an outage, if it is stable.
+    fn recovers(&self) -> bool {
         self.supervisor.upgrade().is_some_and(|supervisor| supervisor.slot().outage.is_some())
     }
 

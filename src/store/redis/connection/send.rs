@@ -39,6 +39,7 @@ impl Supervisor {
     }
 
     async fn attempt(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<(Value, u64), StoreError> {
+        self.bulk_limit.check(cmd)?;
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
             // Boxed, so that every command's future is smaller.

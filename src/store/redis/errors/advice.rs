@@ -9,6 +9,7 @@ use std::{fmt, io};
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
+use super::classify::is_protocol;
 use super::reply::is_replica;
 
 /// A failure and the advice about it; the failure is its source.
@@ -62,6 +63,14 @@ pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they 
 /// The advice for a server that takes no more connections.
 const FULL: &str = "the server has as many connections as it takes (its setting `maxclients`): raise that limit, or close connections";
 
+/// The error for a value that the server does not take.
+pub(crate) const TOO_LONG: &str =
+    "a value is longer than the server takes (its setting `proto-max-bulk-len`), or broke the connection";
+
+/// The advice for a value that the server does not take.
+const RAISE_OR_CACHE_LESS: &str = "a value is longer than the server takes: raise its setting `proto-max-bulk-len`, or lower the policy's \
+     max_body below it; it is not stored, and for a while nothing as long is sent";
+
 /// Whether the server has no room for another connection. It says so to the first command of each, and closes it.
 pub(crate) fn is_about_room(error: &RedisError) -> bool {
     error.to_string().contains("max number of clients")
@@ -69,6 +78,9 @@ pub(crate) fn is_about_room(error: &RedisError) -> bool {
 
 /// What to do about the server's refusal of a user or a command.
 pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
+    if error.to_string().contains("proto-max-bulk-len") || is_protocol(error) {
+        return Some(RAISE_OR_CACHE_LESS);
+    }
     if is_about_room(error) {
         return Some(FULL);
     }

@@ -17,6 +17,10 @@ pub(crate) enum ConnectionFate {
 
 /// Classifies an error: transport, not the primary, rights lost, transient, permanent.
 pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
+    if is_protocol(error) {
+        // The same command would break the next connection, too.
+        return (StoreErrorKind::Refused, ConnectionFate::Drop);
+    }
     match code(error) {
         // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
         // now, helps. The same for a changed password.
@@ -32,6 +36,11 @@ pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
         }
         None => (StoreErrorKind::Unavailable, ConnectionFate::Drop),
     }
+}
+
+/// Whether the server does not take a command of this length, and closes the connection.
+pub(crate) fn is_protocol(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
 }
 
 /// An error for the guard. It keeps the server's words unless they quote the command.
@@ -107,6 +116,7 @@ mod tests {
             ("NOPERM this user has no permissions", (Refused, ConnectionFate::Keep)),
             ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, ConnectionFate::Keep)),
             ("ERR unknown command 'EVALSHA'", (Refused, ConnectionFate::Keep)),
+            ("ERR Protocol error: invalid bulk length", (Refused, ConnectionFate::Drop)),
             (
                 "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
                 (Transient, ConnectionFate::Keep),
