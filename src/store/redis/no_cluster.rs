@@ -6,7 +6,7 @@ use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::commands::OnBreak;
+use super::connection::OnBreak;
 use super::connection::connector::Connector;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;

@@ -7,7 +7,7 @@ use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Cluster, Supervisor};
-use crate::store::redis::commands::OnBreak;
+use crate::store::redis::connection::OnBreak;
 use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::topology::cluster::slots::{Address, Redirect, redirect, slot_of};
 use crate::store::{StoreError, StoreErrorKind};

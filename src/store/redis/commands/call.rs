@@ -5,8 +5,9 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::{Commands, OnBreak};
+use super::Commands;
 use crate::store::StoreError;
+use crate::store::redis::connection::OnBreak;
 use crate::store::redis::errors::classify::{judge, store_error};
 use crate::store::redis::scripts::{CallForm, Script};
 

@@ -22,21 +22,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::connection::Supervisor;
 use super::connection::connector::Connector;
+use super::connection::{OnBreak, Supervisor};
 use super::errors::classify::reason;
 use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{StoreError, StoreErrorKind};
-
-/// What happens to a command if the connection breaks under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnBreak {
-    /// Its caller receives the error: the command may have run.
-    Fail,
-    /// It is sent once more, on the next connection. For reads, and for commands whose second run changes nothing.
-    Repeat,
-}
 
 /// The connections of one node for commands.
 #[derive(Clone, Debug)]

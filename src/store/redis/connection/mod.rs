@@ -46,8 +46,9 @@ use outages::Outage;
 use refusal_log::RefusalLog;
 use silence::{Silence, silent};
 
-use super::errors::classify::{ConnectionFate, code, is_protocol, judge, store_error};
+use super::errors::classify::{ConnectionFate, code, judge, store_error};
 use super::errors::outage_log::OutageLog;
+use super::errors::reply::is_protocol;
 use super::topology::server::TimedReading;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
@@ -59,6 +60,15 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;
+
+/// What happens to a command if the connection breaks under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnBreak {
+    /// Its caller receives the error: the command may have run.
+    Fail,
+    /// It is sent once more, on the next connection. For reads, and for commands whose second run changes nothing.
+    Repeat,
+}
 
 pub(super) struct Supervisor {
     pub(super) dial: Connector,

@@ -8,8 +8,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 use super::reconnect::{Reconnector, keep};
-use super::{ConnectionState, LiveConnection, Supervisor};
-use crate::store::redis::commands::OnBreak;
+use super::{ConnectionState, LiveConnection, OnBreak, Supervisor};
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Supervisor {

@@ -8,7 +8,6 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
-use crate::store::redis::commands::OnBreak;
 use crate::store::redis::errors::classify::reason;
 use tokio::time::timeout;
 

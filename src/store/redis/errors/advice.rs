@@ -9,8 +9,7 @@ use std::{fmt, io};
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
-use super::classify::is_protocol;
-use super::reply::is_replica;
+use super::reply::{is_protocol, is_replica};
 
 /// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::error::Error;
 use redis::{ErrorKind, RedisError};
 
 use super::advice::{AdvisedError, advised, on_refusal};
+use super::reply::is_protocol;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// What happens to the connection that returned an error.
@@ -36,11 +37,6 @@ pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
         }
         None => (StoreErrorKind::Unavailable, ConnectionFate::Drop),
     }
-}
-
-/// Whether the server does not take a command of this length, and closes the connection.
-pub(crate) fn is_protocol(error: &RedisError) -> bool {
-    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
 }
 
 /// An error for the guard. It keeps the server's words unless they quote the command.

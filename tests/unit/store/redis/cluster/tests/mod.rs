@@ -10,7 +10,7 @@ use node::{NIL, Node, dead, sent_on};
 
 use super::*;
 use crate::store::StoreErrorKind;
-use crate::store::redis::commands::OnBreak;
+use crate::store::redis::connection::OnBreak;
 
 const ANSWER: Duration = Duration::from_millis(500);
 /// Longer than a busy machine pauses.
