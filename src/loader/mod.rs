@@ -47,6 +47,15 @@ impl Announcer {
         }
         self.waiters.announce(outcome);
     }
+
+    /// As [`flight::Announcer::announce_to_all`].
+    #[cfg(feature = "http")]
+    pub(crate) fn announce_to_all(&self, outcome: FlightOutcome) {
+        if let Some(flight) = self.flight {
+            self.waiters.each_loader(|loader| loader.waits_for(flight));
+        }
+        self.waiters.announce_to_all(outcome);
+    }
 }
 
 /// A caller's loader, boxed at the API so that the code behind it is compiled once.
