@@ -39,9 +39,9 @@ impl<'a> KeyCode<'a> {
                 for skipped in skip {
                     is_argument(skipped, function)?;
                 }
-                tells_instances_apart(function)?;
                 let arguments: Vec<_> =
                     function.arguments.iter().filter(|argument| !skip.contains(&argument.name)).collect();
+                tells_instances_apart(function, &arguments)?;
                 let constants = function.signature.generics.const_params().map(|constant| {
                     let constant = &constant.ident;
                     quote!(#constant)
@@ -119,19 +119,32 @@ fn is_argument(skipped: &Ident, function: &Function) -> Result<()> {
     ))
 }
 
-/// Refuses a type parameter that no argument shows, or that is part of what is stored: the values of two types would have one key. The
-/// parameters of an `impl` are not to be seen from here.
-fn tells_instances_apart(function: &Function) -> Result<()> {
+/// Refuses a type parameter that no argument shows, or that is part of what is stored: the values of two types would have one key. So
+/// would those of a part whose type the caller chooses, because `7_u32`, `7_u64` and `"7"` are displayed alike. (The type's name is no
+/// part: `type_name` may change with the compiler, and would split a fleet.) The parameters of an `impl` are not to be seen from here.
+fn tells_instances_apart(function: &Function, parts: &[&Argument]) -> Result<()> {
+    let shows = |argument: &Argument, name: &str| mentions(argument.kind.to_token_stream(), name);
+    let alike = |kind: &str| {
+        format!(
+            "a key has this argument's text, and `7` may be the text of a number and of a string, so two types of {kind} would have one \
+             key: take a type with a name, or write `key = ..` with a part that tells the types apart"
+        )
+    };
     for parameter in function.signature.generics.type_params() {
         let name = parameter.ident.unraw().to_string();
-        let shown =
-            function.arguments.iter().any(|argument| mentions(argument.kind.to_token_stream(), &name));
+        if let Some(part) = parts.iter().find(|part| shows(part, &name)) {
+            return Err(Error::new(part.span(), alike(&format!("`{name}`"))));
+        }
+        let shown = function.arguments.iter().any(|argument| shows(argument, &name));
         if !shown || mentions(function.returns.to_token_stream(), &name) {
             let text = format!(
                 "the values of every `{name}` would have one key: write `key = ..` with a part that tells the types apart"
             );
             return Err(Error::new(parameter.ident.span(), text));
         }
+    }
+    if let Some(part) = parts.iter().find(|part| shows(part, "impl")) {
+        return Err(Error::new(part.span(), alike("this `impl`")));
     }
     if mentions(value_of(&function.returns).to_token_stream(), "Self") {
         let text = "`Self` may stand for several types, and their values would have one key: name the type, or write `key = ..` with a \

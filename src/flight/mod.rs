@@ -216,6 +216,11 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
+    /// As [`Flight::checks`].
+    pub(crate) fn checks(&self, tags: Box<[Box<str>]>) {
+        self.flight.checks(tags);
+    }
+
     /// A handle that gives the waiters an outcome ahead of the end.
     pub(crate) fn announcer(&self) -> Announcer<L, O> {
         Announcer { flight: Arc::clone(&self.flight) }

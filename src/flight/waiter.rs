@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 #[derive(Debug)]
 pub(crate) struct Flight<L, O> {
     begun: Instant,
+    /// The names of the tags that the flight checks before it gives out a value. Set before the flight can end.
+    checked: OnceLock<Box<[Box<str>]>>,
     /// How many callers have a slot.
     waiters: AtomicUsize,
     state: Mutex<FlightState<L, O>>,
@@ -73,7 +76,17 @@ impl<L, O: Clone> Flight<L, O> {
             store_link,
             leftover: LeftoverLoader::Empty,
         };
-        Self { begun: Instant::now(), waiters: AtomicUsize::new(0), state: Mutex::new(state) }
+        Self {
+            begun: Instant::now(),
+            checked: OnceLock::new(),
+            waiters: AtomicUsize::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Says which tags the flight checks. Only the first call counts.
+    pub(crate) fn checks(&self, tags: Box<[Box<str>]>) {
+        let _ = self.checked.set(tags);
     }
 
     /// The time since the flight began.
@@ -240,6 +253,11 @@ impl<L, O> Waiter<L, O> {
     /// Takes this caller's loader back, unless the flight has used it.
     pub(crate) fn take_loader(&self) -> Option<L> {
         self.slot.take_loader()
+    }
+
+    /// Whether the flight checks this tag before it gives out a value.
+    pub(crate) fn is_checked(&self, tag: &str) -> bool {
+        self.flight.checked.get().is_some_and(|checked| checked.iter().any(|known| **known == *tag))
     }
 
     /// Changes this caller's loader and returns true, if the flight has not used it.

@@ -35,6 +35,8 @@ use crate::value::tags;
 
 /// How many names are kept unless the builder says otherwise.
 pub(crate) const DEFAULT_MOST_KEPT: usize = 10_000;
+/// How many keys are remembered whose stored value is known to be newer than the invalidations of everything.
+const MOST_RELOADED: usize = 10_000;
 
 /// The invalidations of one guard that the store has not confirmed.
 #[derive(Debug)]
@@ -61,6 +63,11 @@ struct KeptNames {
     /// What was stored before this moment of the store's clock may be older than an invalidation that was kept as the tag of
     /// everything, unless it has that tag. Zero without such an invalidation.
     served_since: u64,
+    /// When the invalidation was confirmed that has set `served_since`.
+    overflow_confirmed: Option<Instant>,
+    /// The keys that this process has loaded since then, with the time at which the value was stored: such a load began after the
+    /// invalidation, so the value is served although it was stored before `served_since`.
+    reloaded: HashMap<ChangedName, u64>,
     is_being_sent: bool,
     /// A warning said that they are kept, and none that they were sent.
     is_told: bool,
@@ -218,9 +225,12 @@ impl KeptInvalidations {
         names.by_name.remove(name);
         if *name == ChangedName::tag(&self.everything)
             && let Some(overflow) = names.overflowed.take()
-            && overflow.misses_values
         {
-            names.served_since = names.served_since.max(until(overflow.longest_load));
+            names.reloaded.clear();
+            if overflow.misses_values {
+                names.served_since = names.served_since.max(until(overflow.longest_load));
+                names.overflow_confirmed = Some(Instant::now());
+            }
         }
         if names.by_name.is_empty() {
             self.any.store(names.served_since > 0, Ordering::Relaxed);
@@ -292,7 +302,25 @@ impl KeptInvalidations {
         let is_any = names.overflowed.is_none()
             && !names.by_name.contains_key(&ChangedName::value(key))
             && !names.has_tag(tags.iter().map(Key::name));
-        Servable { is_any, since: names.served_since }
+        let since = match names.reloaded.is_empty() {
+            true => names.served_since,
+            false => names.reloaded.get(&ChangedName::value(key)).copied().unwrap_or(names.served_since),
+        };
+        Servable { is_any, since }
+    }
+
+    /// The store has confirmed that a value was stored which this process began to load at `began`. To be called before the load's
+    /// callers are told, so that their next read is served it.
+    pub(crate) fn reloaded(&self, key: &Key, began: Instant, stored_at: u64) {
+        if !self.any() {
+            return;
+        }
+        let mut names = lock(&self.names);
+        let began_after = names.overflow_confirmed.is_some_and(|confirmed| confirmed < began);
+        let is_needed = stored_at < names.served_since && names.reloaded.len() < MOST_RELOADED;
+        if began_after && is_needed && names.overflowed.is_none() {
+            names.reloaded.insert(ChangedName::value(key), stored_at);
+        }
     }
 
     /// Whether one of an entry's own tags is kept, to be asked before their ids are read: invariant 3.

@@ -71,7 +71,7 @@ impl FlightTask {
         let told = timeout(budget.left(), &mut telling).await;
         let replaces = rejected.as_ref().is_some_and(|rejected| rejected.value().is_some());
         if let Ok(told) = told {
-            publication.keep_copy(&state, &flight.key, told, replaces);
+            publication.keep_copy(&state, &flight.key, told, (asked, replaces));
         }
         let current = match told {
             _ if publication.is_outdated => Some(asked),
@@ -88,7 +88,7 @@ impl FlightTask {
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
-            publication.keep_copy(&state, &flight.key, told, replaces);
+            publication.keep_copy(&state, &flight.key, told, (asked, replaces));
         }
     }
 
@@ -176,10 +176,20 @@ impl Publication {
         Self { outcome, elsewhere: None, keep: None, marker: None, replay, is_outdated: false, ticket: None }
     }
 
-    /// After the store has answered the commit: keeps a copy, and announces that the value `replaces` an older one.
-    fn keep_copy(&self, state: &GuardState, key: &Key, told: Option<TokenCheck>, replaces: bool) {
+    /// After the store has answered the commit of a load that `began` then: keeps a copy, and announces that the value `replaces` an
+    /// older one.
+    fn keep_copy(
+        &self,
+        state: &GuardState,
+        key: &Key,
+        told: Option<TokenCheck>,
+        (began, replaces): (SentAt, bool),
+    ) {
         if told != Some(TokenCheck::Held) || self.is_outdated {
             return;
+        }
+        if let (FlightOutcome::Value(entry), Some(_)) = (&self.outcome, self.keep) {
+            state.kept.reloaded(key, began.at, entry.stored_at);
         }
         let name = || ChangedName::value(key);
         match (&self.outcome, self.keep, &self.ticket) {

@@ -9,6 +9,7 @@ use super::load::FlightTask;
 use super::miss::MissOutcome;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::{FlightWaiter, Joined};
+use crate::key::Key;
 use crate::key::flight::LoadMode;
 use crate::loader::Loader;
 use crate::observe::{Count, log, warn_if};
@@ -45,6 +46,20 @@ impl CallState<'_> {
             Joined::Full(loader) => Err(NoCapacity::TooManyFlights(loader)),
             Joined::Crowded(loader) => Err(NoCapacity::TooManyWaiters(loader)),
         }
+    }
+
+    /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that it
+    /// began under, and the entry's. A caller whose policy has another tag may know of that tag's invalidation, and the flight does not.
+    pub(super) fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
+        let entry = match outcome {
+            FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) => Some(entry),
+            FlightOutcome::Arriving(_) => None,
+            // Only a value must not be older than a change.
+            _ => return true,
+        };
+        let has_tag = |tag: &Key| entry.is_some_and(|entry| entry.tags.id_of(tag).is_some());
+        let Call { state, policy, .. } = self.call;
+        policy.tag_keys(&state.namespace).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
     }
 
     /// Waits for the flight's end, or for `wait_timeout` unless `to_the_end`. Also returns the caller's own loader if the flight

@@ -10,6 +10,7 @@ use crate::local::LocalCopy;
 use crate::policy::Policy;
 use crate::value::freshness::Freshness;
 use crate::value::reader::EntryReader;
+use crate::value::stored::StoredEntry;
 
 /// What a caller finds among the copies.
 pub(super) enum CopyLookup<V> {
@@ -80,8 +81,7 @@ fn judge<R: EntryReader>(
 ) -> CopyLookup<R::Value> {
     let copy = &copy.entry;
     let Ok(entry) = &copy.content else { return CopyLookup::Nothing };
-    // A copy was checked for the tags of the policy that it was read under.
-    if policy.is_tagged() && !policy.tag_keys(&state.namespace).iter().all(|tag| copy.checked.contains(tag)) {
+    if !has_checked_tags(state, policy, copy) {
         return CopyLookup::Nothing;
     }
     let (now, shared) = (state.store.clock_at(at), copy.shared.as_ref());
@@ -94,6 +94,12 @@ fn judge<R: EntryReader>(
     reader.open(entry, now, shared).map_or(CopyLookup::Nothing, CopyLookup::Fresh)
 }
 
+/// A copy was checked for the tags of the policy that it was read under.
+#[inline]
+fn has_checked_tags(state: &GuardState, policy: &Policy, copy: &StoredEntry) -> bool {
+    !policy.is_tagged() || policy.tag_keys(&state.namespace).iter().all(|tag| copy.checked.contains(tag))
+}
+
 /// The copy that is served while the store does not answer.
 pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     let Call { state, policy, key } = call;
@@ -101,7 +107,7 @@ pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Opt
         return None;
     }
     let copy = &state.local.copy_while_down(key, policy.local_for, policy.local_while_down)?.entry;
-    let entry = copy.content.as_ref().ok()?;
+    let entry = copy.content.as_ref().ok().filter(|_| has_checked_tags(state, policy, copy))?;
     let (now, shared) = (state.store.now(), copy.shared.as_ref());
     let is_served = reader.serves(entry, now, shared).is_at_once();
     is_served.then(|| reader.open(entry, now, shared)).flatten()

@@ -80,7 +80,7 @@ impl CallState<'_> {
             // The flight has a span for the wait of the caller that began it, if it has to wait.
             let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
             let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
-            let (outcome, mut own) = tokio::select! {
+            let (mut outcome, mut own) = tokio::select! {
                 biased;
                 ended = ending.instrument(span.clone()) => ended,
                 stand_in = self.soft_timeout(reader) => {
@@ -93,6 +93,13 @@ impl CallState<'_> {
                     return MissOutcome::Stale(stand_in, None);
                 }
             };
+            let accepts = self.accepts(&waiter, &outcome);
+            // Without its loader the caller has the result of its own load.
+            if !accepts && own.is_some() {
+                // The flight's later waiters are given the body that arrives, too, so joining again is useless.
+                let arrives = matches!(outcome, FlightOutcome::Arriving(_));
+                outcome = if arrives { FlightOutcome::Gone } else { FlightOutcome::Invalidated };
+            }
             // Frees the slot for another caller.
             drop(waiter);
             if let Some(flight) = own.as_ref().and_then(|own| own.waits_for.get()) {
@@ -112,6 +119,7 @@ impl CallState<'_> {
                 continue;
             }
             if let FlightOutcome::Stale(entry) = &outcome
+                && accepts
                 && self.takes(reader, entry)
                 && let Some(value) = reader.open(entry, self.now(), None)
             {

@@ -98,6 +98,8 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
             ("so it cannot borrow: take an owned type here", "&str>"),
             ("write a type parameter instead", "impl ToString"),
             ("the values of every `T` would have one key", "T: Default"),
+            ("so two types of `K` would have one key", "K) ->"),
+            ("so two types of this `impl` would have one key", "impl ToString + Clone"),
             ("`memoize` is put on a function", "struct NoFunction"),
             ("there is no body to memoize", ";"),
             ("`Self` may stand for several types", "Result<Option<Self>"),

@@ -82,6 +82,77 @@ async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_check
     assert_eq!(get(&plain, "k").await, None);
 }
 
+/// Regression: such a caller joined the load of a policy without the tag, and was given the value, or the older value in place of a
+/// failed load, from before the acknowledged invalidation.
+#[tokio::test(start_paused = true)]
+async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_for_it() {
+    const SECOND: Duration = Duration::from_secs(1);
+    for (loaded, is_set) in [(Ok(1), false), (Ok(1), true), (Err("down"), false), (Err("down"), true)] {
+        let policy = || Policy::builder().fresh_for(SECOND).stale_if_error(SECOND * 60).ttl_jitter(0.0);
+        let mut guards = replicas(policy());
+        let plain = guards.remove(0);
+        let with_tag = policy().tags(["prices"]).build().expect("valid");
+        load(&plain, "k", 1).await;
+        advance(SECOND * 2).await;
+        let (loads, gate) = (Counter::default(), Gate::closed());
+        let first = tokio::spawn({
+            let (plain, loads, gate) = (plain.clone(), loads.clone(), gate.clone());
+            async move {
+                let load = move || async move {
+                    let _running = loads.start();
+                    gate.pass().await;
+                    loaded.map_err(str::to_owned)
+                };
+                plain.get_or_load("k", load).await
+            }
+        });
+        loads.reach(1).await;
+        // Another process does: the process that loads would detach its flights.
+        guards[0].invalidate_tag("prices").await.expect("confirmed");
+        let later = if is_set {
+            plain.set_policy(with_tag).expect("replaced");
+            plain
+        } else {
+            plain.with_policy(with_tag)
+        };
+        let second = tokio::spawn({
+            let later = later.clone();
+            async move { load(&later, "k", 2).await }
+        });
+        // The clock is paused: both callers wait by the end of this.
+        sleep(Duration::from_millis(1)).await;
+        gate.open();
+        assert_eq!(first.await.expect("no panic").ok(), Some(1), "{loaded:?} {is_set}");
+        assert_eq!(second.await.expect("no panic"), 2, "{loaded:?} {is_set}");
+        assert_eq!(get(&later, "k").await, Some(2), "stored for later callers of both policies");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_joins_the_load_of_a_policy_with_more_tags() {
+    let guards = replicas(tagged());
+    let fewer = guards[0].with_policy(Policy::builder().tags(["catalog"]).build().expect("valid"));
+    let (loads, gate) = (Counter::default(), Gate::closed());
+    let callers = [&guards[0], &fewer, &guards[0].with_policy(Policy::default())].map(|guard| {
+        let (guard, loads, gate) = (guard.clone(), loads.clone(), gate.clone());
+        tokio::spawn(async move {
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Ok::<_, String>(1)
+            };
+            guard.get_or_load("k", load).await
+        })
+    });
+    loads.reach(1).await;
+    sleep(Duration::from_millis(1)).await;
+    gate.open();
+    for caller in callers {
+        assert_eq!(caller.await.expect("no panic").ok(), Some(1));
+    }
+    assert_eq!(loads.started(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_loader_adds_tags_to_its_value() {
     let guards = replicas(Policy::builder());

@@ -254,6 +254,25 @@ async fn beyond_the_bound_values_without_a_common_tag_are_not_served_until_they_
     assert_eq!((load(&two.cut, "a", 3).await, get(&two.other, "a").await), (2, Some(2)));
 }
 
+/// Regression: for `load_timeout` and a second after the confirmation each call loaded each key anew, also one that was never invalidated.
+#[tokio::test(start_paused = true)]
+async fn what_a_process_loads_after_its_invalidation_of_everything_was_confirmed_is_served_at_once() {
+    let policy = Policy::builder().load_timeout(SENT * 6).fresh_for(SENT * 60).ttl_jitter(0.0);
+    let two = Two::with(policy, |builder| builder.most_kept_invalidations(1));
+    two.line.cut();
+    for key in ["a", "b"] {
+        timeout(Duration::from_millis(50), two.cut.invalidate(key)).await.expect_err("it is dropped");
+    }
+    two.heal().await;
+    two.eventually_sent().await;
+    assert_eq!((load(&two.cut, "new", 1).await, load(&two.cut, "new", 2).await), (1, 1));
+    assert_eq!((get(&two.cut, "new").await, get(&two.other, "new").await), (Some(1), Some(1)));
+    // That process's load may have begun before the invalidation: it is loaded anew, once.
+    assert_eq!((load(&two.other, "theirs", 1).await, get(&two.cut, "theirs").await), (1, None));
+    assert_eq!((load(&two.cut, "theirs", 2).await, load(&two.cut, "theirs", 3).await), (2, 2));
+    assert_eq!(get(&two.other, "theirs").await, Some(2));
+}
+
 /// A drop in the first moment, when only a part of the keys has been sent, and an outage that lasts.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_of_many_keys_is_kept_as_a_whole_and_costs_one_wait() {

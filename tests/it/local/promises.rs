@@ -219,6 +219,21 @@ async fn a_look_up_that_fails_after_the_shutdown_is_answered_by_no_copy() {
     assert_ne!(peeks.await.expect("not aborted").ok(), Some(Some(1)));
 }
 
+/// Regression: during an outage such a copy was served to a caller that knew of the tag's invalidation.
+#[tokio::test(start_paused = true)]
+async fn an_outage_serves_no_copy_that_was_not_checked_for_the_policys_tags() {
+    let policy = || keeping().local_while_down(Duration::from_secs(60));
+    let (_chaos, [(replica, guard)]) = fleet(policy);
+    let tagged = guard.with_policy(policy().tags(["prices"]).build().expect("valid"));
+    load(&guard, "k", 1).await;
+    warm(&guard, "k").await;
+    tagged.invalidate_tag("prices").await.expect("confirmed");
+    replica.cut();
+    sleep(TERM * 2).await;
+    assert_eq!(load(&tagged, "k", 2).await, 2);
+    assert_eq!(load(&guard, "k", 3).await, 1, "its policy has no tag");
+}
+
 /// `local_for` bounds the age of copies, with `local_while_down` more during an outage.
 #[tokio::test(start_paused = true)]
 async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {

@@ -62,6 +62,16 @@ async fn every_type<T: Default>(id: u64) -> Never<T> {
     Ok(T::default())
 }
 
+#[memoize(guard = GUARD, name = "every_text")]
+async fn every_text<K: ToString + Clone + Send + Sync + 'static>(id: K) -> Never<String> {
+    Ok(id.to_string())
+}
+
+#[memoize(guard = GUARD, name = "any_text")]
+async fn any_text(id: impl ToString + Clone + Send + Sync + 'static) -> Never<String> {
+    Ok(id.to_string())
+}
+
 #[memoize(guard = GUARD, name = "no_function")]
 struct NoFunction;
 
