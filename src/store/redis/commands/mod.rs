@@ -56,8 +56,8 @@ impl Commands {
         self.send_noting(key, cmd, within, OnBreak::Repeat).await.map(|(reply, _)| reply)
     }
 
-    /// The same as [`send`](Self::send). Also returns the session of the connection that has brought the reply: all replies of one session are by one
-    /// server, in the order of their commands.
+    /// As [`send`](Self::send). Also returns the session of the connection that has brought the reply: all replies of one session are by
+    /// one server, in the order of their commands.
     pub(super) async fn send_noting(
         &self,
         key: &str,
