@@ -289,7 +289,7 @@ async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
 async fn a_caller_on_trial_that_leaves_is_no_failure_of_the_others() {
     let [trial, other] = beside_a_trial(Policy::builder);
     let hanging =
-        tokio::spawn(async move { trial.get_or_load("key", || pending::<Result<u64, Infallible>>()).await });
+        tokio::spawn(async move { trial.get_or_load("key", pending::<Result<u64, Infallible>>).await });
     sleep(LOAD).await;
     let waiting =
         tokio::spawn(async move { other.get_or_load("key", || async { Ok::<_, Infallible>(7) }).await });

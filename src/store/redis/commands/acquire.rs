@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::Commands;
-use super::call::{refused, run_repeatable};
+use super::call::{refused, run};
 use super::deadline::{Executed, with_deadline};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
@@ -60,8 +60,9 @@ async fn attempt(
         cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
         push_moment(cmd, last);
     };
-    // The lease that the first run has granted, or the place in the queue, is found by its token.
-    let answer = run_repeatable(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
+    // Sent once. One that broke with its connection may run late: sent again under the same token, it would bring back a lease that an
+    // invalidation has ended meanwhile.
+    let answer = run(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
     read(answer).ok_or_else(|| refused(unexpected()))
 }
 

@@ -66,7 +66,7 @@ const UNKNOWN: i64 = i64::MIN;
 pub(super) enum OnBreak {
     /// Its caller receives the error: the command may have run.
     Fail,
-    /// It is sent once more, on the next connection. For reads, and for commands whose second run changes nothing.
+    /// It is sent once more, on the next connection. For reads.
     Repeat,
 }
 
