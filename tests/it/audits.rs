@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+#[cfg(feature = "testing")]
 use stampede_guard::testing::ChaosStore;
 use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
@@ -266,6 +267,7 @@ async fn in_a_trial_nothing_is_stored_whose_load_began_before_its_lease() {
 }
 
 /// The store is slower than a caller on trial waits.
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
     let chaos = ChaosStore::new(1);

@@ -113,7 +113,7 @@ async fn ask(
     let sent = Instant::now();
     // Apart from the others: a server that refuses a connection says why to its first command, and closes.
     let (ping, mut first) = (redis::cmd("PING"), connection.clone());
-    let (ping, answers) = futures_util::join!(
+    let (ping, answers) = tokio::join!(
         first.send_packed_command(&ping),
         connection.send_packed_commands(&probe, 0, probe.len())
     );
