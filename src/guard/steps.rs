@@ -126,7 +126,7 @@ impl StampedeGuard {
         let (outcome, result) = match look_past(call).await {
             Ok(caller) => {
                 let own = OwnResult::default();
-                let reader = ForcedReader(TypedReader::new(&self.policy));
+                let reader = ForcedReader(TypedReader::new());
                 let answer = caller.load(&reader, loader(&own)).await;
                 self.conclude(key, answer, &own, |own, _| own).await
             }

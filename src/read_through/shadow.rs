@@ -83,7 +83,7 @@ async fn hit(
         let same = match loaded.await {
             Ok(LoadResult::Value { encoding, payload, .. }) => {
                 let of_guard = Encoded { encoding: served.encoding, payload: &served.payload };
-                policy.audit.is_same(policy.codec, [of_guard, Encoded { encoding, payload: &payload }])
+                policy.audit.is_same([of_guard, Encoded { encoding, payload: &payload }])
             }
             _ => None,
         };

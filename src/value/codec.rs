@@ -13,8 +13,7 @@ use crate::failure_text::panic_text;
 
 /// How values of loaders are encoded in the store.
 ///
-/// An entry records its codec; one that was written with another codec is a miss, and the next
-/// load rewrites it. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
+/// An entry records its codec, and each process reads the entries of both, so a fleet can change it process by process. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
 /// without a copy. (A `Vec<u8>` is a sequence of numbers to serde, up to twice as long in MessagePack and four times in JSON, and
 /// slow: prefer `Bytes`, or `serde_bytes` on a field.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,7 +56,7 @@ impl Codec {
     /// ```
     pub fn check<T: Serialize + DeserializeOwned + 'static>(self, value: &T) -> Result<(), Error> {
         let (encoding, payload) = self.encode(value)?;
-        self.unreadable::<T>(encoding, &payload).map_or(Ok(()), Err)
+        Self::unreadable::<T>(encoding, &payload).map_or(Ok(()), Err)
     }
 
     /// Encodes `value`, and returns the encoding used.
@@ -84,30 +83,24 @@ impl Codec {
         }
     }
 
-    /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` share the payload.
-    pub(crate) fn decode<T: DeserializeOwned + 'static>(
-        self,
-        encoding: Encoding,
-        payload: &Bytes,
-    ) -> Option<T> {
-        self.read(encoding, payload).ok()
+    /// Decodes a `T` by the codec that the payload was encoded with; `None` if it is not a `T`. `Bytes` share the payload.
+    pub(crate) fn decode<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Option<T> {
+        Self::read(encoding, payload).ok()
     }
 
     /// Why readers could not decode a value that was just encoded as a `T`; `None` if they can.
     pub(crate) fn unreadable<T: DeserializeOwned + 'static>(
-        self,
         encoding: Encoding,
         payload: &Bytes,
     ) -> Option<Error> {
         // The type's `Deserialize` may panic; that must not take the value from the caller that loaded it.
-        let read = AssertUnwindSafe(|| self.read::<T>(encoding, payload).err());
+        let read = AssertUnwindSafe(|| Self::read::<T>(encoding, payload).err());
         let failed = catch_unwind(read).unwrap_or_else(|panic| Some(panic_text(&*panic).as_ref().into()));
         let what = "the loaded value can not be read back from what it was encoded to";
         failed.map(|source| Error::with_source(ErrorKind::Encode, what, source.into()))
     }
 
     fn read<T: DeserializeOwned + 'static>(
-        self,
         encoding: Encoding,
         payload: &Bytes,
     ) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
@@ -116,15 +109,15 @@ impl Codec {
             *bytes = (encoding == Encoding::RAW).then(|| payload.clone());
             return value.ok_or_else(|| ANOTHER.into());
         }
-        match (self, encoding) {
-            (Self::MessagePack, Encoding::MESSAGE_PACK) => Ok(rmp_serde::from_slice(payload)?),
-            (Self::Json, Encoding::JSON) => Ok(serde_json::from_slice(payload)?),
+        match encoding {
+            Encoding::MESSAGE_PACK => Ok(rmp_serde::from_slice(payload)?),
+            Encoding::JSON => Ok(serde_json::from_slice(payload)?),
             _ => Err(ANOTHER.into()),
         }
     }
 }
 
-const ANOTHER: &str = "another codec's";
+const ANOTHER: &str = "bytes as they are, or an encoding of no value";
 
 fn refused(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
     Error::with_source(ErrorKind::Encode, "the value could not be encoded", source.into())
@@ -153,7 +146,7 @@ mod tests {
     fn reordered_and_added_fields_decode_by_name() {
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, payload) = codec.encode(&Old { name: "Ada".into(), age: 36 }).expect("encodes");
-            let new: New = codec.decode(encoding, &payload).expect("decodes");
+            let new: New = Codec::decode(encoding, &payload).expect("decodes");
             assert_eq!(new, New { age: 36, nick: None, name: "Ada".into() });
         }
     }
@@ -163,7 +156,7 @@ mod tests {
         let value = Bytes::from_static(b"\x00raw");
         let (encoding, payload) = Codec::Json.encode(&value).expect("encodes");
         assert_eq!((encoding, payload.as_ptr()), (Encoding::RAW, value.as_ptr()));
-        let back: Bytes = Codec::MessagePack.decode(encoding, &payload).expect("decodes");
+        let back: Bytes = Codec::decode(encoding, &payload).expect("decodes");
         assert_eq!(back.as_ptr(), value.as_ptr());
     }
 
@@ -172,21 +165,22 @@ mod tests {
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, payload) = codec.encode(&None::<u8>).expect("encodes");
             assert!(Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<Option<u8>>(encoding, &payload), Some(None));
+            assert_eq!(Codec::decode::<Option<u8>>(encoding, &payload), Some(None));
             let (encoding, payload) = codec.encode(&()).expect("encodes");
-            assert_eq!(codec.decode::<()>(encoding, &payload), Some(()));
+            assert_eq!(Codec::decode::<()>(encoding, &payload), Some(()));
             let (encoding, payload) = codec.encode(&false).expect("encodes");
             assert!(!Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<bool>(encoding, &payload), Some(false));
+            assert_eq!(Codec::decode::<bool>(encoding, &payload), Some(false));
         }
     }
 
     #[test]
-    fn another_codec_or_type_is_a_miss() {
+    fn another_type_is_a_miss() {
         let (encoding, payload) = Codec::Json.encode(&7u8).expect("encodes");
-        assert_eq!(Codec::MessagePack.decode::<u8>(encoding, &payload), None);
-        assert_eq!(Codec::Json.decode::<String>(encoding, &payload), None);
-        assert_eq!(Codec::Json.decode::<Bytes>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<u8>(encoding, &payload), Some(7));
+        assert_eq!(Codec::decode::<String>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<Bytes>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<u8>(Encoding::RAW, &payload), None);
     }
 
     #[test]
