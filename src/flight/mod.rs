@@ -90,7 +90,7 @@ where
         let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.store_link() == StoreLink::Lost;
         let left = map.get(key).filter(is_left).cloned();
         if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
-            if flight.taken() >= slots {
+            if flight.is_full(slots) {
                 return Joined::Crowded(loader);
             }
             return Joined::Waiter(flight.attach(loader));
@@ -226,6 +226,12 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         Announcer { flight: Arc::clone(&self.flight) }
     }
 
+    /// Gives all present and later waiters this outcome ahead of the end, if none was announced. Callers that join later do not
+    /// wait, so their number has no bound.
+    pub(crate) fn announce_to_all(&self, outcome: O) {
+        self.flight.announce_to_all(outcome);
+    }
+
     /// Ends the wait of the caller that began the flight, with this outcome. It keeps its loader.
     pub(crate) fn leave_first(&self, outcome: O) {
         self.flight.leave(&self.own, outcome);
@@ -290,6 +296,12 @@ impl<L, O: Clone> Announcer<L, O> {
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         self.flight.announce(outcome);
+    }
+
+    /// As [`Leader::announce_to_all`].
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
+    pub(crate) fn announce_to_all(&self, outcome: O) {
+        self.flight.announce_to_all(outcome);
     }
 
     /// As [`Leader::each_loader`].

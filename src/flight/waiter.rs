@@ -30,6 +30,8 @@ struct FlightState<L, O> {
     all: Vec<Arc<WaiterSlot<L, O>>>,
     /// The outcome that all waiters are given ahead of the end.
     announced: Option<O>,
+    /// Its callers do not wait: their number has no bound.
+    is_open_to_all: bool,
     store_link: StoreLink,
     leftover: LeftoverLoader<L, O>,
 }
@@ -67,8 +69,13 @@ pub(crate) struct WaiterSlot<L, O> {
 
 impl<L, O: Clone> Flight<L, O> {
     pub(crate) fn new(store_link: StoreLink) -> Self {
-        let state =
-            FlightState { all: Vec::new(), announced: None, store_link, leftover: LeftoverLoader::Empty };
+        let state = FlightState {
+            all: Vec::new(),
+            announced: None,
+            is_open_to_all: false,
+            store_link,
+            leftover: LeftoverLoader::Empty,
+        };
         Self {
             begun: Instant::now(),
             checked: OnceLock::new(),
@@ -87,9 +94,9 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
-    /// How many callers have a slot.
-    pub(crate) fn taken(&self) -> usize {
-        self.waiters.load(Ordering::Relaxed)
+    /// Whether the callers with a slot are as many as `slots`, and wait.
+    pub(crate) fn is_full(&self, slots: usize) -> bool {
+        self.waiters.load(Ordering::Relaxed) >= slots && !lock(&self.state).is_open_to_all
     }
 
     pub(crate) fn store_link(&self) -> StoreLink {
@@ -178,8 +185,18 @@ impl<L, O: Clone> Flight<L, O> {
 
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
+        self.announce_to(outcome, false);
+    }
+
+    /// As [`announce`](Self::announce), without a bound on the callers that join later.
+    pub(crate) fn announce_to_all(&self, outcome: O) {
+        self.announce_to(outcome, true);
+    }
+
+    fn announce_to(&self, outcome: O, is_open_to_all: bool) {
         let all = {
             let mut state = lock(&self.state);
+            state.is_open_to_all |= is_open_to_all && state.announced.is_none();
             if state.announced.is_some() {
                 return;
             }

@@ -120,7 +120,8 @@ impl StampedeGuard {
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
     /// [`Stats::bypassed`], and over HTTP each request passes. What is stored stays, loads that run are stored, and changes are made as
-    /// ever: [`invalidate`](Self::invalidate), unsafe methods.
+    /// ever: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](Self::refresh) returns what its own load returns, and stores
+    /// it if the lease of its key is free.
     ///
     /// For a flag that an operator turns without a restart. [`get`](Self::get) still returns what is stored.
     ///

@@ -11,10 +11,11 @@ use crate::loader::Loader;
 use crate::observe::Outcome;
 use crate::read_through::alone::run_alone;
 use crate::read_through::audit::Audit;
-use crate::read_through::call::Call;
+use crate::read_through::call::{Call, LookUpState};
 use crate::read_through::look_up::{Lookup, look, look_past};
 use crate::read_through::miss::MissOutcome;
 use crate::read_through::shadow::shadow;
+use crate::store::volume::ChangedName;
 use crate::sync::lock;
 use crate::value::entry::Entry;
 use crate::value::outcome::FlightOutcome;
@@ -112,7 +113,8 @@ impl StampedeGuard {
         (outcome, self.answered(key, outcome, result))
     }
 
-    /// Steps 2 to 8 for a caller that wants a load whatever is stored: step 2 reads the entry, but never serves it.
+    /// Steps 2 to 8 for a caller that wants a load whatever is stored: step 2 reads the entry, but never serves it. Where callers are
+    /// answered by their own loads, it waits for no other caller; its load is stored if the lease is free.
     pub(super) async fn load_anyway<T, E>(
         &self,
         key: &Key,
@@ -123,22 +125,32 @@ impl StampedeGuard {
         E: Send + Sync + 'static,
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
-        let (outcome, result) = match look_past(call).await {
-            Ok(caller) => {
-                let own = OwnResult::default();
-                let reader = ForcedReader(TypedReader::new());
-                let answer = caller.load(&reader, loader(&own)).await;
-                self.conclude(key, answer, &own, |own, _| own).await
+        let own = OwnResult::default();
+        let reader = ForcedReader(TypedReader::new());
+        let answer = match (look_past(call).await, self.passes_by()) {
+            (Ok(caller), false) => caller.load(&reader, loader(&own)).await,
+            (Ok(caller), true) if caller.look_up != LookUpState::Failed => {
+                caller.unattended().load(&reader, loader(&own)).await.by_own_load()
             }
-            Err(failure) => (Outcome::Failed, Err(self.load_error(failure))),
+            (_, true) => MissOutcome::Alone(loader(&own)),
+            (Err(failure), false) => MissOutcome::Failed(failure),
         };
-        // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
+        let is_stored = |entry: &Entry| !entry.expiry.is_marked_not_stored();
+        let own_value = |own, entry: Option<&Entry>| (own, entry.is_some_and(is_stored));
+        let (outcome, result) = self.conclude(key, answer, &own, own_value).await;
         let result = match result {
-            Ok(value) => {
+            // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
+            Ok((value, true)) => {
                 self.state.late_commits.ended(key).await;
                 self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
             }
-            failed => failed,
+            // Nothing that copies must follow, and the store may be what is missing: its caller does not wait for it.
+            Ok((value, false)) => {
+                self.state.local.forget(&ChangedName::value(key));
+                self.state.local.announce_later(ChangedName::value(key));
+                Ok(value)
+            }
+            Err(error) => Err(error),
         };
         self.answered(key, outcome, result)
     }

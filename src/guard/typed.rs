@@ -65,11 +65,11 @@ impl<T: DeserializeOwned + Send + Sync + 'static> EntryReader for SharedReader<T
     }
 }
 
-/// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value.
+/// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value. Also tells whether the value is stored.
 pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
 
 impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
-    type Value = T;
+    type Value = (T, bool);
 
     fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
         Freshness::Expired
@@ -84,8 +84,8 @@ impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
         false
     }
 
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<T> {
-        self.0.open(entry, now, shared)
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, bool)> {
+        self.0.open(entry, now, shared).map(|value| (value, !entry.expiry.is_marked_not_stored()))
     }
 }
 

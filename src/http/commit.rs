@@ -232,6 +232,9 @@ where
                     too_big(&self.state, &self.wanted, &self.policy, length);
                 }
                 let result = self.unshared(rule, head.status, previous);
+                if matches!(result, LoadResult::Uncacheable { .. }) {
+                    self.tell_others();
+                }
                 std::mem::take(&mut self.apart).leave().await;
                 let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
                 let own = own.unwrap_or_else(|| Response::from_parts(head, GuardedBody::passed(body)));
@@ -348,6 +351,14 @@ where
             .await;
         // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
+    }
+
+    /// The others load for themselves, from now on: the client may ask again as soon as it has its response, before the resource is
+    /// marked.
+    fn tell_others(&self) {
+        if let Some(announcer) = &self.announcer {
+            announcer.announce_to_all(FlightOutcome::Uncacheable);
+        }
     }
 
     /// Sends a response to its own client only.

@@ -10,7 +10,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use http::header::{CONTENT_LENGTH, COOKIE, HeaderMap, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
@@ -33,6 +33,7 @@ use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::personal;
 use crate::http_rules::reason::Rule;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider};
+use crate::http_rules::target::sent_target;
 use crate::http_rules::vary::Fingerprint;
 use crate::key::Key;
 use crate::observe::{self, Outcome};
@@ -95,11 +96,11 @@ where
             // What the answer does not see it can not depend on, whichever request it was loaded for.
             request.headers_mut().remove(COOKIE);
         }
-        let of_report = match &mut considered {
-            Ok(ConsideredRequest { key, asked, .. }) => of_report(&guard, key, asked, request.headers()),
+        let at_own_key = match &mut considered {
+            Ok(ConsideredRequest { key, asked, .. }) => at_own_key(&guard, key, asked, &request),
             Err(_) => None,
         };
-        let guard = of_report.map_or(guard, Current::Newer);
+        let guard = at_own_key.map_or(guard, Current::Newer);
         let mut audits = false;
         if let Ok(ConsideredRequest { key, is_get: true, asked }) = &considered
             && !asked.directives.only_if_cached
@@ -325,21 +326,31 @@ fn hit_at_once<Q, B>(
     }
 }
 
-/// The guard for a request by its report, if that is not the policy's: with a key of its own, and the resource as a tag.
-pub(super) fn of_report(
+/// The guard for a request that must not share the entry of its resource, with a key of its own and the resource as a tag, so that a
+/// change of the resource reaches it. Such a request has another proxy's report than the policy's, or writes its target in another form
+/// than the normal one: a router may answer `/p` and `/%70` differently, so a shared entry would let a stranger replace the response of
+/// all others.
+pub(super) fn at_own_key<Q>(
     guard: &StampedeGuard,
     key: &mut Key,
     asked: &RequestDemands,
-    headers: &HeaderMap,
+    request: &Request<Q>,
 ) -> Option<StampedeGuard> {
     let (state, policy) = guard.parts();
-    let report = if asked.forwarded { forwarding(headers) } else { None };
-    if report == policy.http.requests.report {
+    let report = if asked.forwarded { forwarding(request.headers()) } else { None };
+    if report == policy.http.requests.report && !asked.other_form {
         return None;
+    }
+    let mut distinction = report.unwrap_or_default();
+    if asked.other_form {
+        for target in sent_target(request) {
+            // No line of a report begins like this.
+            distinction.extend_from_slice(format!("\n{target}").as_bytes());
+        }
     }
     let resource = key.of_reports(&state.namespace);
     let policy = Policy { resource, ..Policy::clone(policy) };
-    *key = key.of_report(&Fingerprint::of(&report.unwrap_or_default()).half());
+    *key = key.of_report(&Fingerprint::of(&distinction).half());
     Some(guard.with_policy_here(policy))
 }
 
@@ -387,6 +398,6 @@ mod tests {
         let own = size_of_val(&request) + size_of_val(&inner);
         let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default(), false);
         let size = size_of_val(&hit);
-        assert!(size - own <= 2_560, "{} bytes beside the request", size - own);
+        assert!(size - own <= 2_688, "{} bytes beside the request", size - own);
     }
 }

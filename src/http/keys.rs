@@ -5,6 +5,7 @@ use http::{Method, Request, Uri};
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::http_rules::invalidation::Invalidation;
+use crate::http_rules::normal_form::normal_form;
 use crate::http_rules::request_rules::RequestRules;
 use crate::key::CacheKey;
 
@@ -36,10 +37,14 @@ impl StampedeGuard {
     /// method does: in every process, all variants, and also the results of running loads. If the policy has a
     /// [`key`](crate::http::HttpPolicy::key) function, removes what an unsafe request without headers would remove.
     ///
+    /// The path may be plain text or percent-encoded: `/café`, `/caf%C3%A9` and `/caf%c3%a9` are the same path, and the responses to
+    /// all of these spellings are removed (RFC 3986, 6.2.2). A `%` that two hexadecimal digits follow is a code. `%2F` and `/`, `/a/`
+    /// and `/a`, and parameters in another order are other paths, and so is the same path with another query.
+    ///
     /// # Errors
     ///
-    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) if the policy names no authority;
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for a text that is no path; else as [`invalidate`](Self::invalidate).
+    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) if the policy names no authority; [`InvalidKey`](ErrorKind::InvalidKey) for a text
+    /// that is no path, or has a fragment or control characters; else as [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
@@ -81,12 +86,14 @@ fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
     }
     let refused = || {
         let text = format!(
-            "{path:?} is no path of a URI: give it as in \"/product/7\", encoded, with its query if it has one"
+            "{path:?} is no path of a URI: give it as in \"/product/7\", with its query if it has one, without a fragment, an authority or \
+             control characters"
         );
         Error::new(ErrorKind::InvalidKey, text)
     };
     // `http` drops a URI's fragment, so refuse one here.
-    let uri = Uri::try_from(path).ok().filter(|_| path.starts_with('/') && !path.contains('#'));
+    let is_path = path.starts_with('/') && !path.contains(|c: char| c == '#' || c.is_control());
+    let uri = Uri::try_from(&*normal_form(path)).ok().filter(|_| is_path);
     let mut change = Request::new(());
     *change.method_mut() = Method::DELETE;
     *change.uri_mut() = uri.ok_or_else(refused)?;

@@ -25,7 +25,7 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
-use super::exchange::{Exchange, of_report};
+use super::exchange::{Exchange, at_own_key};
 use super::load_request::{ClientAnswer, LoadRequest, call, ready};
 use super::respond::own_answer;
 use super::side_commit::SideCommit;
@@ -89,8 +89,8 @@ where
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let of_report = of_report(guard, &mut key, &asked, self.request.headers());
-        let guard = of_report.as_ref().unwrap_or(guard);
+        let own = at_own_key(guard, &mut key, &asked, &self.request);
+        let guard = own.as_ref().unwrap_or(guard);
         let (state, policy) = guard.parts();
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
         guard.count_pass();

@@ -66,7 +66,7 @@ fn has_scheme(reference: &str) -> bool {
 
 /// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4), and keeps its query. An empty
 /// path becomes `/`.
-fn without_dots(path_and_query: &str) -> String {
+pub(super) fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
     let mut kept: Vec<&str> = Vec::new();

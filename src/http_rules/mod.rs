@@ -15,6 +15,7 @@ pub(crate) mod forwarding;
 pub(crate) mod freshness;
 pub(crate) mod invalidation;
 pub(crate) mod location;
+pub(crate) mod normal_form;
 pub(crate) mod normalize;
 pub(crate) mod personal;
 pub(crate) mod policy;

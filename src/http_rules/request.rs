@@ -14,7 +14,7 @@ use super::ranges;
 use super::reason::Rule;
 use super::request_rules::CredentialSharing;
 use super::request_rules::RequestRules;
-use super::target::{KeyHeaders, TargetUri, key, key_by};
+use super::target::{KeyHeaders, TargetUri, key_by};
 use crate::key::CacheKey;
 
 /// A request to which the rules apply: its key, and its other demands.
@@ -44,6 +44,8 @@ pub(crate) struct RequestDemands {
     pub(crate) forwarded: bool,
     /// Has cookies, none of which matter.
     pub(crate) other_cookies: bool,
+    /// Writes its path or query in another form than the normal one.
+    pub(crate) other_form: bool,
 }
 
 impl RequestDemands {
@@ -70,12 +72,14 @@ pub(crate) fn consider<B: http_body::Body, K>(
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<ConsideredRequest<K>, Rule> {
     let is_get = method(request)?;
-    let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
+    let (keyed, mut asked) = survey(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
         return Err(Rule::Extension);
     }
-    Ok(ConsideredRequest { key: key_by(request, &keyed, rules, join)?, is_get, asked })
+    let key;
+    (key, asked.other_form) = key_by(request, &keyed, rules, join)?;
+    Ok(ConsideredRequest { key, is_get, asked })
 }
 
 /// The key of the GET for which the response to this POST may be stored, the POST's demands, and its absolute
@@ -87,9 +91,11 @@ pub(crate) fn consider_post<B>(
     if request.method() != Method::POST {
         return Err(Rule::Method);
     }
-    let (keyed, asked) = survey(request.headers(), rules, Content::Expected)?;
+    let (keyed, mut asked) = survey(request.headers(), rules, Content::Expected)?;
     let uri = TargetUri::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
-    Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
+    let key;
+    (key, asked.other_form) = key_by(request, &keyed, rules, CacheKey::from_texts)?;
+    Ok((ConsideredRequest { key, is_get: false, asked }, uri))
 }
 
 /// True for a GET, false for a HEAD; other methods are not looked up.

@@ -8,6 +8,7 @@ use http::{Request, Uri, Version};
 use sha2::{Digest as _, Sha256};
 
 use super::axum_nesting::{original, strips};
+use super::normal_form::normal_form;
 use super::reason::Rule;
 use super::request_rules::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
@@ -64,22 +65,23 @@ impl<'a> KeyHeaders<'a> {
     }
 }
 
-/// The key of a request.
+/// The key of the resource that a request addresses.
 pub(crate) fn key<B>(
     request: &Request<B>,
     keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
 ) -> Result<CacheKey, Rule> {
-    key_by(request, keyed, rules, CacheKey::from_texts)
+    key_by(request, keyed, rules, CacheKey::from_texts).map(|(key, _)| key)
 }
 
-/// The key of a request, made by `join` from a head and texts.
+/// The key of the resource that a request addresses, made by `join` from a head and texts, and whether the request writes its
+/// target in another form than the normal one.
 pub(crate) fn key_by<B, K>(
     request: &Request<B>,
     keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
-) -> Result<K, Rule> {
+) -> Result<(K, bool), Rule> {
     // A request line may consist of an authority, and servers accept that for any method (RFC 9112, 3.2.3). A
     // router sees no path in it, so its response is not that of `/`.
     let original = original(request);
@@ -87,21 +89,27 @@ pub(crate) fn key_by<B, K>(
         return Err(Rule::Target);
     }
     let target = TargetUri::behind(original, request, keyed, rules)?;
-    if keyed.credentials || rules.key.is_some() {
-        return Ok(target.key_by(&additions(request, keyed, rules)?, join));
-    }
-    Ok(target.key_by(&[], join))
+    let added = match keyed.credentials || rules.key.is_some() {
+        true => additions(request, keyed, rules)?,
+        false => Vec::new(),
+    };
+    Ok((target.key_by(&added, join), target.is_other_form()))
+}
+
+/// The target of a request as the request writes it: its original URI, and the URI that the inner service sees.
+pub(crate) fn sent_target<B>(request: &Request<B>) -> [&str; 2] {
+    [original(request).unwrap_or_else(|| request.uri()), request.uri()].map(path_and_query)
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
-/// 9111, 2).
+/// 9111, 2). Paths are in normal form, so that a change reaches the resource however it writes the path.
 pub(crate) struct TargetUri<'a> {
     /// The head of the key, which includes the scheme.
     head: &'static str,
     authority: Cow<'a, str>,
-    path: &'a str,
+    path: Cow<'a, str>,
     /// The path that the inner service sees, if another layer has rewritten it.
-    rewritten: Option<&'a str>,
+    rewritten: Option<Cow<'a, str>>,
 }
 
 impl<'a> TargetUri<'a> {
@@ -173,8 +181,16 @@ impl<'a> TargetUri<'a> {
     fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
         // If a layer between the router and the guard rewrote the path, perhaps by a header (a tenant, a language),
         // the inner service's path must be in the key too.
-        let rewritten = (!strips(target, request)).then(|| path_and_query(request.uri()));
-        Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten }
+        let rewritten = (!strips(target, request)).then(|| normal_form(path_and_query(request.uri())));
+        Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
+    }
+
+    /// Whether the request writes a path in another form than the normal one.
+    fn is_other_form(&self) -> bool {
+        [Some(&self.path), self.rewritten.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|path| matches!(path, Cow::Owned(_)))
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -182,7 +198,7 @@ impl<'a> TargetUri<'a> {
     }
 
     fn key_by<K>(&self, added: &[String], join: impl FnOnce(&str, &[&str]) -> K) -> K {
-        let parts = [&*self.authority, self.path, self.rewritten.unwrap_or_default()];
+        let parts = [&*self.authority, &*self.path, self.rewritten.as_deref().unwrap_or_default()];
         let parts = &parts[..2 + usize::from(self.rewritten.is_some())];
         if added.is_empty() {
             return join(self.head, parts);
@@ -194,7 +210,7 @@ impl<'a> TargetUri<'a> {
     /// The absolute URI.
     pub(crate) fn uri(&self) -> Option<Uri> {
         let scheme = if self.head.ends_with(":https") { "https" } else { "http" };
-        Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(self.path).build().ok()
+        Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(&*self.path).build().ok()
     }
 }
 
@@ -255,8 +271,7 @@ pub(crate) fn addition(text: &str) -> String {
     format!("key={text}")
 }
 
-/// As it was sent: the origin may distinguish `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits treating
-/// them alike, but does not promise that they are).
+/// As it was sent.
 fn path_and_query(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }

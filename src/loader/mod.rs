@@ -47,6 +47,15 @@ impl Announcer {
         }
         self.waiters.announce(outcome);
     }
+
+    /// As [`flight::Announcer::announce_to_all`].
+    #[cfg(feature = "http")]
+    pub(crate) fn announce_to_all(&self, outcome: FlightOutcome) {
+        if let Some(flight) = self.flight {
+            self.waiters.each_loader(|loader| loader.waits_for(flight));
+        }
+        self.waiters.announce_to_all(outcome);
+    }
 }
 
 /// A caller's loader, boxed at the API so that the code behind it is compiled once.
@@ -161,8 +170,8 @@ pub(crate) enum LoadResult {
     Uncacheable { mark: MarkerRule },
     /// No value.
     Failed(Failure),
-    /// Valid for its own caller only, because the other waiters ask for something else; the next waiter loads.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP requests"))]
+    /// Valid for its own caller only, because the other waiters ask for something else, or because it began before the lease was held;
+    /// the next waiter loads.
     OnlyForCaller,
 }
 

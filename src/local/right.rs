@@ -80,4 +80,10 @@ impl Right {
     pub(super) fn give_up(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
+
+    /// As if there had never been one: nothing is served by it any more, not even while the store is down.
+    pub(super) fn end(&self) {
+        self.give_up();
+        self.last.store(0, Ordering::SeqCst);
+    }
 }

@@ -233,7 +233,8 @@ impl LocalTier {
     pub(crate) fn give_up(&self) {
         let mut applied = lock(&self.applied);
         applied.has_left = true;
-        self.right.give_up();
+        // No announcement is awaited from this node any more, so no copy may stand in for a look-up that fails.
+        self.right.end();
         self.renews.notify_one();
     }
 

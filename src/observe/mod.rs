@@ -77,6 +77,10 @@ impl LogOnce {
 pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
 
 impl LogEveryMinute {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
     /// Whether to warn again: once a minute.
     pub(crate) fn is_due(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);

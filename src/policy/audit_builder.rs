@@ -36,7 +36,8 @@ impl PolicyBuilder {
 
     /// Tries the guard without trusting it: each caller is answered by its own load, as without a guard. Beside it the guard goes its
     /// way with what that load returns: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
-    /// answered. What it would have served is compared with what the caller has loaded, as an [`audit`](Self::audit) does, at most
+    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is stored.
+    /// What it would have served is compared with what the caller has loaded, as an [`audit`](Self::audit) does, at most
     /// once a second and key. Defaults to `false`.
     ///
     /// [`get`](crate::StampedeGuard::get) still returns what is stored. Over HTTP the guard's own misses are further requests to the

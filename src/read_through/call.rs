@@ -78,7 +78,6 @@ impl<'a> CallState<'a> {
     }
 
     /// Makes this caller neither wait for other callers nor be waited for.
-    #[cfg(feature = "http")]
     pub(crate) fn unattended(mut self) -> Self {
         self.mode = LoadMode::Probe;
         self

@@ -16,7 +16,8 @@ use crate::key::Key;
 use crate::key::flight::LoadMode;
 use crate::loader::{LoadOutput, LoadResult, MarkerRule};
 use crate::local::Ticket;
-use crate::observe::{Count, GuardCount};
+use crate::observe::{Count, GuardCount, log, warn_if};
+use crate::policy::Policy;
 use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
@@ -38,8 +39,17 @@ impl FlightTask {
         // Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit,
         // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
         // commit on the same connection, so it sees the change.
-        self.leader.detach();
+        // A caller that joins an uncacheable load loads for itself. So it does not wait for the marker, and joins until that is stored:
+        // in between, its look-up would find nothing, and it would wait for another load.
+        let loads_alone = matches!(loaded.result, LoadResult::Uncacheable { .. })
+            && self.flight.mode != LoadMode::BackgroundRefresh;
+        if !loads_alone {
+            self.leader.detach();
+        }
         self.note_waits();
+        if loads_alone {
+            self.leader.announce_to_all(FlightOutcome::Uncacheable);
+        }
         let LoadOutput { result, settled } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
             settled.into_iter().for_each(|settled| settled());
@@ -55,7 +65,7 @@ impl FlightTask {
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
+        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref(), &policy));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut telling).await;
@@ -217,6 +227,7 @@ impl Publication {
         lease: Option<Lease>,
         key: &Key,
         rejected: Option<&StoredEntry>,
+        policy: &Policy,
     ) -> Option<TokenCheck> {
         let lease = lease?;
         if self.is_outdated {
@@ -225,7 +236,24 @@ impl Publication {
         }
         match (&self.outcome, self.keep) {
             (FlightOutcome::Value(entry) | FlightOutcome::Stale(entry), Some(keep)) => {
-                lease.commit(entry.encode(key), keep).await
+                let entry = entry.encode(key);
+                let most = lease.state.store.longest_entry();
+                if entry.len() <= most {
+                    return lease.commit(entry, keep).await;
+                }
+                warn_if!(
+                    log::GUARD,
+                    lease.state.unshareable(policy),
+                    ?key,
+                    size = entry.len(),
+                    most,
+                    "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
+                );
+                // As for a value over `max_body`: the others load for themselves, without waiting for each other.
+                let marker = marker_entry(key, lease.state.store.now());
+                let seen = rejected.map(|rejected| rejected.raw(key));
+                lease.fail(&FlightOutcome::Uncacheable, Duration::ZERO, Some(marker), seen.as_ref()).await;
+                None
             }
             (outcome, _) => {
                 let told = self.elsewhere.as_ref().unwrap_or(outcome);

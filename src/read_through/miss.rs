@@ -21,12 +21,9 @@ const ROUNDS: usize = 6;
 /// The answer to a caller that brought its loader.
 pub(crate) enum MissOutcome<V> {
     /// Step 8 from another caller's load, with this caller's own loader, which was not needed.
-    Coalesced(V, #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Loader),
+    Coalesced(V, Loader),
     /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
-    Stale(
-        V,
-        #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Option<Loader>,
-    ),
+    Stale(V, Option<Loader>),
     /// This caller's own loader was used, and has delivered its result by its own means. If it has not, the outcome
     /// says why.
     Led(FlightOutcome),
@@ -34,6 +31,16 @@ pub(crate) enum MissOutcome<V> {
     Failed(Failure),
     /// No flight gives this caller a value. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),
+}
+
+impl<V> MissOutcome<V> {
+    /// The same for a caller that takes no value but its own.
+    pub(crate) fn by_own_load(self) -> Self {
+        match self {
+            Self::Coalesced(_, loader) | Self::Stale(_, Some(loader)) => Self::Alone(loader),
+            other => other,
+        }
+    }
 }
 
 impl CallState<'_> {

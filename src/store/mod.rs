@@ -170,6 +170,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
+    /// The longest entry that the store takes; `usize::MAX` while no limit is known.
+    fn longest_entry(&self) -> usize {
+        usize::MAX
+    }
+
     /// Counts a load that goes without the store, for the report at the end of the outage.
     fn went_without(&self) {}
 

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::entry::Encoding;
 use crate::error::{Error, ErrorKind};
 use crate::failure_text::panic_text;
+use crate::observe::{LogEveryMinute, log, warn_if};
 
 /// How values of loaders are encoded in the store.
 ///
@@ -28,8 +29,12 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Whether `value` can be encoded and read back. A value that cannot is not shared: each caller loads it. Use this in
-    /// tests of your own types, because the log does not give the reason: that may contain the value.
+    /// Whether `value` can be encoded and read back, and whether what comes back has the same encoding. A value that cannot be read back
+    /// is not shared: each caller loads it. One that comes back otherwise is shared, and later callers get another value than the first.
+    /// Use this in tests of your own types, because the log does not give the reason: that may contain the value.
+    ///
+    /// The encodings are compared as bytes in any order, because maps and sets come back in another order. What is in no encoding
+    /// (`#[serde(skip)]`) only [`check_eq`](Self::check_eq) sees.
     ///
     /// # Errors
     ///
@@ -55,23 +60,73 @@ impl Codec {
     /// assert!(Codec::default().check(&7_u64).is_ok());
     /// ```
     pub fn check<T: Serialize + DeserializeOwned + 'static>(self, value: &T) -> Result<(), Error> {
-        let (encoding, payload) = self.encode(value)?;
-        Self::unreadable::<T>(encoding, &payload).map_or(Ok(()), Err)
+        self.round_trip(value).map(|_| ())
     }
 
-    /// Encodes `value`, and returns the encoding used.
+    /// As [`check`](Self::check), and also whether what comes back equals `value`: fields that are skipped, and numbers that are not
+    /// equal to themselves (`NaN`).
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use serde::{Deserialize, Serialize};
+    /// use stampede_guard::Codec;
+    ///
+    /// #[derive(PartialEq, Serialize, Deserialize)]
+    /// struct Session {
+    ///     user: u64,
+    ///     #[serde(skip)]
+    ///     is_admin: bool,
+    /// }
+    ///
+    /// let admin = Session { user: 7, is_admin: true };
+    /// assert!(Codec::default().check(&admin).is_ok());
+    /// assert!(Codec::default().check_eq(&admin).is_err()); // a hit returns `is_admin: false`
+    /// ```
+    pub fn check_eq<T: Serialize + DeserializeOwned + PartialEq + 'static>(
+        self,
+        value: &T,
+    ) -> Result<(), Error> {
+        if self.round_trip(value)? == *value {
+            Ok(())
+        } else {
+            Err(changed("the value that comes back is another one"))
+        }
+    }
+
+    /// The value that later callers get, if it has the same encoding.
+    fn round_trip<T: Serialize + DeserializeOwned + 'static>(self, value: &T) -> Result<T, Error> {
+        let (encoding, payload) = self.encode(value)?;
+        let back = Self::read::<T>(encoding, &payload).map_err(unreadable)?;
+        let (_, second) = self.encode(&back)?;
+        let sorted = |payload: Bytes| {
+            let mut bytes = payload.to_vec();
+            bytes.sort_unstable();
+            bytes
+        };
+        if payload != second && sorted(payload) != sorted(second) {
+            return Err(changed("the value that comes back has another encoding"));
+        }
+        Ok(back)
+    }
+
+    /// Encodes `value`, and returns the encoding used. A `Serialize` that panics is an error: it must not take the value from the
+    /// caller that loaded it.
     pub(crate) fn encode<T: Serialize + 'static>(self, value: &T) -> Result<(Encoding, Bytes), Error> {
         if let Some(bytes) = (value as &dyn Any).downcast_ref::<Bytes>() {
             return Ok((Encoding::RAW, bytes.clone()));
         }
-        match self {
-            Self::MessagePack => rmp_serde::to_vec_named(value)
-                .map(|encoded| (Encoding::MESSAGE_PACK, encoded.into()))
-                .map_err(|error| refused(error.into())),
-            Self::Json => serde_json::to_vec(value)
-                .map(|encoded| (Encoding::JSON, encoded.into()))
-                .map_err(|error| refused(error.into())),
-        }
+        let encoded = or_panic(|| match self {
+            Self::MessagePack => Ok((Encoding::MESSAGE_PACK, rmp_serde::to_vec_named(value)?.into())),
+            Self::Json => Ok((Encoding::JSON, serde_json::to_vec(value)?.into())),
+        });
+        encoded.map_err(|source| {
+            Error::with_source(ErrorKind::Encode, "the value could not be encoded", source.into())
+        })
     }
 
     /// Whether a payload is the encoding of `None` and `()`.
@@ -93,34 +148,49 @@ impl Codec {
         encoding: Encoding,
         payload: &Bytes,
     ) -> Option<Error> {
-        // The type's `Deserialize` may panic; that must not take the value from the caller that loaded it.
-        let read = AssertUnwindSafe(|| Self::read::<T>(encoding, payload).err());
-        let failed = catch_unwind(read).unwrap_or_else(|panic| Some(panic_text(&*panic).as_ref().into()));
-        let what = "the loaded value can not be read back from what it was encoded to";
-        failed.map(|source| Error::with_source(ErrorKind::Encode, what, source.into()))
+        Self::read::<T>(encoding, payload).err().map(unreadable)
     }
 
-    fn read<T: DeserializeOwned + 'static>(
-        encoding: Encoding,
-        payload: &Bytes,
-    ) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
+    /// A `Deserialize` or `From` that panics is an error, as any other that rejects the payload: the next load replaces the entry.
+    fn read<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Result<T, Cause> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
             *bytes = (encoding == Encoding::RAW).then(|| payload.clone());
             return value.ok_or_else(|| ANOTHER.into());
         }
-        match encoding {
+        or_panic(|| match encoding {
             Encoding::MESSAGE_PACK => Ok(rmp_serde::from_slice(payload)?),
             Encoding::JSON => Ok(serde_json::from_slice(payload)?),
             _ => Err(ANOTHER.into()),
-        }
+        })
     }
 }
 
 const ANOTHER: &str = "bytes as they are, or an encoding of no value";
 
-fn refused(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    Error::with_source(ErrorKind::Encode, "the value could not be encoded", source.into())
+/// Why a value cannot be encoded or decoded.
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs the user's `Serialize` or `Deserialize`; a panic is an error. It is logged, once a minute, without the value's type or content.
+fn or_panic<T>(run: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
+    static LOG: LogEveryMinute = LogEveryMinute::new();
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        warn_if!(
+            log::GUARD,
+            LOG.is_due(),
+            "the Serialize or Deserialize of a value has panicked: it is not stored, or loaded anew"
+        );
+        Err(panic_text(&*panic).as_ref().into())
+    })
+}
+
+fn unreadable(source: Cause) -> Error {
+    let text = "the loaded value can not be read back from what it was encoded to";
+    Error::with_source(ErrorKind::Encode, text, source.into())
+}
+
+fn changed(text: &'static str) -> Error {
+    Error::new(ErrorKind::Encode, text)
 }
 
 #[cfg(test)]
@@ -181,6 +251,59 @@ mod tests {
         assert_eq!(Codec::decode::<String>(encoding, &payload), None);
         assert_eq!(Codec::decode::<Bytes>(encoding, &payload), None);
         assert_eq!(Codec::decode::<u8>(Encoding::RAW, &payload), None);
+    }
+
+    #[test]
+    fn a_panic_of_the_types_own_code_is_an_error() {
+        #[derive(Debug, Clone, Serialize, serde::Deserialize)]
+        #[serde(from = "u8")]
+        struct Odd(u8);
+        impl From<u8> for Odd {
+            fn from(number: u8) -> Self {
+                assert!(number % 2 == 1, "{number} is even");
+                Self(number)
+            }
+        }
+        #[derive(serde::Deserialize)]
+        struct Broken;
+        impl Serialize for Broken {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                panic!("broken")
+            }
+        }
+        for codec in [Codec::MessagePack, Codec::Json] {
+            let (encoding, payload) = codec.encode(&2_u8).expect("encodes");
+            assert!(Codec::decode::<Odd>(encoding, &payload).is_none());
+            let (encoding, payload) = codec.encode(&3_u8).expect("encodes");
+            assert_eq!(Codec::decode::<Odd>(encoding, &payload).map(|odd| odd.0), Some(3));
+            assert_eq!(codec.encode(&Broken).expect_err("panics").kind(), ErrorKind::Encode);
+        }
+    }
+
+    #[test]
+    fn the_check_compares_what_comes_back() {
+        use std::collections::{HashMap, HashSet};
+
+        #[derive(PartialEq, Serialize, serde::Deserialize)]
+        struct Halved(#[serde(deserialize_with = "half")] u32);
+        fn half<'de, D: serde::Deserializer<'de>>(source: D) -> Result<u32, D::Error> {
+            <u32 as serde::Deserialize>::deserialize(source).map(|number| number / 2)
+        }
+        #[derive(PartialEq, Serialize, serde::Deserialize)]
+        struct Skips {
+            kept: u8,
+            #[serde(skip)]
+            skipped: u8,
+        }
+        for codec in [Codec::MessagePack, Codec::Json] {
+            assert!(codec.check(&Halved(7)).is_err());
+            assert!(codec.check_eq(&Skips { kept: 1, skipped: 1 }).is_err());
+            assert!(codec.check_eq(&Skips { kept: 1, skipped: 0 }).is_ok());
+            assert!(codec.check_eq(&f64::NAN).is_err());
+            let map: HashMap<String, HashSet<u32>> =
+                (0..50).map(|n| (n.to_string(), (0..n).collect())).collect();
+            assert!(codec.check_eq(&map).is_ok(), "in another order");
+        }
     }
 
     #[test]

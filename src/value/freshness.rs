@@ -83,6 +83,9 @@ impl Lifetimes {
     }
 }
 
+/// In place of a back-off: a moment that is long over, so that it means none.
+const NOT_STORED: u64 = 1;
+
 impl Expiry {
     pub(crate) fn serves(&self, now: u64) -> Freshness {
         let Self { fresh_until, stale_until, error_until, retry_at, .. } = *self;
@@ -112,7 +115,13 @@ impl Expiry {
     /// The times of the same value, loaded at `now`, if it is not stored: its waiters have it, and it is fresh for no longer. To them it
     /// is not expired.
     pub(crate) fn not_stored(self, now: u64) -> Self {
-        Self { fresh_until: now, stale_until: self.fresh_until.max(self.stale_until), ..self }
+        let stale_until = self.fresh_until.max(self.stale_until);
+        Self { fresh_until: now, stale_until, retry_at: NOT_STORED, ..self }
+    }
+
+    /// Whether [`not_stored`](Self::not_stored) has marked the value.
+    pub(crate) fn is_marked_not_stored(&self) -> bool {
+        self.retry_at == NOT_STORED
     }
 
     /// Whether [`expired`](Self::expired) has marked the value stale. A value whose freshness has merely ended is not marked.

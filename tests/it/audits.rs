@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use stampede_guard::testing::ChaosStore;
 use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
@@ -233,6 +234,70 @@ async fn in_a_trial_a_failed_load_is_its_own_callers() {
     let began = Instant::now();
     assert!(guard.get_or_load("other", hanging).await.is_err());
     assert_eq!(began.elapsed(), secs(30), "load_timeout");
+}
+
+/// A process on trial and another one, on one store.
+fn beside_a_trial(policy: impl Fn() -> PolicyBuilder) -> [StampedeGuard; 2] {
+    let store = MemoryStore::new();
+    [true, false].map(|shadow| {
+        let policy = policy().fresh_for(secs(3_600)).shadow(shadow).build().expect("valid");
+        StampedeGuard::builder(store.clone()).policy(policy).build().expect("valid")
+    })
+}
+
+/// The load has read the origin when the change is acknowledged: a lease that came later would not know of it.
+#[tokio::test(start_paused = true)]
+async fn in_a_trial_nothing_is_stored_whose_load_began_before_its_lease() {
+    for by_tag in [false, true] {
+        let [trial, other] = beside_a_trial(|| Policy::builder().tags(["all"]));
+        let invalidates = other.clone();
+        let load = move || async move {
+            match by_tag {
+                true => invalidates.invalidate_tag("all").await.expect("acknowledged"),
+                false => invalidates.invalidate("key").await.expect("acknowledged"),
+            }
+            sleep(LOAD).await;
+            Ok::<_, Infallible>("before the change".to_owned())
+        };
+        assert_eq!(trial.get_or_load("key", load).await.expect("its own"), "before the change");
+        settle().await;
+        assert_eq!(other.get::<String>("key").await.expect("answered"), None, "by tag: {by_tag}");
+    }
+}
+
+/// The store is slower than a caller on trial waits.
+#[tokio::test(start_paused = true)]
+async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(Duration::from_millis(40), Duration::from_millis(40));
+    let policy = || Policy::builder().fresh_for(secs(3_600));
+    let guard = |policy: PolicyBuilder| {
+        let policy = policy.build().expect("valid");
+        StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid")
+    };
+    let (trial, other) = (guard(policy().shadow(true)), guard(policy()));
+    let (origin, began) = (Origin::default(), Instant::now());
+    assert_eq!(ask(&trial, 1, &origin).await, 0);
+    assert!(began.elapsed() < LOAD + Duration::from_millis(25), "{:?}", began.elapsed());
+    settle().await;
+    assert_eq!((trial.stats().led, origin.loads()), (1, 1));
+    assert_eq!(other.get::<u64>(("key", 1)).await.expect("answered"), None);
+}
+
+/// The other process loads for itself as soon as the caller is gone, and is given no failure.
+#[tokio::test(start_paused = true)]
+async fn a_caller_on_trial_that_leaves_is_no_failure_of_the_others() {
+    let [trial, other] = beside_a_trial(Policy::builder);
+    let hanging =
+        tokio::spawn(async move { trial.get_or_load("key", || pending::<Result<u64, Infallible>>()).await });
+    sleep(LOAD).await;
+    let waiting =
+        tokio::spawn(async move { other.get_or_load("key", || async { Ok::<_, Infallible>(7) }).await });
+    sleep(LOAD).await;
+    let began = Instant::now();
+    hanging.abort();
+    assert_eq!(waiting.await.expect("not aborted").expect("loaded"), 7);
+    assert!(began.elapsed() < secs(1), "{:?}", began.elapsed());
 }
 
 #[test]

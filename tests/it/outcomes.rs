@@ -144,6 +144,28 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
     }
 }
 
+/// A load of another caller runs, and the store has a value: a refresh is given neither.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
+    for shadow in [false, true] {
+        let guard = guard(Policy::builder().fresh_for(secs(600)).shadow(shadow));
+        let refresh = async |n: u64| {
+            let load = move || async move {
+                tokio::time::sleep(secs(1)).await;
+                Ok::<_, Infallible>(n)
+            };
+            guard.refresh("key", load).await.expect("infallible")
+        };
+        guard.insert("key", &0_u64).await.expect("stored");
+        guard.set_bypass(!shadow);
+        let began = tokio::time::Instant::now();
+        assert_eq!(tokio::join!(refresh(1), refresh(2), refresh(3)), (1, 2, 3), "shadow: {shadow}");
+        assert_eq!(began.elapsed(), secs(1), "shadow: {shadow}");
+        let stored = guard.get::<u64>("key").await.expect("answered");
+        assert!(stored > Some(0), "shadow: {shadow}, {stored:?}");
+    }
+}
+
 #[cfg(feature = "redis")]
 #[test]
 fn what_is_no_address_is_refused_without_its_password() {

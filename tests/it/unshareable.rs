@@ -118,3 +118,58 @@ impl serde::Serialize for Unencodable {
         Err(serde::ser::Error::custom("no words for it"))
     }
 }
+
+/// A value whose `Serialize`, or whose `From` in `Deserialize`, panics if it is unlucky.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(from = "u32")]
+struct Unlucky(u32);
+
+impl From<u32> for Unlucky {
+    fn from(number: u32) -> Self {
+        assert_ne!(number, 13, "can not be read");
+        Self(number)
+    }
+}
+
+impl serde::Serialize for Unlucky {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        assert_ne!(self.0, 31, "can not be written");
+        serializer.serialize_u32(self.0)
+    }
+}
+
+/// Regression: the panic went to each caller until the entry expired.
+#[tokio::test(start_paused = true)]
+async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard = StampedeGuard::in_memory();
+    // An older version of the program has stored what this one can not read.
+    guard.insert("k", &13_u32).await.expect("stored");
+    assert_eq!(guard.get::<Unlucky>("k").await.expect("a miss"), None);
+    let load = || async { Ok::<_, String>(Unlucky(7)) };
+    assert_eq!(guard.get_or_load("k", load).await.expect("loaded"), Unlucky(7));
+    assert_eq!(guard.get::<Unlucky>("k").await.expect("replaced"), Some(Unlucky(7)));
+
+    guard.insert("k", &13_u32).await.expect("stored");
+    let load = |cx: stampede_guard::LoadContext<Unlucky>| async move {
+        assert_eq!(cx.previous(), None);
+        Ok::<_, String>(Unlucky(8))
+    };
+    assert_eq!(guard.refresh_with("k", load).await.expect("loaded"), Unlucky(8));
+    assert_eq!(guard.get::<Unlucky>("k").await.expect("replaced"), Some(Unlucky(8)));
+    assert!(warnings.about("has panicked").len() <= 1, "{warnings:?}");
+}
+
+/// Regression: the caller that loaded such a value got the panic in its place.
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_serialize_panics_goes_to_its_caller_and_is_not_stored() {
+    let guard = StampedeGuard::in_memory();
+    let load = || async { Ok::<_, String>(Unlucky(31)) };
+    assert_eq!(guard.get_or_load("k", load).await.expect("loaded"), Unlucky(31));
+    assert_eq!(guard.refresh("k", load).await.expect("loaded"), Unlucky(31));
+    assert_eq!(guard.get::<Unlucky>("k").await.expect("nothing"), None);
+    assert_eq!(guard.stats().unshareable, 2);
+    let error = guard.insert("k", &Unlucky(31)).await.expect_err("can not be encoded");
+    assert_eq!(error.kind(), stampede_guard::ErrorKind::Encode);
+}

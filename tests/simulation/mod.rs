@@ -39,6 +39,7 @@ mod mutants;
 mod nodes;
 mod oracle;
 mod plan;
+mod trials;
 mod witness;
 mod world;
 
@@ -108,6 +109,9 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     };
     let mut report = mutants::with(mutant, || floods::counting(simulated));
     drop(runtime);
+    if profile == Profile::None && mutant.is_none() {
+        report.violations.extend(trials::violations(seed));
+    }
     let panics = PANICS.take().unwrap_or_default();
     report.violations.extend(panics.into_iter().map(|panic| format!("I11: {panic}")));
     report

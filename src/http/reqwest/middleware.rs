@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tower_layer::Layer as _;
 use tower_service::Service as _;
 
-use super::service::{ReqwestService, extension};
+use super::service::{Redirected, ReqwestService, extension};
 use crate::error::Error;
 use crate::guard::StampedeGuard;
 use crate::http::Guarded;
@@ -123,10 +123,10 @@ impl GuardMiddleware {
                 .map_err(|_| reqwest_middleware::Error::middleware(WaitedTooLong(limit)))??,
         };
         let (mut head, body) = response.into_parts();
-        let mut extensions = extension(url);
-        // The URL at the end of redirects, if there were any, replaces the request's.
-        extensions.extend(head.extensions);
-        head.extensions = extensions;
+        if head.extensions.remove::<Redirected>().is_none() {
+            // The request's URL with its fragment, which the load did not see and a hit has not stored.
+            head.extensions.extend(extension(url));
+        }
         Ok(Response::from_parts(head, Body::wrap(body)).into())
     }
 }

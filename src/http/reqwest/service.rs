@@ -92,9 +92,14 @@ fn into_http(response: reqwest::Response, mut asked: Url) -> Response<Body> {
     if url != asked {
         // The client has followed a redirect. RFC 9111, 2: the primary key of a stored response is its target URI.
         response.extensions_mut().insert(DoNotStore);
+        response.extensions_mut().insert(Redirected);
     }
     response
 }
+
+/// Marks a response whose URL is not that of its request.
+#[derive(Clone, Copy)]
+pub(super) struct Redirected;
 
 /// The extension in which reqwest looks for the URL of a response.
 pub(super) fn extension(url: Url) -> Extensions {

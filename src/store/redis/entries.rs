@@ -27,7 +27,7 @@ use crate::store::{
 impl RedisStore {
     /// LOOK UP, as an unboxed future.
     pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
-        match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
+        match self.commands.read(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
             // Foreign data under our key: not an entry, and counted as one that cannot be decoded. (MGET, which reads an
@@ -243,6 +243,10 @@ impl Store for RedisStore {
             credential_failures: self.connections.dial.login.failures(),
             local: None,
         }
+    }
+
+    fn longest_entry(&self) -> usize {
+        self.commands.longest_argument()
     }
 
     fn went_without(&self) {

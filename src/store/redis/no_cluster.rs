@@ -6,6 +6,7 @@ use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::connection::OnBreak;
 use super::connection::connector::Connector;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
@@ -16,15 +17,12 @@ pub(super) enum Cluster {}
 pub(super) enum MasterNode {}
 
 impl Cluster {
-    pub(super) async fn send(&self, _key: &str, _cmd: &Cmd, _within: Duration) -> Result<Value, StoreError> {
-        match *self {}
-    }
-
     pub(super) async fn send_noting(
         &self,
         _key: &str,
         _cmd: &Cmd,
         _within: Duration,
+        _on_break: OnBreak,
     ) -> Result<(Value, u64), StoreError> {
         match *self {}
     }
@@ -42,6 +40,10 @@ impl Cluster {
     }
 
     pub(super) fn is_down(&self, _key: &str) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn longest_argument(&self) -> usize {
         match *self {}
     }
 

@@ -134,14 +134,14 @@ impl RedisStore {
         for tag in tags {
             push_key(&mut cmd, b't', tag.name());
         }
-        match self.commands.send("", &cmd, within).await? {
+        match self.commands.read("", &cmd, within).await? {
             Value::Array(values) if values.len() == entries.len() + tags.len() => Ok(values),
             _ => Err(refused(unexpected())),
         }
     }
 
     async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
-        match self.commands.send(name, &scripts::get(kind, name), within).await? {
+        match self.commands.read(name, &scripts::get(kind, name), within).await? {
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
             Value::ServerError(error) => Err(refused(error.into())),
             value => Ok(value),

@@ -50,7 +50,7 @@ async fn with_one_authority_replicas_on_three_ports_load_once_and_a_path_is_inva
     // An unsafe method invalidates it under any `Host`, and so does the `Location` of its answer.
     ask(&shop, request("POST", "/product/7?a", &[("host", "admin.example")])).await;
     assert_eq!(ask(&shop, at(3001)).await.text(), "4");
-    for path in ["", "product/7", "http://shop.example/product/7", "/a b", "/a#b", "*"] {
+    for path in ["", "product/7", "http://shop.example/product/7", "/a\nb", "/a#b", "*"] {
         let error = guard.invalidate_path(path).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidKey, "{path}");
         assert!(error.to_string().contains("/product/7"), "{error}");

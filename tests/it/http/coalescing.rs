@@ -41,6 +41,33 @@ async fn max_waiters_turns_away_no_request_for_an_uncacheable_page() {
     assert_eq!(inner.calls(), 1 + 8);
 }
 
+/// The same on real threads: the marker of the first response may not be stored yet when the next requests come, and a probe may
+/// end at the moment when they join it.
+#[test]
+fn max_waiters_turns_away_no_request_for_an_uncacheable_page_on_threads() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        for round in 0..200 {
+            let inner = Inner::with_headers(&[("cache-control", "no-store")]);
+            let shop = shop_with(&inner, policy().max_waiters(1, OnOverload::Shed));
+            assert_eq!(ask(&shop, get("/cart")).await.status, 200);
+            let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(8));
+            let crowd: Vec<_> = (0..8)
+                .map(|_| {
+                    let (shop, barrier) = (shop.clone(), std::sync::Arc::clone(&barrier));
+                    tokio::spawn(async move {
+                        barrier.wait().await;
+                        ask(&shop, get("/cart")).await
+                    })
+                })
+                .collect();
+            let statuses: Vec<_> = all(crowd).await.iter().map(|seen| seen.status).collect();
+            assert_eq!(statuses, [200; 8], "round {round}");
+            assert_eq!(inner.calls(), 1 + 8, "round {round}");
+        }
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn fifty_gets_at_four_replicas_are_one_call() {
     let inner = Inner::numbered(|_| ()).held();

@@ -34,6 +34,7 @@ mod lifetimes;
 mod long_heads;
 mod nesting;
 mod panics;
+mod path_forms;
 mod poisoning;
 mod policies;
 mod proxies;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use stampede_guard::testing::{ChaosStore, Fault, Origin, Replica};
-use stampede_guard::{ErrorKind, MemoryStore, PolicyBuilder, StampedeGuard};
+use stampede_guard::{ErrorKind, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{keeping, load, warm};
@@ -179,6 +179,46 @@ async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     assert_eq!(load(&kept, "k", 2).await, 2);
 }
 
+/// Nobody tells it of a change any more, and it sends no look-ups: each answer of it would be as of a failed one.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_was_shut_down_serves_no_copies() {
+    let policy = || keeping().local_while_down(Duration::from_secs(60));
+    for cuts_off in [false, true] {
+        let (_chaos, [(replica, gone), (_, other)]) = fleet(policy);
+        load(&gone, "k", 1).await;
+        warm(&gone, "k").await;
+        gone.shutdown(Duration::from_secs(1)).await;
+        other.invalidate("k").await.expect("acknowledged");
+        if cuts_off {
+            replica.cut();
+        }
+        assert_ne!(gone.get::<u32>("k").await.ok(), Some(Some(1)), "cut off: {cuts_off}");
+        let many = gone.get_many::<u32, _>(["k"]).await;
+        assert!(many.into_iter().all(|got| got.ok() != Some(Some(1))), "cut off: {cuts_off}");
+        assert_eq!(load(&gone, "k", 2).await, 2, "cut off: {cuts_off}");
+    }
+}
+
+/// The look-up was on its way when the guard was shut down, and fails after it.
+#[tokio::test(start_paused = true)]
+async fn a_look_up_that_fails_after_the_shutdown_is_answered_by_no_copy() {
+    let policy = || keeping().local_while_down(Duration::from_secs(60));
+    let (_chaos, [(replica, gone), (_, other)]) = fleet(policy);
+    load(&gone, "k", 1).await;
+    warm(&gone, "k").await;
+    // Its right has ended, and its look-up has no answer yet.
+    replica.cut();
+    sleep(TERM * 2).await;
+    let peeks = tokio::spawn({
+        let gone = gone.clone();
+        async move { gone.get::<u32>("k").await }
+    });
+    tokio::task::yield_now().await;
+    gone.shutdown(Duration::ZERO).await;
+    other.invalidate("k").await.expect("acknowledged");
+    assert_ne!(peeks.await.expect("not aborted").ok(), Some(Some(1)));
+}
+
 /// Regression: during an outage such a copy was served to a caller that knew of the tag's invalidation.
 #[tokio::test(start_paused = true)]
 async fn an_outage_serves_no_copy_that_was_not_checked_for_the_policys_tags() {
@@ -222,6 +262,26 @@ async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
     assert_eq!(refreshed.expect("acknowledged"), 2);
     assert_eq!(chaos.struck(Fault::EvictEntry), 1);
     assert_eq!(load(&two.1, "k", 3).await, 2);
+}
+
+/// What a refresh has loaded without the store is not stored: there is nothing that must reach the copies.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_without_the_store_does_not_wait_for_it() {
+    for keeps in [false, true] {
+        let policy = || if keeps { keeping() } else { Policy::builder() };
+        for (shadow, bypass) in [(false, false), (true, false), (false, true)] {
+            let (_chaos, [(replica, guard)]) = fleet(|| policy().shadow(shadow));
+            let filled = guard.with_policy(policy().build().expect("valid"));
+            load(&filled, "k", 1).await;
+            guard.set_bypass(bypass);
+            replica.cut();
+            let began = Instant::now();
+            let refreshed = guard.refresh("k", || async { Ok::<_, String>(2_u32) }).await;
+            let case = format!("keeps: {keeps}, shadow: {shadow}, bypass: {bypass}");
+            assert_eq!(refreshed.expect("loaded"), 2, "{case}");
+            assert!(began.elapsed() <= Duration::from_millis(110), "{case}: {:?}", began.elapsed());
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ pub(crate) mod clock;
 mod cluster;
 mod connections;
 pub(crate) mod credentials;
+mod cuts;
 mod deployments;
 mod doctor;
 mod figures;

@@ -301,10 +301,14 @@ async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() 
             Ok::<_, String>(2)
         }
     };
-    assert_eq!(open.refresh("k", load()).await.expect("loaded"), 2);
+    for _ in 0..2 {
+        let began = Instant::now();
+        assert_eq!(open.refresh("k", load()).await.expect("loaded"), 2);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
     let error = closed.refresh("k", load()).await.expect_err("closed");
     assert!(matches!(&error, LoadError::Guard(error) if error.kind() == ErrorKind::Store), "{error:?}");
-    assert_eq!(loads.started(), 1, "the origin is spared by the other");
+    assert_eq!(loads.started(), 2, "the origin is spared by the other");
 }
 
 /// An invalidation is not bound by the budget: it may take longer, and returns an error if it is not confirmed.

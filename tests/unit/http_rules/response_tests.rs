@@ -27,6 +27,7 @@ const PLAIN: RequestDemands = RequestDemands {
     if_range: false,
     forwarded: false,
     other_cookies: false,
+    other_form: false,
 };
 const AUTHORIZED: RequestDemands = RequestDemands { authorized: true, ..PLAIN };
 const WITH_COOKIE: RequestDemands = RequestDemands { has_cookie: true, ..PLAIN };

@@ -236,6 +236,12 @@ impl Cluster {
         self.coverage().map_or(1, |coverage| coverage.masters.len())
     }
 
+    /// The longest argument that all masters take.
+    pub(super) fn longest_argument(&self) -> usize {
+        let Ok(Some(layout)) = self.state().chart.layout() else { return usize::MAX };
+        layout.masters.iter().map(|master| master.server.longest_argument()).min().unwrap_or(usize::MAX)
+    }
+
     /// The masters of the chart, and how far they cover the slots.
     pub(super) fn coverage(&self) -> Option<Coverage> {
         Some(self.state().chart.layout().ok()??.coverage())

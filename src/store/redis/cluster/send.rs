@@ -7,6 +7,7 @@ use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Cluster, Supervisor};
+use crate::store::redis::connection::OnBreak;
 use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::topology::cluster::slots::{Address, Redirect, redirect, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
@@ -21,23 +22,14 @@ const LAST_PAUSE: Duration = Duration::from_millis(40);
 const ENDLESS: Duration = Duration::from_secs(86_400);
 
 impl Cluster {
-    /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all.
-    pub(crate) async fn send(
-        self: &Arc<Self>,
-        key: &str,
-        cmd: &Cmd,
-        within: Duration,
-    ) -> Result<Value, StoreError> {
-        self.send_noting(key, cmd, within).await.map(|(reply, _)| reply)
-    }
-
-    /// The same. Also returns the session of the connection that has brought the reply, which is at another node after a
-    /// redirection.
+    /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all. Also returns the session of
+    /// the connection that has brought the reply, which is at another node after a redirection.
     pub(crate) async fn send_noting(
         self: &Arc<Self>,
         key: &str,
         cmd: &Cmd,
         within: Duration,
+        mut on_break: OnBreak,
     ) -> Result<(Value, u64), StoreError> {
         // The caller's deadline may be beyond what an `Instant` can represent.
         let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
@@ -50,7 +42,7 @@ impl Cluster {
             let sent = if asking {
                 server.send_asking(cmd, left).await
             } else {
-                server.send_noting(cmd, left).await
+                server.send_noting(cmd, left, OnBreak::Fail).await
             };
             let (error, session) = match sent {
                 Ok((Value::ServerError(error), session)) => (error, session),
@@ -59,6 +51,12 @@ impl Cluster {
                     if !error.is_final() {
                         // Another node may serve the slot by now; a node that hangs does not redirect.
                         self.looks.trouble();
+                    }
+                    if error.kind == StoreErrorKind::Broken && on_break == OnBreak::Repeat {
+                        // From the map, because the slot may be served elsewhere by now.
+                        (on_break, asking) = (OnBreak::Fail, false);
+                        (at, server) = self.master_of(slot, Duration::ZERO).await?;
+                        continue;
                     }
                     return Err(error);
                 }

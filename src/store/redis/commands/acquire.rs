@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::Commands;
-use super::call::{refused, run};
+use super::call::{refused, run_repeatable};
 use super::deadline::{Executed, with_deadline};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
@@ -28,7 +28,7 @@ pub(crate) async fn acquire(
             AcquireReply::Acquired(acquired) => return Ok(acquired),
             AcquireReply::EntryIsThere => {}
         }
-        match commands.send(key.name(), &get_entry(key.name()), left()).await? {
+        match commands.read(key.name(), &get_entry(key.name()), left()).await? {
             Value::BulkString(entry) => return Ok(Acquired::Found(Bytes::from(entry))),
             // The entry was removed or replaced by foreign data; neither is an entry, so the lease is requested
             // again.
@@ -60,7 +60,8 @@ async fn attempt(
         cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
         push_moment(cmd, last);
     };
-    let answer = run(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
+    // The lease that the first run has granted, or the place in the queue, is found by its token.
+    let answer = run_repeatable(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
     read(answer).ok_or_else(|| refused(unexpected()))
 }
 

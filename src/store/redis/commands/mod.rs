@@ -22,8 +22,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::connection::Supervisor;
 use super::connection::connector::Connector;
+use super::connection::{OnBreak, Supervisor};
 use super::errors::classify::reason;
 use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
@@ -48,26 +48,28 @@ impl Commands {
     /// Sends a command about `key` and waits for its reply, at most `within` in all. All its keys must be in the slot
     /// of `key`.
     pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.is_usable()?;
-        match &self.to {
-            Servers::One(server) => server.send(cmd, within).await,
-            // Boxed, because every command's future would have room for it.
-            Servers::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
-        }
+        self.send_noting(key, cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }
 
-    /// The same. Also returns the session of the connection that has brought the reply: all replies of one session are by one
-    /// server, in the order of their commands.
+    /// The same for a command that only reads: if the connection breaks under it, it is sent once more.
+    pub(super) async fn read(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        self.send_noting(key, cmd, within, OnBreak::Repeat).await.map(|(reply, _)| reply)
+    }
+
+    /// As [`send`](Self::send). Also returns the session of the connection that has brought the reply: all replies of one session are by
+    /// one server, in the order of their commands.
     pub(super) async fn send_noting(
         &self,
         key: &str,
         cmd: &Cmd,
         within: Duration,
+        on_break: OnBreak,
     ) -> Result<(Value, u64), StoreError> {
         self.is_usable()?;
         match &self.to {
-            Servers::One(server) => server.send_noting(cmd, within).await,
-            Servers::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within)).await,
+            Servers::One(server) => server.send_noting(cmd, within, on_break).await,
+            // Boxed, because every command's future would have room for it.
+            Servers::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within, on_break)).await,
         }
     }
 
@@ -104,6 +106,24 @@ impl Commands {
             Servers::Cluster(cluster) => cluster.down(),
         };
         self.is_usable().err().or_else(down)
+    }
+
+    /// Whether there is no connection any more, and its successor may lead to another server.
+    pub(super) fn has_to_wait(&self) -> bool {
+        let is_reconnecting = || match &self.to {
+            Servers::One(server) => server.is_reconnecting(),
+            // The messages come from any node, wherever commands go.
+            Servers::Cluster(_) => false,
+        };
+        self.down().is_some() || is_reconnecting()
+    }
+
+    /// The longest argument that all servers take; `usize::MAX` while no limit is known.
+    pub(super) fn longest_argument(&self) -> usize {
+        match &self.to {
+            Servers::One(server) => server.longest_argument(),
+            Servers::Cluster(cluster) => cluster.longest_argument(),
+        }
     }
 
     /// Whether commands about `key` fail at once at present.

@@ -8,13 +8,15 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, Value,
+};
 
 use super::inbound::{Inbound, MessageSink, Messages};
 use super::outages::Outages;
 use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
-use crate::store::redis::errors::advice::{advised, is_login};
+use crate::store::redis::errors::advice::{advised, is_about_room, is_login};
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
@@ -112,18 +114,44 @@ impl Connector {
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let opened = self.open(self.opening(), opening).await;
+        let opened = self.explained(client, opened).await;
         self.logged_in(issue.as_ref(), opened)
+    }
+
+    /// An opened connection; or why the server has refused it, where redis-rs hides the server's answer to AUTH. A server without
+    /// room for connections gives it to any command.
+    async fn explained<T>(&self, client: &Client, opened: RedisResult<T>) -> RedisResult<T> {
+        match opened {
+            Err(error) if is_login(&error) => Err(self.is_full(client).await.unwrap_or(error)),
+            opened => opened,
+        }
+    }
+
+    /// The server's refusal of any further connection, if it refuses a connection without a user for this reason.
+    async fn is_full(&self, client: &Client) -> Option<RedisError> {
+        let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let info = client.get_connection_info().clone().set_redis_settings(settings);
+        let client = Client::open(info).ok()?;
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let asked = async {
+            let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            connection.send_packed_command(&redis::cmd("PING")).await
+        };
+        let refusal = self.open(self.opening(), asked).await.and_then(Value::extract_error).err()?;
+        is_about_room(&refusal).then_some(refusal)
     }
 
     /// Connects for messages, to the server of the latest connection for commands.
     pub(crate) async fn inbox(&self) -> RedisResult<Inbound> {
         let Located { server, node } = self.open(self.locating(), self.endpoint.current()).await?;
         let Some(issue) = self.login.present().await? else {
-            let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
+            let opened = self.open(self.opening(), server.inbox.get_async_pubsub()).await;
+            let messages = self.explained(&server.inbox, opened).await?;
             return Ok(Inbound { messages: Messages::resp2(messages), at: node, login: OWN });
         };
         let client = issue.client_of(&server.commands, Some(ProtocolVersion::RESP3))?;
         let opened = self.open(self.opening(), Messages::resp3(&client)).await;
+        let opened = self.explained(&client, opened).await;
         let (messages, login) = self.logged_in(Some(&issue), opened)?;
         Ok(Inbound { messages, at: node, login })
     }

@@ -1,8 +1,8 @@
 //! The supervisor of the connection that carries commands; also the circuit breaker.
 //!
 //! While there is no connection, a command fails in microseconds, and one background task, the keeper, reconnects. Callers
-//! wait for the keeper only before the first attempt has ended: within their deadlines, and for no longer than a connection
-//! may be silent.
+//! wait for the keeper only before an attempt has failed: for the first connection, and after a connection was cut that did not
+//! itself end an outage. They wait within their deadlines, and for no longer than a connection may be silent.
 //!
 //! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
 //! keeper in its own runtime.
@@ -10,6 +10,7 @@
 pub(crate) mod connector;
 pub(crate) mod inbound;
 
+mod bulk_limit;
 mod clock;
 #[cfg(feature = "cluster")]
 mod node;
@@ -39,6 +40,7 @@ use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
 use super::backoff::STABLE;
+use bulk_limit::BulkLimit;
 use connector::Connector;
 use outages::Outage;
 use refusal_log::RefusalLog;
@@ -46,6 +48,7 @@ use silence::{Silence, silent};
 
 use super::errors::classify::{ConnectionFate, code, judge, store_error};
 use super::errors::outage_log::OutageLog;
+use super::errors::reply::is_protocol;
 use super::topology::server::TimedReading;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
@@ -58,6 +61,15 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;
 
+/// What happens to a command if the connection breaks under it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnBreak {
+    /// Its caller receives the error: the command may have run.
+    Fail,
+    /// It is sent once more, on the next connection. For reads, and for commands whose second run changes nothing.
+    Repeat,
+}
+
 pub(super) struct Supervisor {
     pub(super) dial: Connector,
     slot: Mutex<ConnectionSlot>,
@@ -66,6 +78,7 @@ pub(super) struct Supervisor {
     /// Tells the keeper to check whether the connection is still there.
     look: Arc<Notify>,
     silence: Silence,
+    bulk_limit: BulkLimit,
     born: Instant,
     /// What the server's clock showed at `born`, in milliseconds.
     offset: AtomicI64,
@@ -91,13 +104,29 @@ struct ConnectionSlot {
 enum ConnectionState {
     /// Nothing was tried, or the runtime of the keeper has ended.
     Idle,
-    /// The first attempt, started at this moment. Callers wait for it until the silence limit has passed: an attempt whose
-    /// packets are lost lasts for several budgets, and each request would pay its own.
+    /// The first attempt, or the first after a connection was cut, started at this moment. Callers wait for it until the silence
+    /// limit has passed: an attempt whose packets are lost lasts for several budgets, and each request would pay its own.
     Connecting(Instant),
     Up(LiveConnection),
     /// Callers fail at once, for this reason.
     Down(Option<StoreError>),
     Closed,
+}
+
+/// How a connection was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// The connection has ended. The server may be well: it, or a proxy, closes idle connections.
+    Cut,
+    /// The server is silent, or is not the primary.
+    Doubtful,
+}
+
+impl Loss {
+    /// Of a connection that has returned an error, which the server has `answered`.
+    fn of(answered: bool) -> Self {
+        if answered { Self::Doubtful } else { Self::Cut }
+    }
 }
 
 #[derive(Clone)]
@@ -113,6 +142,7 @@ impl Supervisor {
     pub(super) fn new(dial: Connector) -> Arc<Self> {
         Arc::new(Self {
             silence: Silence::new(dial.answer),
+            bulk_limit: BulkLimit::default(),
             dial,
             slot: Mutex::new(ConnectionSlot {
                 state: ConnectionState::Idle,
@@ -155,6 +185,11 @@ impl Supervisor {
         }
     }
 
+    /// The longest argument that the server takes; `usize::MAX` while no limit is known.
+    pub(super) fn longest_argument(&self) -> usize {
+        self.bulk_limit.most()
+    }
+
     /// Why commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         self.current().err()
@@ -164,6 +199,11 @@ impl Supervisor {
     /// fails the next command.
     pub(super) fn suspect(&self) {
         self.look.notify_one();
+    }
+
+    /// Whether an established connection was cut, and the first attempt to replace it has not ended.
+    pub(super) fn is_reconnecting(&self) -> bool {
+        matches!(self.slot().state, ConnectionState::Connecting(_)) && *self.changes.borrow() > 0
     }
 
     /// Changes with each new connection.
@@ -233,9 +273,13 @@ impl Supervisor {
             Err(error) => error,
         };
         let (mut kind, fate) = judge(&error);
+        let is_too_long = is_protocol(&error);
         if kind == StoreErrorKind::Unavailable && !answered {
             // It was sent and the answer is lost, so it may have run.
             kind = StoreErrorKind::Broken;
+        }
+        if let Some(cmd) = cmd.filter(|_| is_too_long || kind == StoreErrorKind::Broken) {
+            self.bulk_limit.broken_by(cmd, is_too_long);
         }
         if code(&error) == Some("NOREPLICAS") {
             self.dial.doubt();
@@ -245,7 +289,7 @@ impl Supervisor {
         let failure = store_error(kind, error);
         match fate {
             ConnectionFate::Keep => self.log_refusal(&failure, is_news),
-            ConnectionFate::Drop => self.lose(generation, &failure),
+            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered && !is_too_long)),
         }
         Err(failure)
     }
@@ -260,27 +304,33 @@ impl Supervisor {
             self.log_late(waited);
             self.suspect();
         } else {
-            self.lose(generation, &silent());
+            self.lose(generation, &silent(), Loss::Doubtful);
         }
     }
 
     /// Drops the connection of `generation`, if it is still the current one.
-    fn lose(&self, generation: u64, why: &StoreError) {
+    fn lose(&self, generation: u64, why: &StoreError, loss: Loss) {
         let (lost, is_news) = {
             let slot = &mut *self.slot();
-            match &slot.state {
-                ConnectionState::Up(up) if up.generation == generation => {
-                    if up.opened_at.elapsed() >= STABLE {
-                        slot.told.forget();
-                    }
-                }
+            let is_stable = match &slot.state {
+                ConnectionState::Up(up) if up.generation == generation => up.opened_at.elapsed() >= STABLE,
                 _ => return,
+            };
+            if is_stable {
+                slot.told.forget();
             }
+            // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
+            // accepts connections and breaks them.
+            let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
             self.dial.outages.begin(&mut slot.outage);
-            (std::mem::replace(&mut slot.state, ConnectionState::Down(Some(why))), is_news)
+            let next = match waits {
+                true => ConnectionState::Connecting(Instant::now()),
+                false => ConnectionState::Down(Some(why)),
+            };
+            (std::mem::replace(&mut slot.state, next), is_news)
         };
         drop(lost);
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");

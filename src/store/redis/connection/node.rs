@@ -18,6 +18,7 @@ impl Supervisor {
         cmd: &Cmd,
         within: Duration,
     ) -> Result<(Value, u64), StoreError> {
+        self.bulk_limit.check(cmd)?;
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
             None => Box::pin(self.first(within)).await?,

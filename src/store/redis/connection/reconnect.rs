@@ -1,15 +1,18 @@
 //! The task that keeps the connection up: connects, reads the clock, connects again.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::connector::{Connector, Opened};
-use super::{ConnectionState, LiveConnection, SESSIONS, Supervisor};
+use super::{ConnectionState, LiveConnection, Loss, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::{Backoff, STABLE};
@@ -17,6 +20,15 @@ use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::login::OWN;
 use crate::store::redis::topology::server::TimedReading;
+
+/// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3 only.
+const CUT_PERIOD: Duration = Duration::from_millis(100);
+
+/// Why the connection has ended, if it has. The driver reads all the time and ends with the connection. Nothing is sent: the driver
+/// skips a command whose caller has gone.
+fn cut(connection: &mut MultiplexedConnection) -> Option<RedisError> {
+    connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
+}
 
 /// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
 pub(super) struct Reconnector {
@@ -54,6 +66,7 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
             let opened_at = Instant::now();
             let (mut again, mut looked_at) = (false, opened_at);
             let mut recovers = keeper.recovers();
+            keeper.read_limit(generation, dial.answer).await;
             loop {
                 let period = if recovers { STABLE } else { dial.look_period() };
                 let told = again
@@ -70,6 +83,7 @@ pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>
                             keeper.note(generation, taken.map(|_| None));
                             false
                         }
+                        () = keeper.until_cut(generation) => break,
                     };
                 let Some(mut connection) = keeper.connection(generation) else { break };
                 if recovers && opened_at.elapsed() >= STABLE {
@@ -126,7 +140,7 @@ impl Reconnector {
             Err(error) => {
                 let why = supervisor.dial.failure(error);
                 let is_news = slot.told.is_news(&why);
-                if !matches!(slot.state, ConnectionState::Down(_)) {
+                if slot.outage.is_none() {
                     supervisor.dial.outages.begin(&mut slot.outage);
                 }
                 slot.state = ConnectionState::Down(Some(why.clone()));
@@ -147,6 +161,35 @@ impl Reconnector {
         match &supervisor.slot().state {
             ConnectionState::Up(up) if up.generation == generation => Some(up.connection.clone()),
             _ => None,
+        }
+    }
+
+    /// Asks the server for its longest argument, after one may have broken a connection. A user without the right to CONFIG keeps
+    /// what is known.
+    async fn read_limit(&self, generation: u64, within: Duration) {
+        let asks = || self.supervisor.upgrade().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
+        let Some(mut connection) = self.connection(generation).filter(|_| asks()) else { return };
+        let config = redis::cmd("CONFIG").arg("GET").arg("proto-max-bulk-len").to_owned();
+        let answer = bounded(within, connection.send_packed_command(&config)).await;
+        drop(connection);
+        let settings = answer
+            .and_then(|answer| redis::from_redis_value::<HashMap<String, usize>>(answer).map_err(Into::into));
+        if let (Ok(settings), Some(supervisor)) = (settings, self.supervisor.upgrade())
+            && let Some(most) = settings.get("proto-max-bulk-len")
+        {
+            supervisor.bulk_limit.read(*most);
+        }
+    }
+
+    /// Waits until the connection of `generation` has ended, and drops it then.
+    async fn until_cut(&self, generation: u64) {
+        loop {
+            sleep(CUT_PERIOD).await;
+            let Some(mut connection) = self.connection(generation) else { return };
+            if let Some(error) = cut(&mut connection) {
+                self.note(generation, Err(error));
+                return;
+            }
         }
     }
 
@@ -177,7 +220,8 @@ impl Reconnector {
     fn leave(&self, generation: u64) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let why = (redis::ErrorKind::Client, "the sentinels name another primary");
-        supervisor.lose(generation, &store_error(StoreErrorKind::Unavailable, RedisError::from(why)));
+        let why = store_error(StoreErrorKind::Unavailable, RedisError::from(why));
+        supervisor.lose(generation, &why, Loss::Doubtful);
     }
 
     /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 use super::reconnect::{Reconnector, keep};
-use super::{ConnectionState, LiveConnection, Supervisor};
+use super::{ConnectionState, LiveConnection, OnBreak, Supervisor};
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Supervisor {
@@ -17,7 +17,7 @@ impl Supervisor {
     /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
     /// WRONGTYPE, and a cluster node's redirections.
     pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.send_noting(cmd, within).await.map(|(reply, _)| reply)
+        self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }
 
     /// The same. Also returns the session of the connection that has brought the reply.
@@ -25,7 +25,20 @@ impl Supervisor {
         self: &Arc<Self>,
         cmd: &Cmd,
         within: Duration,
+        on_break: OnBreak,
     ) -> Result<(Value, u64), StoreError> {
+        let began = Instant::now();
+        match self.attempt(cmd, within).await {
+            // Once: a command may itself be what breaks connections, such as a read whose reply is over an output limit.
+            Err(error) if error.kind == StoreErrorKind::Broken && on_break == OnBreak::Repeat => {
+                Box::pin(self.attempt(cmd, within.saturating_sub(began.elapsed()))).await
+            }
+            done => done,
+        }
+    }
+
+    async fn attempt(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<(Value, u64), StoreError> {
+        self.bulk_limit.check(cmd)?;
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
             // Boxed, so that every command's future is smaller.

@@ -206,3 +206,93 @@ async fn a_server_that_refuses_role_is_asked_once() {
     assert!(refused.contains("rejected_calls=1,"), "{refused}");
     assert!(supervisor.down().is_none());
 }
+
+/// A server that closes its connections at their first GET, as many as `breaks`, and answers nil on the later ones. Returns its URL
+/// and how many GETs it has received.
+async fn breaking_server(breaks: usize) -> (String, watch::Receiver<usize>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let url = format!("redis://{}/", listener.local_addr().expect("bound"));
+    let (gets, seen) = watch::channel(0);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let gets = gets.clone();
+            tokio::spawn(async move {
+                let mut buffer = [0; 1024];
+                while let Ok(n @ 1..) = socket.read(&mut buffer).await {
+                    let has = |word: &[u8]| buffer[..n].windows(word.len()).any(|window| window == word);
+                    let reply: &[u8] = match () {
+                        () if has(b"ROLE") => {
+                            b"+PONG\r\n*2\r\n$1\r\n1\r\n$1\r\n0\r\n-NOPERM it is a secret\r\n"
+                        }
+                        () if has(b"TIME") => b"+PONG\r\n*2\r\n$1\r\n1\r\n$1\r\n0\r\n",
+                        () if !has(b"GET") => b"+OK\r\n",
+                        () => {
+                            gets.send_modify(|gets| *gets += 1);
+                            if *gets.borrow() <= breaks {
+                                return;
+                            }
+                            b"$-1\r\n"
+                        }
+                    };
+                    let _ = socket.write_all(reply).await;
+                }
+            });
+        }
+    });
+    (url, seen)
+}
+
+async fn patient_supervisor(url: &str) -> Arc<Supervisor> {
+    let client = Client::open(url).expect("an address");
+    let mut dial = Connector::new(&client, Duration::from_secs(5));
+    dial.idle = Duration::from_secs(3600);
+    let supervisor = Supervisor::new(dial);
+    supervisor.until_up().await.expect("connects");
+    supervisor
+}
+
+/// The next caller noticed it: its hit was lost, and its load ran without the fleet.
+#[tokio::test]
+async fn a_connection_that_is_cut_while_idle_is_replaced_without_a_command_or_a_check() {
+    let (url, _looked) = server(Then::Closes).await;
+    let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
+    let mut generations = supervisor.generations();
+    let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
+    assert!(replaced.await.is_ok(), "it waits for the next command");
+}
+
+#[tokio::test]
+async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
+    let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
+    for (breaks, sent, is_answered) in [(1, 2, true), (3, 2, false)] {
+        let (url, seen) = breaking_server(breaks).await;
+        let supervisor = patient_supervisor(&url).await;
+        let read = supervisor.send_noting(&get, Duration::from_secs(10), OnBreak::Repeat).await;
+        assert_eq!((*seen.borrow(), read.is_ok()), (sent, is_answered), "{breaks} breaks: {read:?}");
+    }
+}
+
+/// It may have run; its caller decides. The next command does not pay for the break.
+#[tokio::test]
+async fn a_command_that_may_not_run_twice_is_not_repeated() {
+    let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
+    let (url, seen) = breaking_server(1).await;
+    let supervisor = patient_supervisor(&url).await;
+    let broken = supervisor.send(&get, Duration::from_secs(10)).await.expect_err("the server has closed it");
+    assert_eq!((broken.kind, *seen.borrow()), (StoreErrorKind::Broken, 1));
+    supervisor.send(&get, Duration::from_secs(10)).await.expect("it waits for the new connection");
+}
+
+/// The breaker: callers do not wait for a server that accepts connections and breaks each of them.
+#[tokio::test]
+async fn callers_do_not_wait_after_a_second_break() {
+    let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
+    let (url, _seen) = breaking_server(usize::MAX).await;
+    let supervisor = patient_supervisor(&url).await;
+    supervisor
+        .send_noting(&get, Duration::from_secs(10), OnBreak::Repeat)
+        .await
+        .expect_err("it is broken twice");
+    let refused = supervisor.send(&get, Duration::from_secs(10)).now_or_never().expect("it does not wait");
+    assert_eq!(refused.expect_err("there is no connection").kind, StoreErrorKind::Unavailable);
+}

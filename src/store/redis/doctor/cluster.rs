@@ -146,7 +146,7 @@ async fn look(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Fi
     let nobodys = message::channel(Uuid::new_v4());
     let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
     findings.extend(may_ask(&mut commands, user).await?);
-    findings.extend(settings(&mut commands).await?);
+    findings.extend(settings(&mut commands, master.server.longest_argument()).await?);
     Ok(findings)
 }
 

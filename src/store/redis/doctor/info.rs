@@ -158,11 +158,40 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Memory and persistence of the server, as far as this user may read them.
-pub(super) async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
+/// `known` is the longest argument that the guard knows the server to take.
+pub(super) async fn settings(
+    commands: &mut MultiplexedConnection,
+    known: usize,
+) -> RedisResult<Vec<Finding>> {
     let info = one(commands, redis::cmd("INFO")).await?;
     let settings = match &info {
         Value::ServerError(_) => one(commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?,
         _ => Value::Nil,
     };
-    Ok(examine(&info, settings))
+    let limit = one(commands, redis::cmd("CONFIG").arg("GET").arg(BULK)).await?;
+    let limit = pairs(limit).and_then(|settings| text(settings.get(BULK)?)?.parse().ok());
+    let mut findings = examine(&info, settings);
+    findings.extend(longest(limit.unwrap_or(known)));
+    Ok(findings)
+}
+
+const BULK: &str = "proto-max-bulk-len";
+
+/// The value of the setting unless it was changed.
+const USUAL: usize = 512 * 1024 * 1024;
+
+/// A limit that values may be over.
+fn longest(most: usize) -> Option<Finding> {
+    let found = || {
+        Finding::warning(
+            "value size",
+            format!("{BULK} is {most} bytes, or a value of about that size broke a connection"),
+        )
+    };
+    let finding = || {
+        found()
+            .cost("the server takes no longer value, and closes the connection that has sent one; longer values are not stored")
+            .advice("a higher proto-max-bulk-len, or a max_body below it")
+    };
+    (most < USUAL).then(finding)
 }

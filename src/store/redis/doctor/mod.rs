@@ -116,7 +116,7 @@ impl Examination<'_> {
             drop(sink);
         }
         self.slots();
-        self.findings.extend(info::settings(&mut commands).await?);
+        self.findings.extend(info::settings(&mut commands, self.store.commands.longest_argument()).await?);
         Ok(())
     }
 

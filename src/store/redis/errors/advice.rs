@@ -9,7 +9,7 @@ use std::{fmt, io};
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
-use super::reply::is_replica;
+use super::reply::{is_protocol, is_replica};
 
 /// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]
@@ -59,8 +59,30 @@ pub(crate) fn is_login(error: &RedisError) -> bool {
 pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they have users and passwords of their own, which the \
      SentinelClientBuilder is given by set_client_to_sentinel_username and set_client_to_sentinel_password";
 
+/// The advice for a server that takes no more connections.
+const FULL: &str = "the server has as many connections as it takes (its setting `maxclients`): raise that limit, or close connections";
+
+/// The error for a value that the server does not take.
+pub(crate) const TOO_LONG: &str =
+    "a value is longer than the server takes (its setting `proto-max-bulk-len`), or broke the connection";
+
+/// The advice for a value that the server does not take.
+const RAISE_OR_CACHE_LESS: &str = "a value is longer than the server takes: raise its setting `proto-max-bulk-len`, or lower the policy's \
+     max_body below it; it is not stored, and for a while nothing as long is sent";
+
+/// Whether the server has no room for another connection. It says so to the first command of each, and closes it.
+pub(crate) fn is_about_room(error: &RedisError) -> bool {
+    error.to_string().contains("max number of clients")
+}
+
 /// What to do about the server's refusal of a user or a command.
 pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
+    if error.to_string().contains("proto-max-bulk-len") || is_protocol(error) {
+        return Some(RAISE_OR_CACHE_LESS);
+    }
+    if is_about_room(error) {
+        return Some(FULL);
+    }
     // redis-rs hides the server's answer to AUTH.
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
         return Some("the server refuses this user name and password: put the present ones into the URL");
@@ -177,8 +199,9 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     }
     if closed(error) {
         return Some(
-            "the server ended the TLS handshake: see its log, whether this is the port for TLS, and whether it wants certificates \
-             of its clients (`client_tls` in the redis::TlsCertificates of the client)",
+            "the server ended the TLS handshake: see its log, whether it has as many connections as `maxclients` allows, whether \
+             this is the port for TLS, and whether it wants certificates of its clients (`client_tls` in the \
+             redis::TlsCertificates of the client)",
         );
     }
     // A plain server waits for the end of a line, which a handshake does not contain.

@@ -5,6 +5,7 @@ use std::error::Error;
 use redis::{ErrorKind, RedisError};
 
 use super::advice::{AdvisedError, advised, on_refusal};
+use super::reply::is_protocol;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// What happens to the connection that returned an error.
@@ -17,6 +18,10 @@ pub(crate) enum ConnectionFate {
 
 /// Classifies an error: transport, not the primary, rights lost, transient, permanent.
 pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
+    if is_protocol(error) {
+        // The same command would break the next connection, too.
+        return (StoreErrorKind::Refused, ConnectionFate::Drop);
+    }
     match code(error) {
         // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
         // now, helps. The same for a changed password.
@@ -107,6 +112,7 @@ mod tests {
             ("NOPERM this user has no permissions", (Refused, ConnectionFate::Keep)),
             ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, ConnectionFate::Keep)),
             ("ERR unknown command 'EVALSHA'", (Refused, ConnectionFate::Keep)),
+            ("ERR Protocol error: invalid bulk length", (Refused, ConnectionFate::Drop)),
             (
                 "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
                 (Transient, ConnectionFate::Keep),

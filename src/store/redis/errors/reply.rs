@@ -31,5 +31,10 @@ pub(crate) fn is_replica(error: &RedisError) -> bool {
     error.to_string().starts_with(REPLICA)
 }
 
+/// Whether the server does not take a command of this length, and closes the connection.
+pub(crate) fn is_protocol(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
+}
+
 /// The error's text for a server that is not, or no longer, a primary.
 const REPLICA: &str = "this server is a replica";

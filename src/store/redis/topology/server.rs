@@ -106,15 +106,26 @@ async fn ask(
     role: bool,
 ) -> RedisResult<(Vec<Value>, Option<Value>, Instant)> {
     let mut probe = redis::pipe();
-    probe.cmd("PING").cmd("TIME");
+    probe.cmd("TIME");
     if role {
         probe.cmd("ROLE");
     }
     let sent = Instant::now();
-    let mut answers = connection.send_packed_commands(&probe, 0, probe.len()).await?;
+    // Apart from the others: a server that refuses a connection says why to its first command, and closes.
+    let (ping, mut first) = (redis::cmd("PING"), connection.clone());
+    let (ping, answers) = futures_util::join!(
+        first.send_packed_command(&ping),
+        connection.send_packed_commands(&probe, 0, probe.len())
+    );
+    let ping = ping?;
+    let mut answers = match (answers, &ping) {
+        (Err(_), Value::ServerError(refusal)) => return Err(refusal.clone().into()),
+        (answers, _) => answers?,
+    };
     // Half of the round trip has passed since the server answered.
     let at = sent + sent.elapsed() / 2;
     let role = if role { answers.pop() } else { None };
+    answers.insert(0, ping);
     Ok((answers, role, at))
 }
 

@@ -183,7 +183,7 @@ pub(crate) async fn serve(
         }
         // Before the commands are connected, a session might be opened at another server and have to move at
         // once.
-        while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.down().is_some()) {
+        while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.has_to_wait()) {
             tokio::select! {
                 changed = generations.changed() => if changed.is_err() { return },
                 () = sleep(TICK) => {}

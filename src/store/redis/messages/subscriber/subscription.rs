@@ -101,8 +101,8 @@ impl MessageReader {
         }
     }
 
-    fn commands_are_down(&self) -> bool {
-        self.subscriber.upgrade().is_some_and(|subscriber| subscriber.commands.down().is_some())
+    fn commands_have_to_wait(&self) -> bool {
+        self.subscriber.upgrade().is_some_and(|subscriber| subscriber.commands.has_to_wait())
     }
 
     /// Has the commands' connection checked, because its server may be gone, too.
@@ -181,7 +181,7 @@ async fn serve(
         }
         backoff.pause().await;
         // Before the commands are connected, a subscription might be opened at another server and have to move at once.
-        while reader.commands_are_down() {
+        while reader.commands_have_to_wait() {
             if generations.changed().await.is_err() {
                 return;
             }

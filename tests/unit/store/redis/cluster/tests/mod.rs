@@ -10,6 +10,7 @@ use node::{NIL, Node, dead, sent_on};
 
 use super::*;
 use crate::store::StoreErrorKind;
+use crate::store::redis::connection::OnBreak;
 
 const ANSWER: Duration = Duration::from_millis(500);
 /// Longer than a busy machine pauses.
@@ -44,7 +45,8 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Sends a GET about this key.
 async fn get(cluster: &Arc<Cluster>, key: &str, within: Duration) -> Result<Value, StoreError> {
-    cluster.send(key, redis::cmd("GET").arg("k"), within).await
+    let get = redis::cmd("GET").arg("k").to_owned();
+    cluster.send_noting(key, &get, within, OnBreak::Fail).await.map(|(reply, _)| reply)
 }
 
 /// A key in the first half of the slots, or in the second.

@@ -1,0 +1,115 @@
+//! Nodes on trial beside others: a world of its own for one seed of eight, without faults, with a random stream of its own.
+//!
+//! A change is made at the origin and invalidated. Once that is acknowledged, no node that serves gives an older version, whichever node
+//! has stored what it serves (I3).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::{Instant, sleep};
+
+use crate::testing::{ChaosStore, Origin};
+use crate::{Policy, StampedeGuard};
+
+/// Sets this world's random stream apart from that of the plans.
+const STREAM: u64 = 0x7472_6961_6c73;
+const NODES: usize = 4;
+const KEYS: u64 = 2;
+const TAG: &str = "all";
+const LASTS: Duration = Duration::from_secs(2);
+
+fn ms(random: &mut Rng, most: u64) -> Duration {
+    Duration::from_millis(random.u64(1..=most))
+}
+
+/// What all tasks of a world share.
+struct World {
+    nodes: Vec<StampedeGuard>,
+    /// How many of the nodes, from the first on, are on trial.
+    on_trial: usize,
+    origin: Origin,
+    /// The newest version whose invalidation is acknowledged, by key.
+    acknowledged: RefCell<[u64; KEYS as usize]>,
+    violations: RefCell<Vec<String>>,
+}
+
+/// The violations of the seed's world of trials, if it has one.
+pub(super) fn violations(seed: u64) -> Vec<String> {
+    if seed % 8 != 3 {
+        return Vec::new();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let world = LocalSet::new();
+    world.block_on(&runtime.expect("a runtime"), live(seed ^ STREAM))
+}
+
+async fn live(seed: u64) -> Vec<String> {
+    let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(random.u64(1..=8)));
+    let (on_trial, by_tag) = (random.usize(1..NODES), random.bool());
+    let fresh_for = ms(&mut random, 400);
+    let nodes = (0..NODES).map(|node| {
+        let policy = Policy::builder().fresh_for(fresh_for).tags([TAG]).shadow(node < on_trial).build();
+        let guard = StampedeGuard::builder(chaos.replica()).policy(policy.expect("a valid policy"));
+        guard.build().expect("a guard")
+    });
+    let world = Rc::new(World {
+        nodes: nodes.collect(),
+        on_trial,
+        origin: Origin::new(),
+        acknowledged: RefCell::default(),
+        violations: RefCell::default(),
+    });
+    world.origin.takes(ms(&mut random, 40));
+    let mut tasks = JoinSet::new();
+    for node in 0..NODES {
+        tasks.spawn_local(asks(Rc::clone(&world), node, random.fork()));
+    }
+    tasks.spawn_local(changes(Rc::clone(&world), by_tag, random.fork()));
+    while tasks.join_next().await.is_some() {}
+    world.violations.take()
+}
+
+/// The callers of a node, one after another; some begin before the last one has its answer.
+async fn asks(world: Rc<World>, node: usize, mut random: Rng) {
+    let (began, mut calls) = (Instant::now(), JoinSet::new());
+    while began.elapsed() < LASTS {
+        calls.spawn_local(ask(Rc::clone(&world), node, random.u64(..KEYS)));
+        sleep(ms(&mut random, 30)).await;
+    }
+    while calls.join_next().await.is_some() {}
+}
+
+async fn ask(world: Rc<World>, node: usize, key: u64) {
+    let (least, origin) = (world.acknowledged.borrow()[key as usize], world.origin.clone());
+    let load = move || async move { origin.load(key).await };
+    let answer = world.nodes[node].get_or_load(("k", key), load).await;
+    let is_current = answer.as_ref().is_ok_and(|version| *version >= least);
+    if !is_current {
+        let kind = if node < world.on_trial { "on trial" } else { "that serves" };
+        let text = format!(
+            "I3: node {node} {kind} gives {answer:?} of key {key} after version {least} was acknowledged"
+        );
+        world.violations.borrow_mut().push(text);
+    }
+}
+
+async fn changes(world: Rc<World>, by_tag: bool, mut random: Rng) {
+    let began = Instant::now();
+    while began.elapsed() < LASTS {
+        sleep(ms(&mut random, 60)).await;
+        let (node, key) = (&world.nodes[random.usize(..NODES)], random.u64(..KEYS));
+        let version = world.origin.change(key);
+        let invalidated = match by_tag {
+            true => node.invalidate_tag(TAG).await,
+            false => node.invalidate(("k", key)).await,
+        };
+        match invalidated {
+            Ok(()) => world.acknowledged.borrow_mut()[key as usize] = version,
+            Err(error) => world.violations.borrow_mut().push(format!("I12: {error} without a fault")),
+        }
+    }
+}
