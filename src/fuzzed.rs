@@ -93,11 +93,11 @@ fn key(bytes: &[u8]) {
 }
 
 fn value(bytes: &[u8]) {
-    for (codec, encoding) in [(Codec::MessagePack, Encoding::MESSAGE_PACK), (Codec::Json, Encoding::JSON)] {
+    for encoding in [Encoding::MESSAGE_PACK, Encoding::JSON] {
         let payload = Bytes::copy_from_slice(bytes);
         let _ = Codec::is_nothing(encoding, &payload);
-        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &payload);
-        let _ = codec.decode::<serde_json::Value>(encoding, &payload);
+        let _ = Codec::decode::<(u64, String, Option<Vec<f32>>)>(encoding, &payload);
+        let _ = Codec::decode::<serde_json::Value>(encoding, &payload);
     }
 }
 

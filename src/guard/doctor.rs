@@ -56,6 +56,7 @@ impl StampedeGuard {
             .await;
         findings.push(self.namespace());
         findings.extend(self.local_tier());
+        findings.extend(self.unusable_entries());
         if self.state.is_closed() {
             let found = Finding::problem("guard", "it was shut down");
             findings.push(found.cost("every call loads for itself").advice("make a new guard"));
@@ -80,6 +81,16 @@ impl StampedeGuard {
         } else {
             Finding::ok("local tier", found)
         })
+    }
+
+    /// Entries that this process has found and could not use: other processes may load them in turn with it.
+    fn unusable_entries(&self) -> Option<Finding> {
+        let reasons = self.state.unusable.reasons();
+        let (_, _, advice) = reasons.iter().max_by_key(|(count, ..)| *count)?;
+        let found: Vec<_> = reasons.iter().map(|(count, what, _)| format!("{count} {what}")).collect();
+        let found = format!("reads of entries that this process can not use: {}", found.join(", "));
+        let cost = "each is a load, and may replace what other processes read";
+        Some(Finding::warning("entries", found).cost(cost).advice(*advice))
     }
 
     fn namespace(&self) -> Finding {

@@ -44,7 +44,7 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(ask, &TypedReader::new(&guard.policy))
+        peek(ask, &TypedReader::new())
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -78,7 +78,7 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(ask, &SharedReader(TypedReader::new(&guard.policy)))
+        peek(ask, &SharedReader(TypedReader::new()))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }

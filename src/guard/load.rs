@@ -75,7 +75,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (key, reader) = (key.into(), TypedReader::new(&self.policy));
+        let (key, reader) = (key.into(), TypedReader::new());
         let audits = match self.hit_at_once(&key, &reader) {
             Ok(value) => return Ok(value),
             Err(audits) => audits,
@@ -130,7 +130,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (key, reader) = (key.into(), SharedReader(TypedReader::new(&self.policy)));
+        let (key, reader) = (key.into(), SharedReader(TypedReader::new()));
         let audits = match self.hit_at_once(&key, &reader) {
             Ok(value) => return Ok(value),
             Err(audits) => audits,
@@ -182,7 +182,7 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let reader = TypedReader::new(&guard.policy);
+        let reader = TypedReader::new();
         let loader = |own: &OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
         guard.answer(&key, &reader, guard.policy.audit.draws(), loader, |own, _| own).await.1
     }

@@ -130,7 +130,7 @@ impl StampedeGuard {
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     {
         let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
-        let reader = TypedReader::new(&self.policy);
+        let reader = TypedReader::new();
         let asks = self.look_at(keys, &names, &reader).await;
         let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
         let (parts, members) = Parts::batch(loading, &load);

@@ -180,7 +180,7 @@ impl StampedeGuard {
         let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
         let call = |key| Call { state: &guard.state, policy: &guard.policy, key };
         let calls = keys.iter().flatten().map(call).collect();
-        let mut found = peek_many(calls, &TypedReader::new(&guard.policy)).await.into_iter();
+        let mut found = peek_many(calls, &TypedReader::new()).await.into_iter();
         let answers = keys.iter().filter_map(|key| match key {
             Ok(key) => found
                 .next()

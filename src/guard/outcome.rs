@@ -117,7 +117,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let reader = TypedReader::new(&self.policy);
+        let reader = TypedReader::new();
         self.with_outcome(key.into(), TimedReader(reader), load, |own| own).await
     }
 
@@ -141,7 +141,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let reader = SharedReader(TypedReader::new(&self.policy));
+        let reader = SharedReader(TypedReader::new());
         self.with_outcome(key.into(), TimedReader(reader), load, Arc::new).await
     }
 

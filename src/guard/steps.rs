@@ -126,7 +126,7 @@ impl StampedeGuard {
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
         let own = OwnResult::default();
-        let reader = ForcedReader(TypedReader::new(&self.policy));
+        let reader = ForcedReader(TypedReader::new());
         let answer = match (look_past(call).await, self.passes_by()) {
             (Ok(caller), false) => caller.load(&reader, loader(&own)).await,
             (Ok(caller), true) if caller.look_up != LookUpState::Failed => {

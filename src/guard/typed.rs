@@ -27,13 +27,12 @@ use crate::value::reader::{EntryReader, SharedValue};
 
 /// Decodes an entry as a `T`.
 pub(crate) struct TypedReader<T> {
-    codec: Codec,
     value: PhantomData<fn() -> T>,
 }
 
 impl<T> TypedReader<T> {
-    pub(crate) fn new(policy: &Policy) -> Self {
-        Self { codec: policy.codec, value: PhantomData }
+    pub(crate) fn new() -> Self {
+        Self { value: PhantomData }
     }
 }
 
@@ -41,7 +40,7 @@ impl<T: DeserializeOwned + 'static> EntryReader for TypedReader<T> {
     type Value = T;
 
     fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<T> {
-        self.codec.decode(entry.encoding, &entry.payload)
+        Codec::decode(entry.encoding, &entry.payload)
     }
 }
 
@@ -135,9 +134,7 @@ where
     Loader::new(move |given| async move {
         let LoadInput { mode, previous, deadline, lost, announcer: _ } = given;
         let (previous, validator) = match previous {
-            Some(entry) => {
-                (policy.codec.decode(entry.encoding, &entry.payload), Bytes::from(entry.validator))
-            }
+            Some(entry) => (Codec::decode(entry.encoding, &entry.payload), Bytes::from(entry.validator)),
             None => (None, Bytes::new()),
         };
         // A validator without its value is useless: "not modified" would then yield no value.
@@ -191,7 +188,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
     let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
         let fits = payload.len() <= policy.max_body;
-        let unreadable = fits.then(|| policy.codec.unreadable::<T>(encoding, &payload)).flatten();
+        let unreadable = fits.then(|| Codec::unreadable::<T>(encoding, &payload)).flatten();
         unreadable.map_or(Ok((encoding, payload)), Err)
     });
     match encoded {

@@ -12,8 +12,8 @@ mod publish;
 mod publish;
 #[cfg(feature = "metrics")]
 mod published;
+mod unusable;
 
-use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,6 +28,7 @@ use self::kept::KeptInvalidations;
 use self::late_commits::LateCommits;
 #[cfg(feature = "metrics")]
 use self::published::Published;
+use self::unusable::UnusableEntries;
 
 use crate::flight::shared_read::{self, SharedReads};
 use crate::flight::waiter;
@@ -47,9 +48,14 @@ use crate::policy::Policy;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
 use crate::tracker::{StoppableWaiters, Tracker};
+use crate::value::entry::Unreadable;
 use crate::value::outcome::FlightOutcome;
 use crate::value::stored::{Found, StoredEntry};
 use crate::value::tags::TagId;
+
+/// How long a payload may be to which an entry of another process is decompressed, whatever the policies of this one say. A bound,
+/// because a few bytes can state any length.
+const LONGEST_OF_OTHERS: usize = 64 * 1024 * 1024;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
 #[derive(Debug)]
@@ -66,6 +72,7 @@ pub(crate) struct GuardState {
     pub(crate) kept: KeptInvalidations,
     pub(crate) late_commits: LateCommits,
     pub(crate) audits: Audits,
+    pub(crate) unusable: UnusableEntries,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
     /// Limits warnings about stored bytes that are no entry.
@@ -170,6 +177,7 @@ impl GuardState {
             kept: KeptInvalidations::new(&namespace, most_kept),
             late_commits: LateCommits::default(),
             audits: Audits::default(),
+            unusable: UnusableEntries::default(),
             prober: Prober::new(&namespace),
             store,
             namespace,
@@ -218,10 +226,10 @@ impl GuardState {
         self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The longest payload to which a stored entry is decompressed: that of all policies used so far, because callers with different
-    /// policies share one read.
+    /// The longest payload to which a stored entry is decompressed: what the policies used so far may store, and not less than another
+    /// process may have stored. If this process loaded such an entry anew, the two would load it in turn for ever.
     pub(crate) fn longest_payload(&self) -> usize {
-        self.longest_payload.load(Ordering::Relaxed)
+        self.longest_payload.load(Ordering::Relaxed).max(LONGEST_OF_OTHERS)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -291,8 +299,9 @@ impl GuardState {
     }
 
     /// Counts and logs an unusable entry. Rarely as a warning, because the cause usually affects many entries.
-    pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
+    pub(crate) fn unreadable(&self, key: &Key, reason: &Unreadable) {
         self.count(GuardCount::unreadable);
+        self.unusable.count(reason);
         warn_if!(
             log::GUARD,
             self.unreadable_log.is_due(),

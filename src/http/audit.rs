@@ -23,7 +23,6 @@ use crate::policy::Policy;
 use crate::policy::audit::Encoded;
 use crate::read_through::audit::Audit;
 use crate::read_through::call::Call;
-use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
 
 /// What an audit compares.
@@ -84,7 +83,7 @@ fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &Seen) -> 
     }
     let bodies = [&served.response.body, &loaded.body];
     let json = bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload });
-    policy.audit.is_same(Codec::Json, json)
+    policy.audit.is_same(json)
 }
 
 /// The whole body, if it is not longer than `max_body`.

@@ -36,7 +36,7 @@ pub(crate) struct Encoded<'a> {
 }
 
 /// Decodes and compares two values; `None` if one of them is not of the caller's type.
-type Compare = dyn Fn(Codec, [Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
+type Compare = dyn Fn([Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
 
 /// A caller's comparison.
 #[derive(Clone)]
@@ -66,17 +66,19 @@ impl AuditSettings {
         &mut self,
         is_same: impl Fn(&T, &T) -> bool + Send + Sync + 'static,
     ) {
-        self.same = Some(SameValue(Arc::new(move |codec, values| {
-            let [served, loaded] = values.map(|value| codec.decode::<T>(value.encoding, value.payload));
+        self.same = Some(SameValue(Arc::new(move |values| {
+            let [served, loaded] = values.map(|value| Codec::decode::<T>(value.encoding, value.payload));
             Some(is_same(&served?, &loaded?))
         })));
     }
 
     /// Whether two values are the same; `None` if that cannot be told.
-    pub(crate) fn is_same(&self, codec: Codec, values: [Encoded<'_>; 2]) -> Option<bool> {
+    pub(crate) fn is_same(&self, values: [Encoded<'_>; 2]) -> Option<bool> {
         match &self.same {
-            Some(same) => (same.0)(codec, values),
-            None => Some(values[0].encoding == values[1].encoding && values[0].payload == values[1].payload),
+            Some(same) => (same.0)(values),
+            // Of two codecs.
+            None if values[0].encoding != values[1].encoding => None,
+            None => Some(values[0].payload == values[1].payload),
         }
     }
 }

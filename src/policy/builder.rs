@@ -299,7 +299,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How values of loaders are encoded. Defaults to [`Codec::MessagePack`].
+    /// How values of loaders are encoded. Values in the other codec are read too. Defaults to [`Codec::MessagePack`].
     pub fn codec(mut self, codec: Codec) -> Self {
         self.policy.codec = codec;
         self
@@ -308,8 +308,9 @@ impl PolicyBuilder {
     /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less of
     /// the network; one that does not become shorter by an eighth is stored as it is, and so is a response with a `Content-Encoding`.
     /// Every policy reads both forms. A process without the feature `lz4` cannot read a compressed value and loads it anew, so turn
-    /// the feature on in every process first. A value is decompressed only if its stated length is within [`max_body`](Self::max_body)
-    /// of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to `usize::MAX`: never.
+    /// the feature on in every process first. A value is decompressed only if its stated length is at most 64 MiB, or within
+    /// [`max_body`](Self::max_body) of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to
+    /// `usize::MAX`: never.
     ///
     /// # Examples
     ///
@@ -325,7 +326,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// The longest value or response body, in bytes, that is stored and shared. A longer response
+    /// The longest value or response body, in bytes, that this process stores and shares. One that another process has stored is served
+    /// whatever its length. A longer response
     /// streams through to its own client; a longer value goes to the caller that loaded it, and all others load for
     /// themselves. Both are counted in [`Stats::unshareable`](crate::Stats::unshareable). Defaults to 1 MiB.
     pub fn max_body(mut self, bytes: usize) -> Self {

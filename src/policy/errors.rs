@@ -46,14 +46,14 @@ fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<
     let name = type_name::<E>();
     // `Bytes` are encoded as they are: they are no error.
     let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= EncodedError::LONGEST;
-    let is_sound = fits && CODEC.unreadable::<E>(encoding, &payload).is_none();
+    let is_sound = fits && Codec::unreadable::<E>(encoding, &payload).is_none();
     is_sound.then_some(EncodedError { type_name: name.into(), payload })
 }
 
 fn decode<E: DeserializeOwned + Send + Sync + 'static>(
     error: &EncodedError,
 ) -> Option<Arc<dyn Any + Send + Sync>> {
-    CODEC.decode::<E>(Encoding::MESSAGE_PACK, &error.payload).map(|error| Arc::new(error) as _)
+    Codec::decode::<E>(Encoding::MESSAGE_PACK, &error.payload).map(|error| Arc::new(error) as _)
 }
 
 /// The types that a policy names.

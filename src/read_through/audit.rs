@@ -56,7 +56,7 @@ impl Audit {
         self.spawn(load, |policy, served, (encoding, payload)| {
             let served = Encoded { encoding: served.encoding, payload: &served.payload };
             let loaded = Encoded { encoding: *encoding, payload };
-            policy.audit.is_same(policy.codec, [served, loaded])
+            policy.audit.is_same([served, loaded])
         });
     }
 

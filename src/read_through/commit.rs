@@ -20,7 +20,7 @@ use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::Policy;
 use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
-use crate::value::entry::{Encoding, Entry, EntryKind};
+use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
 use crate::value::freshness::{Freshness, Lifetimes};
 use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
@@ -332,12 +332,21 @@ impl FlightTask {
     }
 
     fn marks(&self, mark: MarkerRule, now: u64) -> bool {
-        let rejected = self.rejected.as_ref().and_then(|rejected| rejected.value());
         match mark {
             MarkerRule::No => false,
-            MarkerRule::IfUnserved => !rejected.is_some_and(|value| value.serves(now).is_at_once()),
+            MarkerRule::IfUnserved => self.rejected.as_ref().is_none_or(|rejected| match &rejected.content {
+                Ok(entry) => !entry.serves(now).is_at_once(),
+                Err(raw) => !self.is_for_others(raw),
+            }),
             MarkerRule::Replace => true,
         }
+    }
+
+    /// Whether other processes can read an entry that this one cannot decompress. A marker in its place would make them load it anew, and
+    /// the two would take turns for ever.
+    fn is_for_others(&self, raw: &Bytes) -> bool {
+        let decoded = Entry::decode(raw.clone(), &self.flight.key, self.state.longest_payload());
+        matches!(decoded, Err((Unreadable::Compressed { .. }, _)))
     }
 
     /// Reads the value that may stand in for the failed load again, and its tags. It was first read before this flight had the

@@ -11,7 +11,7 @@ use crate::key::flight::LoadMode;
 use crate::loader::nesting::LoadScope;
 use crate::policy::OnStoreDown;
 use crate::store::StoreError;
-use crate::value::entry::{Entry, EntryKind};
+use crate::value::entry::{Entry, EntryKind, Unreadable};
 use crate::value::freshness::Freshness;
 use crate::value::reader::EntryReader;
 use crate::value::stored::StoredEntry;
@@ -212,7 +212,7 @@ impl<'a> CallState<'a> {
             return Lookup::Miss(self);
         }
         if freshness.is_at_once() {
-            state.unreadable(key, &"sound, and not what is asked for");
+            state.unreadable(key, &Unreadable::OtherType);
         }
         self.rejected = Some(found.into());
         self.mode = self.mode_to_join(|entry| reader.leads_others(entry));

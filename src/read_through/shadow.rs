@@ -118,7 +118,7 @@ async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> O
         let same = match own.begin().await {
             Some(LoadResult::Value { encoding, payload, .. }) => {
                 let of_guard = Encoded { encoding: served.encoding, payload: &served.payload };
-                policy.audit.is_same(policy.codec, [of_guard, Encoded { encoding, payload: &payload }])
+                policy.audit.is_same([of_guard, Encoded { encoding, payload: &payload }])
             }
             _ => None,
         };

@@ -14,8 +14,7 @@ use crate::observe::{LogEveryMinute, log, warn_if};
 
 /// How values of loaders are encoded in the store.
 ///
-/// An entry records its codec; one that was written with another codec is a miss, and the next
-/// load rewrites it. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
+/// An entry records its codec, and each process reads the entries of both, so a fleet can change it process by process. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
 /// without a copy. (A `Vec<u8>` is a sequence of numbers to serde, up to twice as long in MessagePack and four times in JSON, and
 /// slow: prefer `Bytes`, or `serde_bytes` on a field.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -102,7 +101,7 @@ impl Codec {
     /// The value that later callers get, if it has the same encoding.
     fn round_trip<T: Serialize + DeserializeOwned + 'static>(self, value: &T) -> Result<T, Error> {
         let (encoding, payload) = self.encode(value)?;
-        let back = self.read::<T>(encoding, &payload).map_err(unreadable)?;
+        let back = Self::read::<T>(encoding, &payload).map_err(unreadable)?;
         let (_, second) = self.encode(&back)?;
         let sorted = |payload: Bytes| {
             let mut bytes = payload.to_vec();
@@ -139,40 +138,35 @@ impl Codec {
         }
     }
 
-    /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` share the payload.
-    pub(crate) fn decode<T: DeserializeOwned + 'static>(
-        self,
-        encoding: Encoding,
-        payload: &Bytes,
-    ) -> Option<T> {
-        self.read(encoding, payload).ok()
+    /// Decodes a `T` by the codec that the payload was encoded with; `None` if it is not a `T`. `Bytes` share the payload.
+    pub(crate) fn decode<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Option<T> {
+        Self::read(encoding, payload).ok()
     }
 
     /// Why readers could not decode a value that was just encoded as a `T`; `None` if they can.
     pub(crate) fn unreadable<T: DeserializeOwned + 'static>(
-        self,
         encoding: Encoding,
         payload: &Bytes,
     ) -> Option<Error> {
-        self.read::<T>(encoding, payload).err().map(unreadable)
+        Self::read::<T>(encoding, payload).err().map(unreadable)
     }
 
     /// A `Deserialize` or `From` that panics is an error, as any other that rejects the payload: the next load replaces the entry.
-    fn read<T: DeserializeOwned + 'static>(self, encoding: Encoding, payload: &Bytes) -> Result<T, Cause> {
+    fn read<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Result<T, Cause> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
             *bytes = (encoding == Encoding::RAW).then(|| payload.clone());
             return value.ok_or_else(|| ANOTHER.into());
         }
-        or_panic(|| match (self, encoding) {
-            (Self::MessagePack, Encoding::MESSAGE_PACK) => Ok(rmp_serde::from_slice(payload)?),
-            (Self::Json, Encoding::JSON) => Ok(serde_json::from_slice(payload)?),
+        or_panic(|| match encoding {
+            Encoding::MESSAGE_PACK => Ok(rmp_serde::from_slice(payload)?),
+            Encoding::JSON => Ok(serde_json::from_slice(payload)?),
             _ => Err(ANOTHER.into()),
         })
     }
 }
 
-const ANOTHER: &str = "another codec's";
+const ANOTHER: &str = "bytes as they are, or an encoding of no value";
 
 /// Why a value cannot be encoded or decoded.
 type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -222,7 +216,7 @@ mod tests {
     fn reordered_and_added_fields_decode_by_name() {
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, payload) = codec.encode(&Old { name: "Ada".into(), age: 36 }).expect("encodes");
-            let new: New = codec.decode(encoding, &payload).expect("decodes");
+            let new: New = Codec::decode(encoding, &payload).expect("decodes");
             assert_eq!(new, New { age: 36, nick: None, name: "Ada".into() });
         }
     }
@@ -232,7 +226,7 @@ mod tests {
         let value = Bytes::from_static(b"\x00raw");
         let (encoding, payload) = Codec::Json.encode(&value).expect("encodes");
         assert_eq!((encoding, payload.as_ptr()), (Encoding::RAW, value.as_ptr()));
-        let back: Bytes = Codec::MessagePack.decode(encoding, &payload).expect("decodes");
+        let back: Bytes = Codec::decode(encoding, &payload).expect("decodes");
         assert_eq!(back.as_ptr(), value.as_ptr());
     }
 
@@ -241,21 +235,22 @@ mod tests {
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, payload) = codec.encode(&None::<u8>).expect("encodes");
             assert!(Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<Option<u8>>(encoding, &payload), Some(None));
+            assert_eq!(Codec::decode::<Option<u8>>(encoding, &payload), Some(None));
             let (encoding, payload) = codec.encode(&()).expect("encodes");
-            assert_eq!(codec.decode::<()>(encoding, &payload), Some(()));
+            assert_eq!(Codec::decode::<()>(encoding, &payload), Some(()));
             let (encoding, payload) = codec.encode(&false).expect("encodes");
             assert!(!Codec::is_nothing(encoding, &payload));
-            assert_eq!(codec.decode::<bool>(encoding, &payload), Some(false));
+            assert_eq!(Codec::decode::<bool>(encoding, &payload), Some(false));
         }
     }
 
     #[test]
-    fn another_codec_or_type_is_a_miss() {
+    fn another_type_is_a_miss() {
         let (encoding, payload) = Codec::Json.encode(&7u8).expect("encodes");
-        assert_eq!(Codec::MessagePack.decode::<u8>(encoding, &payload), None);
-        assert_eq!(Codec::Json.decode::<String>(encoding, &payload), None);
-        assert_eq!(Codec::Json.decode::<Bytes>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<u8>(encoding, &payload), Some(7));
+        assert_eq!(Codec::decode::<String>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<Bytes>(encoding, &payload), None);
+        assert_eq!(Codec::decode::<u8>(Encoding::RAW, &payload), None);
     }
 
     #[test]
@@ -278,9 +273,9 @@ mod tests {
         }
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, payload) = codec.encode(&2_u8).expect("encodes");
-            assert!(codec.decode::<Odd>(encoding, &payload).is_none());
+            assert!(Codec::decode::<Odd>(encoding, &payload).is_none());
             let (encoding, payload) = codec.encode(&3_u8).expect("encodes");
-            assert_eq!(codec.decode::<Odd>(encoding, &payload).map(|odd| odd.0), Some(3));
+            assert_eq!(Codec::decode::<Odd>(encoding, &payload).map(|odd| odd.0), Some(3));
             assert_eq!(codec.encode(&Broken).expect_err("panics").kind(), ErrorKind::Encode);
         }
     }

@@ -85,7 +85,7 @@ pub(crate) struct Entry {
     pub(crate) packed: Packed,
 }
 
-/// Why stored bytes are no entry of this crate.
+/// Why a stored entry is of no use to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// Too short, or no magic: data of another program.
@@ -96,8 +96,10 @@ pub(crate) enum Unreadable {
     Corrupt,
     /// A sound entry of another key: two long keys share one name.
     OtherKey,
-    /// Compressed by a method that this process does not know (1 is that of the feature `lz4`), to a payload that is longer than the
-    /// policies' `max_body` allows, or not to a payload of this length.
+    /// A sound entry of this key, with a value of another type than the caller's.
+    OtherType,
+    /// Compressed by a method that this process does not know (1 is that of the feature `lz4`), from a payload that is longer than
+    /// `longest`, or not from a payload of this length.
     Compressed { method: u8, length: u32, longest: usize },
 }
 

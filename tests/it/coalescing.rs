@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
+use stampede_guard::{Codec, ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
 use tokio::time::Instant;
 
 use crate::support::gate::{Counter, Gate};
@@ -95,6 +95,30 @@ async fn a_failing_loader_runs_once_per_wave_and_all_callers_fail_at_once() {
             assert!(error.to_string().ends_with("no route"), "{error}");
         }
     }
+}
+
+/// Regression: two processes with different codecs loaded each other's values anew for ever.
+#[tokio::test(start_paused = true)]
+async fn processes_with_different_codecs_read_each_others_values() {
+    let (store, loads) = (MemoryStore::new(), Counter::default());
+    let guards = [Codec::MessagePack, Codec::Json].map(|codec| {
+        let policy = Policy::builder().codec(codec).build().expect("valid");
+        StampedeGuard::builder(store.clone()).policy(policy).build().expect("valid")
+    });
+    for first in [0, 1] {
+        for caller in 0..60 {
+            let loads = loads.clone();
+            let load = move || async move {
+                let _running = loads.start();
+                Ok::<_, String>(Some("text".to_owned()))
+            };
+            let guard = &guards[(first + caller) % 2];
+            let value = guard.get_or_load(("key", first), load).await.expect("loaded");
+            assert_eq!(value.as_deref(), Some("text"));
+        }
+        assert_eq!(loads.started(), 1 + first);
+    }
+    assert_eq!(guards.map(|guard| guard.stats().unreadable), [0, 0]);
 }
 
 #[tokio::test(start_paused = true)]

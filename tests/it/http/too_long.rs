@@ -138,3 +138,21 @@ async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
     response.into_body().collect().await.unwrap();
     assert_eq!(guard.stats().unshareable, 0);
 }
+
+/// Regression: it could not be read, each client was given the origin's, and a marker took the place of the other process's response.
+#[cfg(feature = "lz4")]
+#[tokio::test(start_paused = true)]
+async fn a_body_over_max_body_that_another_process_has_stored_is_served() {
+    let store = stampede_guard::MemoryStore::new();
+    let inner = Inner::with(|_, _| Ok(Response::new(long(400_000))));
+    let shops: [Shop; 2] = [policy().compress_from(MOST), policy().max_body(MOST)].map(|policy| {
+        let policy = policy.build().unwrap();
+        StampedeGuard::builder(store.clone()).policy(policy).build().unwrap().layer(inner.clone())
+    });
+    for _ in 0..3 {
+        for shop in &shops {
+            assert_eq!(ask(shop, get("/")).await.body.len(), 400_000);
+        }
+    }
+    assert_eq!(inner.calls(), 1);
+}
