@@ -13,6 +13,7 @@ use crate::guard_state::kept::KeptInvalidation;
 use crate::key::Key;
 use crate::local::Change;
 use crate::observe::GuardCount;
+use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{Insert, LATEST, Reply, StoreError, StoreErrorKind};
 
@@ -79,10 +80,9 @@ impl StampedeGuard {
         let store = &self.state.store;
         let replace = |within| {
             let (announcement, insert) = (change.attempt(), insert.clone());
-            answered(
-                announcement.id,
-                async move { store.invalidate(key, insert, &announcement, within).await },
-            )
+            answered(self.state.local.attempt_sent(), announcement.id, async move {
+                store.invalidate(key, insert, &announcement, within).await
+            })
         };
         self.confirmed(key, until, replace).await
     }
@@ -147,7 +147,10 @@ impl StampedeGuard {
 
     fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
         let (announcement, tags) = (change.attempt(), self.state.store.tags());
-        answered(announcement.id, async move { tags.forget_tag(tag, &announcement, within).await })
+        let id = announcement.id;
+        answered(self.state.local.attempt_sent(), id, async move {
+            tags.forget_tag(tag, &announcement, within).await
+        })
     }
 
     /// Begins a change: this process drops its copies, even if the store cannot be reached.
@@ -226,8 +229,13 @@ impl StampedeGuard {
 pub(super) type Answer = (Uuid, Announced);
 
 fn answered<'a>(
+    sent: SentAttempt<'a>,
     id: Uuid,
     step: impl Future<Output = Result<Announced, StoreError>> + Send + 'a,
 ) -> Reply<'a, Answer> {
-    Box::pin(async move { Ok((id, step.await?)) })
+    Box::pin(async move {
+        let announced = step.await?;
+        sent.answered();
+        Ok((id, announced))
+    })
 }

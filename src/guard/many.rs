@@ -1,5 +1,6 @@
 //! Calls for many keys at once.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
@@ -190,7 +191,8 @@ impl StampedeGuard {
         answers.collect()
     }
 
-    /// Stores many values, as [`insert`](Self::insert) does with each; in their order.
+    /// Stores many values, as [`insert`](Self::insert) does with each; in their order. Of a key that occurs twice the last value is
+    /// stored, and its answer is that of both.
     ///
     /// # Errors
     ///
@@ -207,13 +209,26 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let deadline = SharedDeadline::new(&guard.policy);
-        let values: Vec<_> = values.into_iter().map(|(key, value)| (guard.key(key), value)).collect();
-        let insert = async |(key, value): (Result<Key, Error>, T)| {
-            let key = key?;
-            let insert = async |until| guard.insert_until(&key, &value, Vec::new(), until).await;
-            Box::pin(deadline.holds(guard.state.store.is_down(key.name()), insert)).await
+        let (keys, values): (Vec<Result<Key, Error>>, Vec<T>) =
+            values.into_iter().map(|(key, value)| (guard.key(key), value)).unzip();
+        // The changes are under way at once and are repeated, so two of one key would end in any order.
+        let places = keys.iter().enumerate();
+        let last: HashMap<_, _> =
+            places.clone().filter_map(|(at, key)| Some((key.as_ref().ok()?.name(), at))).collect();
+        let places: Vec<_> = places
+            .map(|(at, key)| key.as_ref().ok().and_then(|key| last.get(key.name())).copied().unwrap_or(at))
+            .collect();
+        let insert = async |(at, (key, value)): (usize, (&Result<Key, Error>, &T))| {
+            let key = match key {
+                Ok(key) => key,
+                Err(error) => return (at, Err(error.clone())),
+            };
+            let insert = async |until| guard.insert_until(key, value, Vec::new(), until).await;
+            (at, Box::pin(deadline.holds(guard.state.store.is_down(key.name()), insert)).await)
         };
-        stream::iter(values.into_iter().map(insert)).buffered(CHANGES).collect().await
+        let inserts = keys.iter().zip(&values).enumerate().filter(|(at, _)| places[*at] == *at);
+        let answers: HashMap<_, _> = stream::iter(inserts.map(insert)).buffered(CHANGES).collect().await;
+        places.iter().filter_map(|at| answers.get(at).cloned()).collect()
     }
 
     /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; in their order.

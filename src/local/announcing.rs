@@ -13,6 +13,7 @@ use super::right::{announcer_waits, take_duty};
 use super::tier::LocalTier;
 use crate::observe::GuardCount;
 use crate::store::StoreError;
+use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
 use crate::sync::lock;
 
@@ -100,6 +101,11 @@ impl LocalTier {
         Change { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
     }
 
+    /// An attempt at a change is on its way, until its answer is known.
+    pub(crate) fn attempt_sent(&self) -> SentAttempt<'_> {
+        self.attempts.sent()
+    }
+
     /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
     pub(crate) fn knows_of_copies(&self) -> bool {
         self.is_in_use() || self.births.any()
@@ -160,7 +166,8 @@ impl Change<'_> {
         let vouched = tier.births.vouched(tier.term);
         // An attempt before this one may have been told of a registry that is gone now.
         let creates = self.expected || tier.knows_of_copies();
-        Announcement { volume: tier.volume.clone(), id, creates, vouched, term: tier.term }
+        let attempt = tier.attempts.next();
+        Announcement { volume: tier.volume.clone(), id, attempt, creates, vouched, term: tier.term }
     }
 
     /// Announces a change that was made without an announcement, and waits.

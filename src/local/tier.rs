@@ -19,6 +19,7 @@ use crate::key::Key;
 use crate::key::probe::KeyProbe;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
+use crate::store::attempt::Attempts;
 use crate::store::volume::{Audience, ChangedName, HeardAnnouncement, LogPosition, Mark, Member};
 use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
@@ -43,6 +44,8 @@ pub(crate) struct LocalTier {
     pub(super) copies: Copies,
     pub(super) births: Births,
     pub(super) pending: PendingAnnouncements,
+    /// The attempts at this node's changes.
+    pub(super) attempts: Attempts,
     /// Until when a task waits for silent members in place of a caller that has left.
     pub(super) finishes_until: AtomicU64,
     /// Up to where the log was applied. Held while a RENEW's answer or a message is applied.
@@ -93,6 +96,7 @@ impl LocalTier {
             copies: Copies::new(capacity),
             births: Births::default(),
             pending: PendingAnnouncements::default(),
+            attempts: Attempts::default(),
             finishes_until: AtomicU64::new(0),
             applied: Mutex::default(),
             in_use: AtomicBool::new(false),

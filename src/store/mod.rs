@@ -1,8 +1,9 @@
 //! The contract of the fleet protocol with a store: one method per transition.
 //!
 //! Every method is one atomic step as seen by all nodes (telling a long queue may take further steps after it). Every
-//! mutation is conditional on the caller's [`Token`], or, for ACQUIRE and INSERT, on a latest moment. So a step that runs
-//! late (its caller timed out, left, or was paused) changes only what belongs to its token.
+//! mutation is conditional on the caller's [`Token`], or, for ACQUIRE and changes, on a latest moment; a change also on its
+//! [number](attempt). So a step that runs late (its caller timed out, left, or was paused) changes only what belongs to its
+//! token, or was not changed since by its own process.
 //!
 //! Numbered once, cited elsewhere:
 //!
@@ -13,6 +14,7 @@
 //! 4. A wake-up is a hint. Only the answer of the next `acquire` counts.
 //! 5. Everything a node writes expires by itself.
 
+pub(crate) mod attempt;
 pub(crate) mod backend;
 
 #[cfg(test)]
@@ -50,7 +52,7 @@ use crate::health::{Finding, Health};
 use crate::key::Key;
 use volume::{Announced, Announcement};
 
-/// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of the guard's estimate,
+/// How long after its deadline an acquire or a change may run. The server's clock may be ahead of the guard's estimate,
 /// which is made once a minute, and in a cluster from one master only.
 pub(crate) const LATEST: Duration = Duration::from_secs(1);
 
@@ -134,7 +136,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck>;
 
     /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and all waiters in the queue. With an entry:
-    /// the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change.
+    /// the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change. An
+    /// attempt that a later one has [voided](attempt) changes nothing, and fails as one that came too late.
     fn invalidate<'a>(
         &'a self,
         key: &'a Key,

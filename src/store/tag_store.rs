@@ -26,7 +26,8 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>>;
 
-    /// Removes the id of a tag. On one server the same step announces the change.
+    /// Removes the id of a tag. On one server the same step announces the change. A [voided](super::attempt) attempt changes
+    /// nothing, as in [`Store::invalidate`](super::Store::invalidate).
     fn forget_tag<'a>(
         &'a self,
         tag: &'a Key,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::attempt::AttemptNumber;
 use crate::key::Key;
 
 /// What a change was made to.
@@ -87,6 +88,8 @@ pub(crate) struct Announcement {
     pub(crate) volume: Key,
     /// A new id for each attempt: an earlier attempt may yet run, and its answer is not known.
     pub(crate) id: Uuid,
+    /// The place of the attempt at the change; an ANNOUNCE alone does not use it.
+    pub(crate) attempt: AttemptNumber,
     /// Makes a registry where there is none. Otherwise nothing is announced there.
     pub(crate) creates: bool,
     /// As in a [`Renewal`].

@@ -62,8 +62,8 @@ pub(crate) enum CommandAnswer {
     Kept(TokenCheck),
     HandedOver(HandedOver),
     Announced(Announced),
-    /// Of a store that does not answer like a memory store.
-    Done,
+    /// A memory store refuses nothing but an attempt at a change that a later one has voided.
+    Refused(StoreErrorKind),
 }
 
 impl Command {

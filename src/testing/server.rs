@@ -255,10 +255,15 @@ impl ChaosServer {
         }
         match self.witness.get() {
             None => run(command).await,
-            // A memory store never answers with an error.
-            Some(witness) => Ok(witness.run(store, key, command, &|command| {
-                now(Box::pin(run(command))).unwrap_or(CommandAnswer::Done)
-            })),
+            Some(witness) => {
+                let run = |command| {
+                    now(Box::pin(run(command))).unwrap_or_else(|error| CommandAnswer::Refused(error.kind))
+                };
+                match witness.run(store, key, command, &run) {
+                    CommandAnswer::Refused(kind) => Err(StoreError::new(kind)),
+                    answer => Ok(answer),
+                }
+            }
         }
     }
 

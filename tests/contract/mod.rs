@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use super::attempt::AttemptNumber;
 use super::memory::MemoryStore;
 use super::volume::Announcement;
 use super::wake::lease_waiters::Hints;
@@ -66,6 +67,7 @@ macro_rules! on_servers {
     };
 }
 
+mod attempts;
 #[cfg(feature = "redis")]
 mod crowds;
 #[cfg(feature = "redis")]
@@ -100,7 +102,8 @@ fn ms(ms: u64) -> Duration {
 /// The announcement of a change in a volume without members.
 fn unannounced() -> Announcement {
     let volume = Key::of_name(&format!("{}:", namespace()));
-    Announcement { volume, id: Uuid::new_v4(), creates: false, vouched: None, term: ms(2_000) }
+    let attempt = AttemptNumber { number: 1, voids_earlier: false };
+    Announcement { volume, id: Uuid::new_v4(), attempt, creates: false, vouched: None, term: ms(2_000) }
 }
 
 fn bytes(text: &'static str) -> Bytes {

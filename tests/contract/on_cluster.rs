@@ -54,9 +54,16 @@ pub(super) fn node(cluster: &Cluster) -> StoreHandle {
 #[tokio::test]
 async fn the_contract_holds_on_a_cluster() {
     let world = World::Cluster(Cluster::patient());
-    let all =
-        [leases::cases(), waiters::cases(), lists::cases(), tags::cases(), volumes::cases(), locks::cases()]
-            .concat();
+    let all = [
+        attempts::cases(),
+        leases::cases(),
+        waiters::cases(),
+        lists::cases(),
+        tags::cases(),
+        volumes::cases(),
+        locks::cases(),
+    ]
+    .concat();
     let is_left_out = |name: &str| LEFT_OUT.iter().any(|(left_out, _)| name.ends_with(left_out));
     let (left_out, cases): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|(name, _)| is_left_out(name));
     assert_eq!(left_out.len(), LEFT_OUT.len(), "each is a case");

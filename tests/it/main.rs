@@ -35,6 +35,8 @@ mod harness;
 mod http;
 mod invalidation;
 #[cfg(feature = "testing")]
+mod late_attempts;
+#[cfg(feature = "testing")]
 mod late_replies;
 #[cfg(feature = "testing")]
 mod leases;

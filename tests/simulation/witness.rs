@@ -56,7 +56,8 @@ impl Oracle {
             CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
             CommandAnswer::Kept(kept) => format!("{kept:?}"),
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
-            CommandAnswer::Announced(_) | CommandAnswer::Done => "done".to_owned(),
+            CommandAnswer::Announced(_) => "done".to_owned(),
+            CommandAnswer::Refused(_) => "voided".to_owned(),
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
@@ -226,6 +227,10 @@ impl Oracle {
                 lock(&self.state).loads.invalidated(of, wanted.is_some());
                 self.lease_ended(of, None);
             }
+            (Command::Invalidate { .. }, CommandAnswer::Refused(_)) => self.check(
+                same_holder && entry == entry_after,
+                format_args!("I3: a voided invalidation of key {of} changed something: {before} -> {after}"),
+            ),
             (command, answer) => self.violated(format_args!("{command:?} was answered {answer:?}")),
         }
         answer

@@ -75,6 +75,7 @@ impl MemoryStore {
         records.bytes = 0;
         records.tags = ExpiringMap::default();
         records.lists = ExpiringMap::default();
+        records.voided = ExpiringMap::default();
         drop(records);
         self.shared.volumes.flush();
     }

@@ -1,6 +1,7 @@
 //! A store in this process: the whole protocol without a server, for a single process, for tests, and for
 //! several guards that act as replicas.
 
+mod attempts;
 mod expiring_map;
 #[cfg(feature = "testing")]
 pub(crate) mod fault_injection;
@@ -350,7 +351,10 @@ impl Store for MemoryNode {
         announcement: &'a Announcement,
         _within: Duration,
     ) -> Reply<'a, Announced> {
-        let mut records = self.store.records();
+        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
+        if let Err(voided) = records.attempts(key.name(), self.node, announcement.attempt, capacity) {
+            return Box::pin(std::future::ready(Err(voided)));
+        }
         let record = records.record(key.name());
         record.lease = None;
         let stored =
@@ -360,7 +364,7 @@ impl Store for MemoryNode {
         if let Some(Insert { entry, keep, over }) = insert
             && over.is_none_or(|over| stored.is_some_and(|stored| stored == over || stored == entry))
         {
-            records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
+            records.set_entry(key.name(), entry, keep, capacity);
         }
         self.wake(records, key, &Hint::Invalidated);
         let volumes = &self.store.shared.volumes;

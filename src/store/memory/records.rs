@@ -39,6 +39,8 @@ pub(super) struct KeyRecords {
     /// The ids of tags.
     pub(super) tags: ExpiringMap<u64>,
     pub(super) lists: ExpiringMap<Vec<ListMember>>,
+    /// By name and node, the number of the latest attempt that voids earlier ones.
+    pub(super) voided: ExpiringMap<u64>,
 }
 
 #[derive(Clone, Default)]
@@ -139,7 +141,7 @@ impl KeyRecords {
                 self.forget_entry(&name);
             } else if let Some((_, name)) = self.left_by_expiry.pop_first() {
                 self.forget_left(&name);
-            } else if !self.tags.drop_one() && !self.lists.drop_one() {
+            } else if !self.tags.drop_one() && !self.lists.drop_one() && !self.voided.drop_one() {
                 break;
             }
         }
@@ -147,7 +149,7 @@ impl KeyRecords {
     }
 
     pub(super) fn used(&self) -> usize {
-        self.bytes + self.tags.bytes() + self.lists.bytes()
+        self.bytes + self.tags.bytes() + self.lists.bytes() + self.voided.bytes()
     }
 
     pub(super) fn next(&mut self, moment: Instant) -> ExpiryIndex {

@@ -99,7 +99,12 @@ impl TagStore for MemoryNode {
         announcement: &'a Announcement,
         _within: Duration,
     ) -> Reply<'a, Announced> {
-        self.store.records().tags.remove(tag.name());
+        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
+        if let Err(voided) = records.attempts(tag.name(), self.node, announcement.attempt, capacity) {
+            return Box::pin(std::future::ready(Err(voided)));
+        }
+        records.tags.remove(tag.name());
+        drop(records);
         reply(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
     }
 

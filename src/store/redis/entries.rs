@@ -170,10 +170,10 @@ impl Store for RedisStore {
         within: Duration,
     ) -> Reply<'a, Announced> {
         Box::pin(async move {
-            let change = |announcing, left| {
-                commands::invalidate::invalidate(&self.commands, key, insert.as_ref(), announcing, left)
+            let change = |attempt, left| {
+                commands::invalidate::invalidate(&self.commands, key, insert.as_ref(), attempt, left)
             };
-            self.announcing(announcement, within, change).await
+            self.changing(announcement, within, change).await
         })
     }
 

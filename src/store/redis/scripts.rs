@@ -12,6 +12,7 @@ use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 use uuid::Uuid;
 
+use crate::store::attempt::{AttemptNumber, VOIDED_FOR};
 use crate::store::names::LockName;
 
 /// A script and the keys it is called with.
@@ -21,7 +22,7 @@ pub(super) struct Script {
     /// subscribers have heard it.
     spread: Option<ScriptText>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants, registry of
-    /// `n`odes, log of `a`nnouncements. Empty for the scripts of locks: their callers name the keys.
+    /// `n`odes, log of `a`nnouncements. Those of changes have one more, of `c`hanges. Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 
@@ -79,6 +80,7 @@ script!(WAKE_REST, b"q", "scripts/wake.lua", "scripts/wake_rest.lua");
 script!(
     INVALIDATE,
     b"elqo",
+    "scripts/attempt.lua",
     "scripts/wake.lua",
     "scripts/ours.lua",
     "scripts/unannounced.lua",
@@ -87,6 +89,7 @@ script!(
 script!(
     INVALIDATE_AND_ANNOUNCE,
     b"elqo",
+    "scripts/attempt.lua",
     "scripts/wake.lua",
     "scripts/ours.lua",
     "scripts/volume.lua",
@@ -94,7 +97,15 @@ script!(
     "scripts/invalidate.lua"
 );
 script!(TAG, b"t", "scripts/tag.lua");
-script!(FORGET_TAG, b"t", "scripts/volume.lua", "scripts/announcing.lua", "scripts/forget_tag.lua");
+script!(FORGET_TAG, b"t", "scripts/attempt.lua", "scripts/unannounced.lua", "scripts/forget_tag.lua");
+script!(
+    FORGET_TAG_AND_ANNOUNCE,
+    b"t",
+    "scripts/attempt.lua",
+    "scripts/volume.lua",
+    "scripts/announcing.lua",
+    "scripts/forget_tag.lua"
+);
 script!(ANNOUNCE, b"na", "scripts/volume.lua", "scripts/announcing.lua", "scripts/announce.lua");
 script!(RENEW_MEMBER, b"na", "scripts/volume.lua", "scripts/renew_member.lua");
 script!(REMOVE_MEMBER, b"n", "scripts/remove_member.lua");
@@ -208,16 +219,33 @@ pub(super) struct CallForm {
 impl Script {
     /// The call for the resource `name`, without ARGV. `size` is the approximate size of the ARGV to come.
     pub(super) fn call(&self, by: CallForm, name: &str, size: usize) -> Cmd {
-        self.call_in(by, name, None, size)
-    }
-
-    /// The same. With the name of a `volume`, its registry and its log are the last keys.
-    pub(super) fn call_in(&self, by: CallForm, name: &str, volume: Option<&str>, size: usize) -> Cmd {
-        let volume_keys = volume.map_or(0, |volume| 2 * (volume.len() + 8));
-        let keys = self.keys.len() + if volume.is_some() { 2 } else { 0 };
-        let mut cmd = self.head(by, keys, self.keys.len() * (name.len() + 8) + volume_keys + size);
+        let mut cmd = self.head(by, self.keys.len(), self.keys.len() * (name.len() + 8) + size);
         for &kind in self.keys {
             push_key(&mut cmd, kind, name);
+        }
+        cmd
+    }
+
+    /// The call for a change of `name` by this node. The key behind those of the resource has the number of the node's latest attempt
+    /// that voids earlier ones. With the name of a `volume`, its registry and its log are the last keys.
+    pub(super) fn call_change(
+        &self,
+        by: CallForm,
+        (name, node): (&str, Uuid),
+        volume: Option<&str>,
+        size: usize,
+    ) -> Cmd {
+        let volume_keys = volume.map_or(0, |volume| 2 * (volume.len() + 8));
+        let keys = self.keys.len() + 1 + if volume.is_some() { 2 } else { 0 };
+        let length = (self.keys.len() + 1) * (name.len() + 8) + 33;
+        let mut cmd = self.head(by, keys, length + volume_keys + size);
+        for &kind in self.keys {
+            push_key(&mut cmd, kind, name);
+        }
+        {
+            let mut arg = cmd.writer_for_next_arg();
+            // Writes into a Vec, which does not fail.
+            let _ = write!(arg, "sg1:c:{{{name}}}:{}", node.simple());
         }
         if let Some(volume) = volume {
             push_key(&mut cmd, b'n', volume);
@@ -297,6 +325,16 @@ pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
         Some(last) => cmd.arg(last),
         None => cmd.arg(""),
     };
+}
+
+/// Adds the arguments that `attempt.lua` reads: the first three of a change.
+pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u64>) {
+    cmd.arg(attempt.number);
+    match attempt.voids_earlier {
+        true => cmd.arg(millis(VOIDED_FOR)),
+        false => cmd.arg(""),
+    };
+    push_moment(cmd, last);
 }
 
 /// Adds an id, as 32 digits.

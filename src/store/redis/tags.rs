@@ -8,10 +8,11 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
-use super::commands::announce::{self, Announcing};
+use super::commands::announce::Announcing;
 use super::commands::call::{refused, run, run_call};
+use super::commands::change::Attempt;
 use super::errors::reply::{bounded, unexpected};
-use super::scripts::{self, millis, push_key};
+use super::scripts::{self, millis, push_attempt, push_key};
 use crate::key::Key;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
 use crate::store::volume::{Announced, Announcement};
@@ -54,8 +55,7 @@ impl TagStore for RedisStore {
         announcement: &'a Announcement,
         within: Duration,
     ) -> Reply<'a, Announced> {
-        let change = |announcing, left| self.forget_id(tag, announcing, left);
-        Box::pin(self.announcing(announcement, within, change))
+        Box::pin(self.changing(announcement, within, |attempt, left| self.forget_id(tag, attempt, left)))
     }
 
     fn enlist<'a>(
@@ -151,27 +151,25 @@ impl RedisStore {
     async fn forget_id(
         &self,
         tag: &Key,
-        announcing: Option<Announcing<'_>>,
+        attempt: Attempt<'_>,
         within: Duration,
     ) -> Result<Announced, StoreError> {
-        let Some(announcing) = announcing else {
-            let mut cmd = Cmd::with_capacity(2, tag.name().len() + 16);
-            cmd.arg("DEL");
-            push_key(&mut cmd, b't', tag.name());
-            return match self.commands.send(tag.name(), &cmd, within).await? {
-                Value::Int(_) => Ok(Announced::Separately),
-                _ => Err(refused(unexpected())),
+        let (script, size) = match attempt.announces {
+            true => (&scripts::FORGET_TAG_AND_ANNOUNCE, Announcing::SIZE),
+            false => (&scripts::FORGET_TAG, 0),
+        };
+        let made = attempt.made(&self.commands, within, |last, left| {
+            let call = move |by| {
+                let mut cmd = script.call_change(by, (tag.name(), attempt.node), attempt.volume(), size + 48);
+                push_attempt(&mut cmd, attempt.announcement.attempt, last);
+                if let Some(announcing) = attempt.announcing() {
+                    announcing.push(&mut cmd);
+                }
+                cmd
             };
-        };
-        let Announcement { volume, id, .. } = announcing.announcement;
-        let call = |by| {
-            let mut cmd = scripts::FORGET_TAG.call_in(by, tag.name(), Some(volume.name()), Announcing::SIZE);
-            announcing.push(&mut cmd);
-            cmd
-        };
-        let answer = run_call(&self.commands, tag.name(), call, within).await?;
-        let (_, announced) = announce::read(answer, *id).ok_or_else(|| refused(unexpected()))?;
-        Ok(announced)
+            run_call(&self.commands, tag.name(), call, left)
+        });
+        made.await.map(|(_, announced)| announced)
     }
 
     async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {

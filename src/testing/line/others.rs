@@ -109,7 +109,9 @@ impl TagStore for WireStore {
         let act = move |node: StoreHandle| async move {
             let forgotten = node.tags().forget_tag(&tag, &announcement, within).await;
             #[cfg(test)]
-            if let Some(witness) = wire.server.witness() {
+            if let Some(witness) = wire.server.witness()
+                && forgotten.is_ok()
+            {
                 witness.tag_changed(node.node());
             }
             forgotten

@@ -20,6 +20,8 @@ mod figures;
 mod firewall;
 mod freshness;
 mod invalidation;
+#[cfg(feature = "testing")]
+mod late_attempts;
 mod leaders;
 mod leftovers;
 mod many;

@@ -28,7 +28,7 @@ impl Announcing<'_> {
 
     /// Adds the arguments as `announcing.lua` reads them.
     pub(crate) fn push(&self, cmd: &mut Cmd) {
-        let Announcement { volume: _, id, creates, vouched, term } = self.announcement;
+        let Announcement { volume: _, id, attempt: _, creates, vouched, term } = self.announcement;
         push_id(cmd, self.announcer);
         push_id(cmd, *id);
         push_fresh(cmd, *vouched);

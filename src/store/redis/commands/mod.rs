@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod announce;
 pub(crate) mod call;
+pub(crate) mod change;
 pub(crate) mod deadline;
 pub(crate) mod invalidate;
 pub(crate) mod lease_end;

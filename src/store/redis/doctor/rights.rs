@@ -13,7 +13,7 @@ use crate::health::Finding;
 use crate::store::redis::scripts::{self, CallForm};
 
 /// The kinds of keys, as they appear in key names.
-const GUARDS_KEYS: [&str; 8] = ["e", "l", "q", "o", "t", "v", "n", "a"];
+const GUARDS_KEYS: [&str; 9] = ["e", "l", "q", "o", "t", "v", "n", "a", "c"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
 /// The commands that only the scripts of locks call.

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 pub(crate) use connections::Connections;
 
 use super::commands::Commands;
-use super::commands::announce::Announcing;
+use super::commands::change::Attempt;
 use super::commands::lock_leaving::LeaveBatches;
 use super::errors::classify::code_of;
 #[cfg(test)]
@@ -96,19 +96,19 @@ impl RedisStore {
 
     /// Makes a change and announces it in the same script call. Where the volume may be on another server than the changed key,
     /// `change` is called without the announcement.
-    pub(super) async fn announcing<'a, F>(
+    pub(super) async fn changing<'a, F>(
         &self,
         announcement: &'a Announcement,
         within: Duration,
-        change: impl Fn(Option<Announcing<'a>>, Duration) -> F,
+        change: impl Fn(Attempt<'a>, Duration) -> F,
     ) -> Result<Announced, StoreError>
     where
         F: Future<Output = Result<Announced, StoreError>>,
     {
         let sent = Instant::now();
+        let mut attempt = Attempt { announcement, node: self.node(), announces: true };
         if !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed) {
-            let announcing = Announcing { announcement, announcer: self.node() };
-            match change(Some(announcing), within).await {
+            match change(attempt, within).await {
                 // A node of a cluster, or a proxy in front of one. It was refused before the script began.
                 Err(error) if code_of(&error) == Some("CROSSSLOT") => {
                     self.splits_keys.store(true, Ordering::Relaxed);
@@ -116,7 +116,8 @@ impl RedisStore {
                 changed => return changed,
             }
         }
-        change(None, within.saturating_sub(sent.elapsed())).await
+        attempt.announces = false;
+        change(attempt, within.saturating_sub(sent.elapsed())).await
     }
 }
 

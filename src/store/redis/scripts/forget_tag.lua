@@ -1,10 +1,15 @@
 -- FORGET TAG: removes the id of a tag, and announces that.
 --
--- KEYS: tag, registry, log
--- ARGV: as in announcing.lua
--- Returns 1 | {1, the text of announcing.lua}
+-- KEYS: tag, the node's attempts; to announce the change also registry, log
+-- ARGV: three as in attempt.lua; to announce the change then as in announcing.lua
+-- Returns 1 | {1, the text of announcing.lua} | as in attempt.lua
 --
 -- Atomic, so that the removal and its announcement take one round trip.
 -- calls: del pttl hgetall hset lrange rpush lpop pexpire publish
+local too_late = late(KEYS[2])
+if too_late then
+  return too_late
+end
 redis.call('DEL', KEYS[1])
+void_earlier(KEYS[2])
 return announced(1, 't')

@@ -1,0 +1,212 @@
+//! Promise 5 for a change that is sent again: once it is confirmed, an attempt at it that comes late changes nothing.
+//!
+//! Regression: an insertion whose first attempt was late came back after an acknowledged invalidation, insertion or refresh, and a late
+//! attempt at an invalidation removed a newer value. The cases run in memory, on one server and on a cluster
+//! (`redis::late_attempts`).
+
+use std::time::Duration;
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use stampede_guard::testing::{ChaosStore, Fault};
+use stampede_guard::{Backend, MemoryStore, Policy, StampedeGuard};
+use tokio::time::sleep;
+
+/// A process whose commands may be late, and another one on the same store.
+pub(crate) struct Two<S> {
+    chaos: ChaosStore<S>,
+    late: StampedeGuard,
+    other: StampedeGuard,
+}
+
+impl<S: Into<Backend> + Clone + Send + Sync + 'static> Two<S> {
+    fn new(store: S, namespace: &str) -> Self {
+        let chaos = ChaosStore::over(store.clone(), 1);
+        let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().expect("valid");
+        let guard = |builder: stampede_guard::StampedeGuardBuilder| {
+            builder.namespace(namespace).policy(policy.clone()).build().expect("valid")
+        };
+        let late = guard(StampedeGuard::builder(chaos.replica()));
+        Self { late, other: guard(StampedeGuard::builder(store)), chaos }
+    }
+
+    async fn connected(store: S, namespace: &str) -> Self {
+        let two = Self::new(store, namespace);
+        for guard in [&two.late, &two.other] {
+            while guard.connect().await.is_err() {}
+        }
+        two
+    }
+
+    /// The next command gets no answer in time, and runs later.
+    fn first_is_late(&self) {
+        self.chaos.once(Fault::Ghost);
+    }
+
+    /// Waits until all late commands have run: their deadlines have passed, and [`Fault::Ghost`] runs them within three seconds.
+    async fn all_have_run(&self) {
+        assert!(self.chaos.struck(Fault::Ghost) > 0);
+        sleep(Duration::from_millis(3_100)).await;
+        // Behind the last one, on its connection.
+        while self.late.get::<u32>("k").await.is_err() {}
+    }
+
+    async fn value(&self) -> Option<u32> {
+        loop {
+            if let Ok(value) = self.other.get("k").await {
+                return value;
+            }
+        }
+    }
+
+    async fn sale(&self, value: u32) {
+        self.other.insert_with_tags("k", &value, ["sale"]).await.expect("stored");
+    }
+}
+
+pub(crate) type Case<S> = (&'static str, fn(Two<S>) -> LocalBoxFuture<'static, Option<u32>>, Option<u32>);
+
+/// Each case, with the value that must be there in the end.
+pub(crate) fn cases<S: Into<Backend> + Clone + Send + Sync + 'static>() -> Vec<Case<S>> {
+    vec![
+        ("an insertion before an invalidation", |two| Box::pin(insertion_and_invalidation(two)), None),
+        ("an insertion before an insertion", |two| Box::pin(insertion_and_insertion(two)), Some(2)),
+        ("an insertion before a refresh", |two| Box::pin(insertion_and_refresh(two)), Some(2)),
+        ("an invalidation before an insertion", |two| Box::pin(invalidation(two)), Some(2)),
+        ("a tag", |two| Box::pin(tag(two)), Some(2)),
+        ("a namespace", |two| Box::pin(namespace(two)), Some(2)),
+        ("an insertion that failed", |two| Box::pin(failed_insertion(two)), Some(2)),
+        ("a kept invalidation", |two| Box::pin(kept(two)), Some(2)),
+        ("a kept tag", |two| Box::pin(kept_tag(two)), Some(2)),
+    ]
+}
+
+async fn late_insertion<S: Into<Backend> + Clone + Send + Sync + 'static>(two: &Two<S>) {
+    two.first_is_late();
+    two.late.insert("k", &1_u32).await.expect("its second attempt is confirmed");
+}
+
+async fn insertion_and_invalidation<S: Into<Backend> + Clone + Send + Sync + 'static>(
+    two: Two<S>,
+) -> Option<u32> {
+    late_insertion(&two).await;
+    two.other.invalidate("k").await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn insertion_and_insertion<S: Into<Backend> + Clone + Send + Sync + 'static>(
+    two: Two<S>,
+) -> Option<u32> {
+    late_insertion(&two).await;
+    two.other.insert("k", &2_u32).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn insertion_and_refresh<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    late_insertion(&two).await;
+    two.other.refresh("k", || async { Ok::<_, String>(2_u32) }).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn invalidation<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    two.first_is_late();
+    two.late.invalidate("k").await.expect("its second attempt is confirmed");
+    two.other.insert("k", &2_u32).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    two.sale(1).await;
+    two.first_is_late();
+    two.late.invalidate_tag("sale").await.expect("its second attempt is confirmed");
+    two.sale(2).await;
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn namespace<S: Into<Backend> + Clone + Send + Sync + 'static>(mut two: Two<S>) -> Option<u32> {
+    let policy = Policy::builder().invalidate_all(true).build().expect("valid");
+    for guard in [&mut two.late, &mut two.other] {
+        *guard = guard.with_policy(policy.clone());
+    }
+    two.other.insert("k", &1_u32).await.expect("confirmed");
+    two.first_is_late();
+    two.late.invalidate_all().await.expect("its second attempt is confirmed");
+    two.other.insert("k", &2_u32).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+/// A call that has failed, and another one of the program, which is confirmed at once.
+async fn failed_insertion<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    two.chaos.inject(Fault::Ghost, 1.0);
+    two.late.insert("k", &1_u32).await.expect_err("not confirmed");
+    two.chaos.calm();
+    two.late.insert("k", &2_u32).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn sent<S>(two: &Two<S>) {
+    while two.late.stats().kept_invalidations > 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn kept<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    two.other.insert("k", &1_u32).await.expect("confirmed");
+    two.chaos.inject(Fault::Ghost, 1.0);
+    two.late.invalidate("k").await.expect_err("not confirmed");
+    two.chaos.calm();
+    sent(&two).await;
+    two.other.insert("k", &2_u32).await.expect("confirmed");
+    two.all_have_run().await;
+    two.value().await
+}
+
+async fn kept_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+    two.sale(1).await;
+    two.chaos.inject(Fault::Ghost, 1.0);
+    two.late.invalidate_tag("sale").await.expect_err("not confirmed");
+    two.chaos.calm();
+    sent(&two).await;
+    two.sale(2).await;
+    two.all_have_run().await;
+    two.value().await
+}
+
+/// Runs all cases at once, each in a namespace of its own.
+pub(crate) async fn all_hold<S: Into<Backend> + Clone + Send + Sync + 'static>(store: S) {
+    let run = async |(number, (name, case, expected)): (usize, Case<S>)| {
+        let ends = case(Two::connected(store.clone(), &format!("case{number}")).await).await;
+        (ends != expected).then(|| format!("{name}: {ends:?} in place of {expected:?}"))
+    };
+    let failed: Vec<_> =
+        join_all(cases().into_iter().enumerate().map(run)).await.into_iter().flatten().collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_attempt_at_a_confirmed_change_changes_nothing() {
+    all_hold(MemoryStore::new()).await;
+}
+
+/// Regression: with connections that were killed, 31 of 60 keys ended with the former value.
+#[tokio::test(start_paused = true)]
+async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_former_is_sent_again() {
+    let chaos = ChaosStore::new(1);
+    let guard = StampedeGuard::new(chaos.clone());
+    chaos.once(Fault::ErrorBefore);
+    let stored = guard.insert_many([("k", 1_u32), ("other", 3), ("k", 2)]).await;
+    let answers: Vec<_> = stored.into_iter().map(|stored| stored.is_ok()).collect();
+    assert_eq!(answers, [true; 3]);
+    let values: Vec<Option<u32>> = [guard.get("k").await.unwrap(), guard.get("other").await.unwrap()].into();
+    assert_eq!(values, [Some(2), Some(3)]);
+    let refused = guard.insert_many([("k", 4_u32), ("", 5), ("k", 6)]).await;
+    let answers: Vec<_> = refused.into_iter().map(|stored| stored.is_ok()).collect();
+    assert_eq!(answers, [true, false, true], "each has its answer");
+    assert_eq!(guard.get::<u32>("k").await.unwrap(), Some(6));
+}
