@@ -147,7 +147,7 @@ fn an_invalidation_tells_a_long_queue_in_pieces() {
     for number in 0..CROWD {
         steps.waits(number);
     }
-    assert_eq!(steps.run::<i64>(&scripts::INVALIDATE, &[fence.as_str(), "0"]), 11);
+    assert_eq!(steps.run::<i64>(&scripts::INVALIDATE, &["1", "", "", fence.as_str(), "0"]), 11);
     assert_eq!(steps.acquire(&token()), 3, "the lease has gone with the first call");
     while steps.run::<i64>(&scripts::WAKE_REST, &[fence.as_str(), "x"]) == 11 {}
     assert_eq!(steps.calls("publish"), CROWD + 1, "the holder, too");
