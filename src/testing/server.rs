@@ -122,6 +122,9 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
     #[cfg(test)]
     fn tag_changed(&self, node: Uuid);
 
+    /// The store has lost everything.
+    fn flushed(&self);
+
     /// All writes after `to` are undone.
     fn failed_over(&self, to: Instant);
 
@@ -225,7 +228,7 @@ impl ChaosServer {
         };
         if let Some(store) = self.memory().filter(|_| ahead_ms != 0) {
             store.step_clock(-ahead_ms);
-            store.flush();
+            self.flush(store);
         }
         for line in self.lines() {
             line.hear_again();
@@ -267,6 +270,13 @@ impl ChaosServer {
         }
     }
 
+    fn flush(&self, store: &MemoryStore) {
+        store.flush();
+        if let Some(witness) = self.witness.get() {
+            witness.flushed();
+        }
+    }
+
     /// The faults that strike the store before a command runs.
     fn strike(&self, store: &MemoryStore, name: &str) {
         let struck = |fault| lock(&self.odds).strikes(fault);
@@ -278,7 +288,7 @@ impl ChaosServer {
             missed(Fault::EvictEntry);
         }
         if struck(Fault::Flush) {
-            store.flush();
+            self.flush(store);
         }
         if struck(Fault::FailOver) {
             self.fail_over(store);

@@ -66,6 +66,10 @@ pub(super) struct State {
     pub(super) changing: HashSet<usize>,
     /// The nodes with unconfirmed invalidations of these keys, as long as they may not have sent them again.
     pub(super) unsent: HashSet<(usize, u8)>,
+    /// The values of insertions that were confirmed, of those that were asked for after the store had last lost anything.
+    pub(super) inserted: HashSet<Value>,
+    /// When that was.
+    pub(super) lost: u64,
 }
 
 #[derive(Debug)]
@@ -130,6 +134,12 @@ impl State {
     pub(super) fn next(&mut self) -> u64 {
         self.seq += 1;
         self.seq
+    }
+
+    /// The store has lost writes, and may have lost the numbers of attempts.
+    pub(super) fn lose(&mut self) {
+        self.inserted.clear();
+        self.lost = self.seq;
     }
 
     pub(super) fn hash(&self) -> u64 {

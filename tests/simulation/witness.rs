@@ -209,6 +209,11 @@ impl Oracle {
             }
             (Command::Invalidate { insert, .. }, CommandAnswer::Announced(_)) => {
                 let inserted = insert.as_ref().and_then(|insert| self.value(&insert.entry, key));
+                let is_again = inserted.is_some_and(|value| lock(&self.state).inserted.contains(&value));
+                self.check(
+                    !is_again,
+                    format_args!("I3: a late attempt at a confirmed insertion of key {of} ran"),
+                );
                 {
                     let mut state = lock(&self.state);
                     let seq = state.next();
@@ -259,9 +264,14 @@ impl Witness for Oracle {
         }
     }
 
+    fn flushed(&self) {
+        lock(&self.state).lose();
+    }
+
     fn failed_over(&self, to: Instant) {
         self.note(format_args!("failover, back {:?}", to.elapsed()));
         let mut state = lock(&self.state);
+        state.lose();
         state.failed_over = state.next();
         state.failed_over_at = Some(Instant::now());
         for of in state.by_key.values_mut() {

@@ -253,7 +253,13 @@ impl World {
             Does::InvalidateTag => guard.invalidate_tag(TAG).await.map(|()| None).map_err(|e| e.to_string()),
             Does::Insert => {
                 let value = self.oracle.made(id, key);
-                guard.insert(cache_key(key), &value).await.map(|()| None).map_err(|e| e.to_string())
+                let inserted = guard.insert(cache_key(key), &value).await;
+                let mut state = lock(&self.oracle.state);
+                if inserted.is_ok() && state.lost < asked {
+                    state.inserted.insert(value);
+                }
+                drop(state);
+                inserted.map(|()| None).map_err(|e| e.to_string())
             }
         };
         if does == Does::InvalidateTag {
