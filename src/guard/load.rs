@@ -197,7 +197,7 @@ impl StampedeGuard {
     ///
     /// As [`get_or_load`](Self::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
     /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes keep copies
-    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store has the value and does not confirm the announcement
+    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was there and does not confirm the announcement
     /// to them within two seconds.
     ///
     /// # Cancel safety

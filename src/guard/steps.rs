@@ -127,9 +127,11 @@ impl StampedeGuard {
         let call = Call { state: &self.state, policy: &self.policy, key };
         let own = OwnResult::default();
         let reader = ForcedReader(TypedReader::new());
-        let answer = match (look_past(call).await, self.passes_by()) {
+        let looked = look_past(call).await;
+        let is_away = looked.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
+        let answer = match (looked, self.passes_by()) {
             (Ok(caller), false) => caller.load(&reader, loader(&own)).await,
-            (Ok(caller), true) if caller.look_up != LookUpState::Failed => {
+            (Ok(caller), true) if !is_away => {
                 caller.unattended().load(&reader, loader(&own)).await.by_own_load()
             }
             (_, true) => MissOutcome::Alone(loader(&own)),
@@ -139,16 +141,17 @@ impl StampedeGuard {
         let own_value = |own, entry: Option<&Entry>| (own, entry.is_some_and(is_stored));
         let (outcome, result) = self.conclude(key, answer, &own, own_value).await;
         let result = match result {
-            // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.
-            Ok((value, true)) => {
-                self.state.late_commits.ended(key).await;
-                self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
-            }
-            // Nothing that copies must follow, and the store may be what is missing: its caller does not wait for it.
-            Ok((value, false)) => {
+            // The store is missing, and has not stored the value: its caller does not wait for it.
+            Ok((value, false)) if is_away => {
                 self.state.local.forget(&ChangedName::value(key));
                 self.state.local.announce_later(ChangedName::value(key));
                 Ok(value)
+            }
+            // Whichever flight has answered it: that the store had no value does not mean that no process has a copy. Also if the value is
+            // not stored: the change that took its lease away may still wait for the copies of the older one.
+            Ok((value, _)) => {
+                self.state.late_commits.ended(key).await;
+                self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
             }
             Err(error) => Err(error),
         };

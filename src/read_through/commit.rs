@@ -81,10 +81,10 @@ impl FlightTask {
             // The store did not say. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
-        // Of a commit that goes on it is not known yet.
-        let is_stored = told.is_err() || told == Ok(Some(TokenCheck::Held));
+        // Of a commit that goes on, or that got no answer, it is not known.
+        let may_be_stored = matches!(told, Err(_) | Ok(None | Some(TokenCheck::Held)));
         let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        tell_waiters(leader, publication.for_waiters(is_stored), current, settled);
+        tell_waiters(leader, publication.for_waiters(may_be_stored), current, settled);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
@@ -211,9 +211,9 @@ impl Publication {
     }
 
     /// What this process's waiters are told.
-    fn for_waiters(&self, is_stored: bool) -> FlightOutcome {
+    fn for_waiters(&self, may_be_stored: bool) -> FlightOutcome {
         match &self.outcome {
-            FlightOutcome::Value(entry) if !is_stored => FlightOutcome::Value(Entry {
+            FlightOutcome::Value(entry) if !may_be_stored => FlightOutcome::Value(Entry {
                 expiry: entry.expiry.not_stored(entry.stored_at),
                 ..entry.clone()
             }),
@@ -221,7 +221,8 @@ impl Publication {
         }
     }
 
-    /// Ends the lease with what other processes are told. `None` if there was none, or if the store's answer is not known.
+    /// Ends the lease with what other processes are told. [`TokenCheck::Lost`] also if there was none, or if the value was not sent;
+    /// `None` if the store's answer is not known.
     async fn tell_fleet(
         &self,
         lease: Option<Lease>,
@@ -229,10 +230,10 @@ impl Publication {
         rejected: Option<&StoredEntry>,
         policy: &Policy,
     ) -> Option<TokenCheck> {
-        let lease = lease?;
+        let Some(lease) = lease else { return Some(TokenCheck::Lost) };
         if self.is_outdated {
             lease.hand_over(0).await;
-            return None;
+            return Some(TokenCheck::Lost);
         }
         match (&self.outcome, self.keep) {
             (FlightOutcome::Value(entry) | FlightOutcome::Stale(entry), Some(keep)) => {
@@ -253,7 +254,7 @@ impl Publication {
                 let marker = marker_entry(key, lease.state.store.now());
                 let seen = rejected.map(|rejected| rejected.raw(key));
                 lease.fail(&FlightOutcome::Uncacheable, Duration::ZERO, Some(marker), seen.as_ref()).await;
-                None
+                Some(TokenCheck::Lost)
             }
             (outcome, _) => {
                 let told = self.elsewhere.as_ref().unwrap_or(outcome);

@@ -436,6 +436,47 @@ async fn a_refresh_returns_when_its_value_is_stored() {
     assert!(late > 0, "no commit was late");
 }
 
+/// Nothing says whether the value is stored; the copies of the older one must be gone all the same.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
+    for seed in 0..20 {
+        let (chaos, [(_, one), (_, two)]) = fleet_of(ChaosStore::new(seed), keeping);
+        load(&one, "k", 1).await;
+        warm(&two, "k").await;
+        let (breaks, errors) = (chaos.clone(), one.stats().store_errors);
+        let refreshed = one.refresh("k", move || async move {
+            breaks.once(Fault::ErrorAfter);
+            Ok::<_, String>(2_u32)
+        });
+        assert_eq!(refreshed.await.expect("loaded"), 2);
+        assert!(one.stats().store_errors > errors, "seed {seed}: the commit was answered");
+        assert_eq!(load(&two, "k", 3).await, 2, "seed {seed}");
+    }
+}
+
+/// The refresh stores nothing, because an invalidation has taken its lease. That invalidation still waits for a copy: so does the refresh.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
+    let (chaos, [(_, one), (_, two), (cut_off, three)]) = fleet(keeping);
+    load(&one, "k", 1).await;
+    warm(&two, "k").await;
+    warm(&three, "k").await;
+    cut_off.cut();
+    let (store, changes) = (chaos.clone(), two.clone());
+    let refreshed = one.refresh("k", move || async move {
+        let sent = store.commands();
+        let invalidated = tokio::spawn(async move { changes.invalidate("k").await });
+        while store.commands() == sent {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(5)).await;
+        assert!(!invalidated.is_finished(), "it waits for the copy");
+        Ok::<_, String>(2_u32)
+    });
+    assert_eq!(refreshed.await.expect("acknowledged"), 2);
+    assert_ne!(load(&three, "k", 3).await, 1);
+}
+
 /// The list of processes may be lost while a process that has just learned of it waits for its own inbox.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for() {
