@@ -176,8 +176,8 @@ async fn warm(guard: StampedeGuard) -> (u64, f64) {
         Ok::<_, String>(missing.into_iter().map(|key| (key, value())).collect::<Vec<_>>())
     };
     let warmed = guard.warm((0..KEYS).map(key), AT_ONCE, load).await;
-    assert_eq!((warmed.loaded + warmed.found, warmed.failed), (KEYS as u64, 0));
-    (warmed.loaded, began.elapsed().as_secs_f64() * 1e3)
+    assert_eq!((warmed.stored + warmed.found, warmed.failed), (KEYS as u64, 0));
+    (warmed.stored, began.elapsed().as_secs_f64() * 1e3)
 }
 
 async fn traffic(guard: &StampedeGuard, window: Duration) -> Seen {

@@ -17,7 +17,8 @@ use tokio::sync::oneshot;
 
 use super::StampedeGuard;
 use super::load_context::LoadSettings;
-use super::typed::{OwnResult, TypedReader, concluded};
+use super::steps::with_storage;
+use super::typed::{OwnResult, StorageReader, TypedReader, concluded};
 use crate::error::{Error, ErrorKind, Failure, LoadError};
 use crate::failure_text::panic_text;
 use crate::guard_state::GuardState;
@@ -31,14 +32,38 @@ use crate::read_through::call::Call;
 use crate::read_through::look_up::Lookup;
 use crate::read_through::look_up_many::look_many;
 use crate::sync::lock;
+use crate::value::freshness::Storage;
 
 /// What one call of a caller's `load` returns.
-type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
-type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
+pub(super) type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
+pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
 type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
+/// How many keys one call of a caller's `load` is given at most. So many leases are held, and so many values are stored, in much less
+/// than the shortest lease, also by a slow server.
+pub(super) const MOST_TOGETHER: usize = 1_000;
+
 /// How one key's caller was answered.
-type Answer<T, E> = (Outcome, Result<Option<T>, LoadError<E>>);
+pub(super) struct Answer<T, E> {
+    pub(super) outcome: Outcome,
+    /// Of a value that this caller has loaded.
+    pub(super) storage: Storage,
+    pub(super) result: Result<Option<T>, LoadError<E>>,
+}
+
+// Derived, it would want an `E` that can be cloned.
+impl<T: Clone, E> Clone for Answer<T, E> {
+    fn clone(&self) -> Self {
+        Self { result: self.result.clone(), ..*self }
+    }
+}
+
+impl<T, E> Answer<T, E> {
+    fn refused(error: &Error) -> Self {
+        let result = Err(LoadError::Guard(error.clone()));
+        Self { outcome: Outcome::Failed, storage: Storage::NotStored, result }
+    }
+}
 
 /// One key's part of a call.
 enum Part<T, E> {
@@ -109,11 +134,12 @@ impl StampedeGuard {
                 })
             })
             .collect();
-        let mut answers: Vec<_> = Box::pin(self.current().load_distinct(distinct, Arc::new(load)))
-            .await
-            .into_iter()
-            .map(Some)
-            .collect();
+        let load = Arc::new(load);
+        let mut answers = Vec::with_capacity(distinct.len());
+        for keys in distinct.chunks(MOST_TOGETHER) {
+            let loaded = Box::pin(self.current().load_distinct(keys.to_vec(), Arc::clone(&load))).await;
+            answers.extend(loaded.into_iter().map(Some));
+        }
         let mut uses = vec![0_usize; answers.len()];
         order.iter().for_each(|&place| uses[place] += 1);
         let in_order = order.into_iter().filter_map(|place| {
@@ -130,7 +156,7 @@ impl StampedeGuard {
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     {
         let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
-        let reader = TypedReader::new();
+        let reader = StorageReader(TypedReader::new());
         let asks = self.look_at(keys, &names, &reader).await;
         let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
         let (parts, members) = Parts::batch(loading, &load);
@@ -148,7 +174,7 @@ impl StampedeGuard {
         for name in &names {
             match name {
                 Ok(_) => all.extend(answers.next()),
-                Err(error) => all.push((Outcome::Failed, Err(LoadError::Guard(error.clone())))),
+                Err(error) => all.push(Answer::refused(error)),
             }
         }
         all
@@ -159,7 +185,7 @@ impl StampedeGuard {
         &'a self,
         keys: Vec<K>,
         names: &'a [Result<Key, Error>],
-        reader: &TypedReader<Option<T>>,
+        reader: &StorageReader<Option<T>>,
     ) -> Vec<Ask<'a, K, T>> {
         let mut asks = Vec::with_capacity(keys.len());
         for (key, name) in keys.into_iter().zip(names) {
@@ -181,7 +207,7 @@ impl StampedeGuard {
         &self,
         Ask { key, call, looked }: Ask<'_, K, T>,
         member: Option<(usize, Member)>,
-        reader: &TypedReader<Option<T>>,
+        reader: &StorageReader<Option<T>>,
         parts: &Arc<Parts<K, T, E>>,
     ) -> Answer<T, E>
     where
@@ -195,13 +221,18 @@ impl StampedeGuard {
             Some(place) => parts.loader(place, self.parts(), name, own),
             None => parts.alone(key, self.parts(), name, own),
         };
-        match looked {
+        let (outcome, answer) = match looked {
             Some(looked) => {
                 let audits = self.policy.audit.draws();
-                self.answer_looked(call, looked, (reader, audits), loader, |own, _| own).await
+                self.answer_looked(call, looked, (reader, audits), loader, with_storage).await
             }
-            None => self.pass_by(call, loader, |own, _| own).await,
-        }
+            None => self.pass_by(call, loader, with_storage).await,
+        };
+        let (storage, result) = match answer {
+            Ok((value, storage)) => (storage, Ok(value)),
+            Err(error) => (Storage::NotStored, Err(error)),
+        };
+        Answer { outcome, storage, result }
     }
 }
 
@@ -209,7 +240,7 @@ impl StampedeGuard {
 struct Ask<'a, K, T> {
     key: K,
     call: Call<'a>,
-    looked: Option<Lookup<'a, Option<T>>>,
+    looked: Option<Lookup<'a, (Option<T>, Storage)>>,
 }
 
 impl<K, T> Ask<'_, K, T> {

@@ -21,12 +21,12 @@ use crate::key::{CacheKey, Key};
 use crate::read_through::call::Call;
 use crate::read_through::look_up_many::peek_many;
 
-/// How many changes of many are under way at once.
-const CHANGES: usize = 256;
+/// How many changes of many are under way at once. Hits of other callers wait behind so many commands.
+const CHANGES: usize = 32;
 
 impl StampedeGuard {
-    /// Returns the stored values of many keys, and loads those that are missing by one call of `load`: each key once in the whole
-    /// fleet.
+    /// Returns the stored values of many keys, and loads those that are missing by one call of `load` for each thousand: each key once
+    /// in the whole fleet.
     ///
     /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked for together, many by one
     /// command. Then each missing key has its own lease: `load` is called with exactly the keys that this call is to load, those of the
@@ -96,7 +96,7 @@ impl StampedeGuard {
         V: IntoIterator<Item = (K, T)>,
     {
         let answers = self.load_many(keys.into_iter().collect(), paired(load)).await;
-        answers.into_iter().map(|(_, answer)| answer).collect()
+        answers.into_iter().map(|answer| answer.result).collect()
     }
 
     /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
@@ -147,7 +147,7 @@ impl StampedeGuard {
             async move { Ok(loading.await.into_iter().collect()) }
         };
         let answers = self.load_many(keys.into_iter().collect(), load).await;
-        answers.into_iter().map(|(_, answer)| answer).collect()
+        answers.into_iter().map(|answer| answer.result).collect()
     }
 
     /// Returns the stored values of many keys, in their order; never loads. One read looks for all keys.

@@ -18,8 +18,14 @@ use crate::read_through::shadow::shadow;
 use crate::store::volume::ChangedName;
 use crate::sync::lock;
 use crate::value::entry::Entry;
+use crate::value::freshness::Storage;
 use crate::value::outcome::FlightOutcome;
 use crate::value::reader::EntryReader;
+
+/// A value that a caller has loaded, and whether it is stored, by the entry that its flight ended with.
+pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {
+    (own, entry.map_or(Storage::Forbidden, |entry| entry.expiry.storage()))
+}
 
 impl StampedeGuard {
     /// Steps 2 to 8, and how the caller was answered. The loader is boxed only if it is needed. `own` makes the caller's value of what its
@@ -137,12 +143,10 @@ impl StampedeGuard {
             (_, true) => MissOutcome::Alone(loader(&own)),
             (Err(failure), false) => MissOutcome::Failed(failure),
         };
-        let is_stored = |entry: &Entry| !entry.expiry.is_marked_not_stored();
-        let own_value = |own, entry: Option<&Entry>| (own, entry.is_some_and(is_stored));
-        let (outcome, result) = self.conclude(key, answer, &own, own_value).await;
+        let (outcome, result) = self.conclude(key, answer, &own, with_storage).await;
         let result = match result {
             // The store is missing, and has not stored the value: its caller does not wait for it.
-            Ok((value, false)) if is_away => {
+            Ok((value, Storage::NotStored | Storage::Forbidden)) if is_away => {
                 self.state.local.forget(&ChangedName::value(key));
                 self.state.local.announce_later(ChangedName::value(key));
                 Ok(value)

@@ -21,7 +21,7 @@ use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Entry;
-use crate::value::freshness::Freshness;
+use crate::value::freshness::{Freshness, Storage};
 use crate::value::lz4::Packed;
 use crate::value::reader::{EntryReader, SharedValue};
 
@@ -65,11 +65,22 @@ impl<T: DeserializeOwned + Send + Sync + 'static> EntryReader for SharedReader<T
     }
 }
 
-/// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value. Also tells whether the value is stored.
+/// Decodes an entry as a `T`, and reads whether the value is stored.
+pub(crate) struct StorageReader<T>(pub(crate) TypedReader<T>);
+
+impl<T: DeserializeOwned + 'static> EntryReader for StorageReader<T> {
+    type Value = (T, Storage);
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, Storage)> {
+        Some((self.0.open(entry, now, shared)?, entry.expiry.storage()))
+    }
+}
+
+/// As [`StorageReader`], for a caller that wants a new load: it accepts no older value.
 pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
 
 impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
-    type Value = (T, bool);
+    type Value = (T, Storage);
 
     fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
         Freshness::Expired
@@ -84,8 +95,8 @@ impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
         false
     }
 
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, bool)> {
-        self.0.open(entry, now, shared).map(|value| (value, !entry.expiry.is_marked_not_stored()))
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, Storage)> {
+        Some((self.0.open(entry, now, shared)?, entry.expiry.storage()))
     }
 }
 

@@ -11,10 +11,12 @@ use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use super::StampedeGuard;
-use super::load_many::paired;
+use super::load_many::{LoadFuture, paired};
+use crate::error::{ErrorKind, LoadError};
 use crate::key::{CacheKey, Key};
 use crate::observe::Outcome;
 use crate::read_through::bulkhead::has_room;
+use crate::value::freshness::Storage;
 
 /// How long a warm-up waits, in milliseconds, before it looks again for a free permit, or for the store.
 const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
@@ -22,14 +24,25 @@ const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
 /// How long one wait for a connection lasts.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// What a warm-up has done.
+/// How often a warm-up loads a key whose value the store has not taken.
+const TRIES: usize = 3;
+
+/// What a warm-up has done: each key is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warmed {
-    /// Keys that this warm-up has loaded.
-    pub loaded: u64,
+    /// Keys that this warm-up has loaded, and that the store has confirmed.
+    pub stored: u64,
     /// Keys with a value that was there, or that another caller or process has loaded.
     pub found: u64,
+    /// Keys with a value that was loaded and may not be stored, as one that is longer than
+    /// [`max_body`](crate::PolicyBuilder::max_body).
+    pub unstorable: u64,
+    /// Keys whose value the store has not confirmed in three tries: it failed each time, or the key was invalidated during each load.
+    pub unconfirmed: u64,
+    /// Keys that were not loaded, because the guard is [bypassed](StampedeGuard::set_bypass) or on
+    /// [trial](crate::PolicyBuilder::shadow): its loads answer their own callers.
+    pub bypassed: u64,
     /// Keys with a load that failed, or that were left out because the guard was shut down.
     pub failed: u64,
 }
@@ -43,7 +56,8 @@ impl StampedeGuard {
     /// again loads only what no replica has loaded.
     ///
     /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while a permit
-    /// is free. While the store is away it waits, because values that are not stored warm nothing. **Neither wait has a bound**: put
+    /// is free. While the store is away it waits, because values that are not stored warm nothing; a value that the store has not taken
+    /// is loaded again, twice at most. **Neither wait has a bound**: put
     /// `tokio::time::timeout` around it, or an outage of Redis keeps new processes from starting. After
     /// [`set_policy`](Self::set_policy) the groups that are left have the new policy.
     ///
@@ -72,7 +86,7 @@ impl StampedeGuard {
     ///         Ok::<_, std::io::Error>(missing.into_iter().map(|key| (key, key.1 * 2)).collect::<Vec<_>>())
     ///     })
     ///     .await;
-    /// assert_eq!((warmed.loaded, warmed.failed), (1_000, 0));
+    /// assert_eq!((warmed.stored, warmed.failed), (1_000, 0));
     /// # }
     /// ```
     pub async fn warm<K, T, E, F, Fut, V>(
@@ -95,20 +109,48 @@ impl StampedeGuard {
         let load = Arc::new(paired(load));
         let mut warmed = Warmed::default();
         for group in groups {
-            if !self.may_begin(group).await {
-                warmed.failed += group.len() as u64;
-                continue;
+            let mut left = group.to_vec();
+            for _ in 0..TRIES {
+                left = self.warm_group(left, &load, &mut warmed).await;
             }
-            let load = Arc::clone(&load);
-            for (outcome, answer) in self.load_many(group.to_vec(), move |keys| load(keys)).await {
-                match (answer, outcome) {
-                    (Err(_), _) => warmed.failed += 1,
-                    (Ok(_), Outcome::Led | Outcome::Bypassed) => warmed.loaded += 1,
-                    (Ok(_), _) => warmed.found += 1,
-                }
-            }
+            warmed.unconfirmed += left.len() as u64;
         }
         warmed
+    }
+
+    /// Loads the keys of a group once. Returns those whose values the store has not confirmed.
+    async fn warm_group<K, T, E, L>(&self, keys: Vec<K>, load: &Arc<L>, warmed: &mut Warmed) -> Vec<K>
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Clone + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        L: Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static,
+    {
+        if keys.is_empty() {
+            return keys;
+        }
+        if self.current().passes_by() {
+            warmed.bypassed += keys.len() as u64;
+            return Vec::new();
+        }
+        if !self.may_begin(&keys).await {
+            warmed.failed += keys.len() as u64;
+            return Vec::new();
+        }
+        let load = Arc::clone(load);
+        let answers = self.load_many(keys.clone(), move |keys| load(keys)).await;
+        let mut left = Vec::new();
+        for (key, answer) in keys.into_iter().zip(answers) {
+            match (answer.result, answer.outcome, answer.storage) {
+                (Err(LoadError::Guard(error)), ..) if error.kind() == ErrorKind::Store => left.push(key),
+                (Err(_), ..) => warmed.failed += 1,
+                (Ok(_), Outcome::Led, Storage::Stored) => warmed.stored += 1,
+                (Ok(_), Outcome::Led, Storage::Forbidden) => warmed.unstorable += 1,
+                (Ok(_), Outcome::Led | Outcome::Bypassed, _) => left.push(key),
+                (Ok(_), ..) => warmed.found += 1,
+            }
+        }
+        left
     }
 
     /// Waits until a group may begin; false if the guard is shut down.

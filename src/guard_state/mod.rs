@@ -12,6 +12,7 @@ mod publish;
 mod publish;
 #[cfg(feature = "metrics")]
 mod published;
+pub(crate) mod turns;
 mod unusable;
 
 use std::pin::pin;
@@ -28,6 +29,7 @@ use self::kept::KeptInvalidations;
 use self::late_commits::LateCommits;
 #[cfg(feature = "metrics")]
 use self::published::Published;
+use self::turns::Turns;
 use self::unusable::UnusableEntries;
 
 use crate::flight::shared_read::{self, SharedReads};
@@ -71,6 +73,7 @@ pub(crate) struct GuardState {
     /// Invalidations that the store has not confirmed.
     pub(crate) kept: KeptInvalidations,
     pub(crate) late_commits: LateCommits,
+    turns: Turns,
     pub(crate) audits: Audits,
     pub(crate) unusable: UnusableEntries,
     /// Limits warnings about values that cannot be shared.
@@ -176,6 +179,7 @@ impl GuardState {
             ),
             kept: KeptInvalidations::new(&namespace, most_kept),
             late_commits: LateCommits::default(),
+            turns: Turns::default(),
             audits: Audits::default(),
             unusable: UnusableEntries::default(),
             prober: Prober::new(&namespace),

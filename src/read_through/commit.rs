@@ -21,7 +21,7 @@ use crate::policy::Policy;
 use crate::store::volume::ChangedName;
 use crate::store::{StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
-use crate::value::freshness::{Freshness, Lifetimes};
+use crate::value::freshness::{Freshness, Lifetimes, Storage};
 use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
 use crate::value::stored::StoredEntry;
@@ -60,6 +60,7 @@ impl FlightTask {
             return;
         }
         let asked = start.asked;
+        let turn = self.batch_turn(lease.is_some()).await;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, policy, flight, leader, rejected, budget, .. } = self;
         let publication = &publication;
@@ -71,6 +72,9 @@ impl FlightTask {
         let told = timeout(budget.left(), &mut telling).await;
         let replaces = rejected.as_ref().is_some_and(|rejected| rejected.value().is_some());
         if let Ok(told) = told {
+            if let (Some(_), Some(turn)) = (told, &turn) {
+                turn.answered();
+            }
             publication.keep_copy(&state, &flight.key, told, (asked, replaces));
         }
         let current = match told {
@@ -81,10 +85,9 @@ impl FlightTask {
             // The store did not say. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
-        // Of a commit that goes on, or that got no answer, it is not known.
-        let may_be_stored = matches!(told, Err(_) | Ok(None | Some(TokenCheck::Held)));
         let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        tell_waiters(leader, publication.for_waiters(may_be_stored), current, settled);
+        tell_waiters(leader, publication.for_waiters(told.ok()), current, settled);
+        drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
             let told = telling.await;
@@ -210,15 +213,17 @@ impl Publication {
         }
     }
 
-    /// What this process's waiters are told.
-    fn for_waiters(&self, may_be_stored: bool) -> FlightOutcome {
-        match &self.outcome {
-            FlightOutcome::Value(entry) if !may_be_stored => FlightOutcome::Value(Entry {
-                expiry: entry.expiry.not_stored(entry.stored_at),
-                ..entry.clone()
-            }),
-            outcome => outcome.clone(),
-        }
+    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet.
+    fn for_waiters(&self, told: Option<Option<TokenCheck>>) -> FlightOutcome {
+        let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
+        let times = entry.expiry;
+        let expiry = match told {
+            _ if self.keep.is_none() => times.marked(Storage::Forbidden),
+            Some(Some(TokenCheck::Held)) => times,
+            Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => times.not_stored(entry.stored_at),
+            Some(None) | None => times.marked(Storage::Unconfirmed),
+        };
+        FlightOutcome::Value(Entry { expiry, ..entry.clone() })
     }
 
     /// Ends the lease with what other processes are told. [`TokenCheck::Lost`] also if there was none, or if the value was not sent;

@@ -20,15 +20,16 @@ impl Acquisition<'_> {
     /// Runs until the lease is granted (`Ok`) or the attempt has another outcome.
     async fn run(&mut self) -> Result<(), AcquireOutcome> {
         loop {
-            let state = self.request.state;
-            if state.is_leaving() {
-                return Err(AcquireOutcome::Leaving);
-            }
+            let turn = self.turn().await?;
             let Some(within) = self.within() else {
                 self.request.policy.count(Count::budget_exceeded);
                 return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
-            match self.acquire(within).await {
+            let acquired = self.acquire(within).await;
+            if let (Ok(_), Some(turn)) = (&acquired, &turn) {
+                turn.answered();
+            }
+            match acquired {
                 Ok(Acquired::Granted) => {
                     self.note_expired();
                     return Ok(());
@@ -39,6 +40,7 @@ impl Acquisition<'_> {
                     return Err(AcquireOutcome::Busy(remaining));
                 }
                 Ok(Acquired::Held { remaining, holder }) => {
+                    drop(turn);
                     // The keys that its caller loads together do not wait for this one.
                     if let Some(attempt) = &self.request.batch {
                         attempt.rest();
@@ -51,7 +53,10 @@ impl Acquisition<'_> {
                         attempt.again();
                     }
                 }
-                Err(error) => self.retry_after_disconnect(error).await?,
+                Err(error) => {
+                    drop(turn);
+                    self.retry_after_disconnect(error).await?;
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::call::{Call, CallState, LookUpState};
 use super::load::FlightTask;
+use super::look_up::Lookup;
 use super::miss::MissOutcome;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::{FlightWaiter, Joined};
@@ -136,10 +137,24 @@ impl CallState<'_> {
         match (Box::pin(self.find_stand_in(reader)).await, then) {
             (Some(value), _) => MissOutcome::Stale(value, Some(loader)),
             (None, OnOverload::LoadAnyway) => MissOutcome::Alone(loader),
-            (None, OnOverload::Shed) => {
-                let text = format!("no room for key #{}: {text}", key.digest());
-                MissOutcome::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
+            // A load of the key may have ended since this caller looked, or joined: it may have stored a value or a marker.
+            (None, OnOverload::Shed) if self.look_up != LookUpState::Failed => {
+                let again = CallState::new(self.call);
+                let read = Box::pin(again.read_anyway()).await;
+                match again.after_read(read, reader) {
+                    Lookup::Hit { value, .. } | Lookup::LocalHit(value) => {
+                        MissOutcome::Coalesced(value, loader)
+                    }
+                    Lookup::Miss(again) if again.mode == LoadMode::Probe => MissOutcome::Alone(loader),
+                    Lookup::Miss(_) | Lookup::Failed(_) => turned_away(key, &text),
+                }
             }
+            (None, OnOverload::Shed) => turned_away(key, &text),
         }
     }
+}
+
+fn turned_away<V>(key: &Key, text: &str) -> MissOutcome<V> {
+    let text = format!("no room for key #{}: {text}", key.digest());
+    MissOutcome::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
 }

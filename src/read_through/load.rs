@@ -14,6 +14,7 @@ use super::call::{Call, CallState};
 use super::lease::{Lease, LeaseEvent};
 use crate::error::Failure;
 use crate::flight::order::SentAt;
+use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::flight::FlightKey;
 use crate::loader::nesting::{LoadPermitId, LoadScope};
@@ -182,6 +183,15 @@ impl FlightTask {
             Some(Ok(Some(_))) => Ok(Some((share, turn))),
             Some(Ok(None)) | None => Ok(None),
         }
+    }
+
+    /// Waits for the turn of a flight of a call for many keys to send commands, if it sends any.
+    pub(super) async fn batch_turn(&self, sends: bool) -> Option<Turn> {
+        if !sends || self.batch.is_none() {
+            return None;
+        }
+        // Where no other flight is answered either, its commands find that out themselves.
+        self.state.turn(&self.flight.key, true, self.policy.command_timeout).await.ok().flatten()
     }
 
     /// What this flight takes once for all flights of its round, or for itself.

@@ -1,6 +1,6 @@
 //! The look-up of many keys by one caller: one read for all keys that need one. Step 2. Knows no Redis and no HTTP.
 
-use super::call::{Call, CallState};
+use super::call::{Call, CallState, LookUpState};
 use super::look_up::{BeforeRead, Lookup, before_read, copied, peeked};
 use super::read::read_many;
 use crate::guard_state::ReadResult;
@@ -20,7 +20,13 @@ pub(crate) async fn look_many<'a, R: EntryReader>(
     let begun: Vec<_> = calls.into_iter().map(|call| before_read(call, reader)).collect();
     let mut reads = read_for(&begun).await.into_iter();
     let looked = begun.into_iter().map(|begun| match begun {
-        BeforeRead::Reads(caller) => caller.after_read(next(&mut reads), reader),
+        BeforeRead::Reads(caller) => match caller.after_read(next(&mut reads), reader) {
+            // Its own commands are sent from now on: the reads of the other keys cost it nothing.
+            Lookup::Miss(caller) if caller.look_up == LookUpState::Answered => {
+                Lookup::Miss(CallState { budget: caller.call.policy.budget(), ..caller })
+            }
+            looked => looked,
+        },
         BeforeRead::Done(looked) => looked,
     });
     looked.collect()

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use tokio::runtime::{Handle, Id};
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
@@ -228,7 +229,7 @@ fn shared(
 }
 
 /// Reads many entries for one caller, in the order of their keys: in one command, as far as one may carry them, or by one command
-/// each where keys are on several servers. All commands are sent at once.
+/// each where keys are on several servers. So many are on their way at once that none waits for long behind the others.
 pub(super) async fn read_many(
     state: &GuardState,
     policy: &Policy,
@@ -240,7 +241,8 @@ pub(super) async fn read_many(
     if state.store.is_spread() || state.store.answers_at_once() {
         // A task that does nothing else must let other tasks run.
         consume_budget().await;
-        return join_all(keys.iter().map(|key| read_store(state, key, &tags, keeps, within))).await;
+        let reads: Vec<_> = keys.iter().map(|key| read_store(state, key, &tags, keeps, within)).collect();
+        return stream::iter(reads).buffered(MOST_KEYS).collect().await;
     }
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
     let mut reads = Vec::with_capacity(keys.len());

@@ -144,6 +144,7 @@ impl FlightTask {
     /// Reads the ids of the policy's tags, as a load begins.
     pub(crate) async fn load_start(&self) -> LoadStart {
         let Self { state, policy, .. } = self;
+        let _turn = self.batch_turn(policy.is_tagged()).await;
         let asked = SentAt::now();
         let tags =
             state.tagged(policy.tag_keys(&state.namespace), policy.tag_life(), policy.command_timeout).await;

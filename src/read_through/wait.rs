@@ -1,5 +1,6 @@
 //! Waiting behind the holder of a lease until its load has ended or its lease has expired. Step 5.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::acquire::{AcquireOutcome, AcquireRequest, Acquisition};
 use super::lease::{detach_unleased, release_later};
+use crate::guard_state::turns::{Stalled, Turn};
 use crate::observe::{Count, GuardCount};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{StoreError, StoreErrorKind, Token};
@@ -17,6 +19,31 @@ pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 impl Acquisition<'_> {
+    /// Waits for the turn to send an ACQUIRE.
+    pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
+        let AcquireRequest { state, key, policy, .. } = self.request;
+        let mut turn = pin!(state.turn(key, self.request.batch.is_some(), policy.command_timeout));
+        loop {
+            tokio::select! {
+                biased;
+                () = state.leaving() => return Err(AcquireOutcome::Leaving),
+                turn = &mut turn => return turn.map_err(|Stalled| {
+                    AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut))
+                }),
+                () = sleep_until(self.request.deadline) => if !self.goes_on() {
+                    return Err(AcquireOutcome::WaitedOut);
+                },
+            }
+        }
+    }
+
+    /// At the deadline of the wait: whether it goes on, because later callers still wait.
+    fn goes_on(&mut self) -> bool {
+        let later = (self.request.goes_on)();
+        self.request.deadline = later.unwrap_or(self.request.deadline);
+        later.is_some()
+    }
+
     /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, policy, .. } = self.request;
@@ -36,9 +63,8 @@ impl Acquisition<'_> {
                     return Ok(());
                 }
                 () = sleep_until(wakes) => return Ok(()),
-                () = sleep_until(self.request.deadline) => match (self.request.goes_on)() {
-                    Some(later) => self.request.deadline = later,
-                    None => return Err(AcquireOutcome::WaitedOut),
+                () = sleep_until(self.request.deadline) => if !self.goes_on() {
+                    return Err(AcquireOutcome::WaitedOut);
                 },
                 () = state.leaving() => return Err(AcquireOutcome::Leaving),
             }

@@ -173,6 +173,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
+    /// How long a command took that waited for no other, as far as is known: lately, at the most distant server.
+    fn round_trip(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// The longest entry that the store takes; `usize::MAX` while no limit is known.
     fn longest_entry(&self) -> usize {
         usize::MAX

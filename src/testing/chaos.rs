@@ -192,6 +192,28 @@ impl<S> ChaosStore<S> {
         self.server.set_latency(least, most);
     }
 
+    /// How long the server takes for each command. It executes one after the other. Initially zero.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use std::time::Duration;
+    /// use stampede_guard::StampedeGuard;
+    /// use stampede_guard::testing::ChaosStore;
+    ///
+    /// let chaos = ChaosStore::new(1);
+    /// chaos.command_time(Duration::from_millis(5));
+    /// let (guard, began) = (StampedeGuard::new(chaos), tokio::time::Instant::now());
+    /// let (one, two) = tokio::join!(guard.get::<u32>("one"), guard.get::<u32>("two"));
+    /// assert_eq!((one.expect("answered"), two.expect("answered")), (None, None));
+    /// assert!(began.elapsed() >= Duration::from_millis(10));
+    /// # }
+    /// ```
+    pub fn command_time(&self, each: Duration) {
+        self.server.set_command_time(each);
+    }
+
     /// How often `fault` has struck.
     pub fn struck(&self, fault: Fault) -> u64 {
         lock(&self.server.odds).struck(fault)

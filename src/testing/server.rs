@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 #[cfg(test)]
 use uuid::Uuid;
 
@@ -41,6 +41,7 @@ pub(super) struct ChaosServer {
     pub(super) odds: Mutex<Odds>,
     /// Half a round trip: the least, and the random addition.
     latency: Mutex<(Duration, Duration)>,
+    queue: Mutex<CommandQueue>,
     state: Mutex<ServerState>,
     lines: Mutex<Vec<Weak<dyn LineEnd>>>,
     witness: OnceLock<Arc<dyn Witness>>,
@@ -52,6 +53,13 @@ enum Backing {
     Memory(MemoryStore),
     /// Any other store, reached by a separate connection: only faults of the connection strike.
     Other(Box<dyn Fn() -> Backend + Send + Sync>),
+}
+
+/// The commands of a server that executes one after the other.
+#[derive(Debug, Default)]
+struct CommandQueue {
+    each: Duration,
+    busy_until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -148,6 +156,7 @@ impl ChaosServer {
             far: memory.map_or_else(|| Backing::Other(Box::new(store)), Backing::Memory),
             odds: Mutex::new(Odds::new(seed)),
             latency: Mutex::default(),
+            queue: Mutex::default(),
             state: Mutex::default(),
             lines: Mutex::default(),
             witness: OnceLock::new(),
@@ -208,6 +217,31 @@ impl ChaosServer {
         *lock(&self.latency) = (least / 2, most.saturating_sub(least) / 2);
     }
 
+    pub(super) fn set_command_time(&self, each: Duration) {
+        lock(&self.queue).each = each;
+    }
+
+    /// Whether a command that has arrived is executed at once.
+    pub(super) fn is_instant(&self) -> bool {
+        lock(&self.queue).each.is_zero()
+    }
+
+    /// Waits until the commands that came before have run, and for as long as this one takes.
+    async fn take_place(&self) {
+        let until = {
+            let mut queue = lock(&self.queue);
+            if queue.each.is_zero() {
+                return;
+            }
+            let now = Instant::now();
+            let begins = queue.busy_until.map_or(now, |until| until.max(now));
+            let ends = begins + queue.each;
+            queue.busy_until = Some(ends);
+            ends
+        };
+        sleep_until(until).await;
+    }
+
     /// How long half a round trip takes this time.
     pub(super) fn trip(&self, odds: &mut Odds) -> Duration {
         let (least, more) = *lock(&self.latency);
@@ -243,6 +277,7 @@ impl ChaosServer {
         command: Command,
         within: Duration,
     ) -> Result<CommandAnswer, StoreError> {
+        self.take_place().await;
         if let Some(store) = self.memory() {
             self.strike(store, key.name());
         }

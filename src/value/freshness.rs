@@ -83,8 +83,23 @@ impl Lifetimes {
     }
 }
 
-/// In place of a back-off: a moment that is long over, so that it means none.
-const NOT_STORED: u64 = 1;
+/// Whether a value that its waiters receive is stored for later callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Storage {
+    #[default]
+    Stored,
+    /// The store has not taken it: it did not answer in time, or a change has ended the lease.
+    NotStored,
+    /// The commit has no answer yet.
+    Unconfirmed,
+    /// The loader or the policy forbids to store it.
+    Forbidden,
+}
+
+impl Storage {
+    /// Each in place of a back-off: a moment that is long over, so that it means none.
+    const MARKS: [(u64, Self); 3] = [(1, Self::NotStored), (2, Self::Unconfirmed), (3, Self::Forbidden)];
+}
 
 impl Expiry {
     pub(crate) fn serves(&self, now: u64) -> Freshness {
@@ -116,12 +131,19 @@ impl Expiry {
     /// is not expired.
     pub(crate) fn not_stored(self, now: u64) -> Self {
         let stale_until = self.fresh_until.max(self.stale_until);
-        Self { fresh_until: now, stale_until, retry_at: NOT_STORED, ..self }
+        Self { fresh_until: now, stale_until, ..self }.marked(Storage::NotStored)
     }
 
-    /// Whether [`not_stored`](Self::not_stored) has marked the value.
-    pub(crate) fn is_marked_not_stored(&self) -> bool {
-        self.retry_at == NOT_STORED
+    /// The same times with a mark for the waiters, which does not affect them.
+    pub(crate) fn marked(self, storage: Storage) -> Self {
+        let mark = Storage::MARKS.iter().find(|(_, of)| *of == storage);
+        Self { retry_at: mark.map_or(self.retry_at, |(mark, _)| *mark), ..self }
+    }
+
+    /// How the value was [`marked`](Self::marked).
+    pub(crate) fn storage(&self) -> Storage {
+        let mark = Storage::MARKS.iter().find(|(mark, _)| *mark == self.retry_at);
+        mark.map_or(Storage::Stored, |(_, storage)| *storage)
     }
 
     /// Whether [`expired`](Self::expired) has marked the value stale. A value whose freshness has merely ended is not marked.

@@ -62,8 +62,8 @@ async fn start(guard: &StampedeGuard, db: Database) -> u64 {
             async move { db.products(missing).await }
         })
         .await;
-    println!("{} loaded, {} found, {} failed", warmed.loaded, warmed.found, warmed.failed);
-    warmed.loaded
+    println!("{} stored, {} found, {} failed", warmed.stored, warmed.found, warmed.failed);
+    warmed.stored
 }
 
 #[tokio::test(start_paused = true)]

@@ -69,6 +69,8 @@ mod scripts;
 mod shared_errors;
 #[cfg(feature = "testing")]
 mod shutdown;
+#[cfg(feature = "testing")]
+mod slow_server;
 #[cfg(feature = "redis")]
 mod soak;
 mod stale;

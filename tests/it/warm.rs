@@ -35,13 +35,13 @@ async fn replicas_share_the_work_and_load_each_key_once() {
     let warmed = futures_util::future::join_all(fleet.iter().map(|guard| warm(guard, &loads))).await;
     assert_eq!(loads.load(Ordering::Relaxed), 1_000);
     for warmed in &warmed {
-        assert_eq!((warmed.loaded + warmed.found, warmed.failed), (1_000, 0), "{warmed:?}");
+        assert_eq!((warmed.stored + warmed.found, warmed.failed), (1_000, 0), "{warmed:?}");
     }
-    assert_eq!(warmed.iter().map(|warmed| warmed.loaded).sum::<u64>(), 1_000);
+    assert_eq!(warmed.iter().map(|warmed| warmed.stored).sum::<u64>(), 1_000);
     assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
     // A process that starts anew finds what the fleet has.
     let again = warm(&on(&store, Policy::builder()), &loads).await;
-    assert_eq!((again.loaded, again.found, loads.load(Ordering::Relaxed)), (0, 1_000, 1_000));
+    assert_eq!((again.stored, again.found, loads.load(Ordering::Relaxed)), (0, 1_000, 1_000));
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,7 +66,7 @@ async fn a_warm_up_begins_only_while_a_permit_is_free() {
     sleep(Duration::from_secs(2)).await;
     assert_eq!(loads.load(Ordering::Relaxed), 0, "the live load has the permit");
     live.await.expect("no panic").expect("loaded");
-    assert_eq!(waits.await.expect("no panic").loaded, 1_000);
+    assert_eq!(waits.await.expect("no panic").stored, 1_000);
 }
 
 #[cfg(feature = "testing")]
@@ -83,7 +83,7 @@ async fn before_the_first_connection_a_warm_up_waits_for_the_store() {
     sleep(Duration::from_secs(20)).await;
     assert_eq!(loads.load(Ordering::Relaxed), 0, "nothing would be stored");
     replica.resume();
-    assert_eq!(waits.await.expect("no panic").loaded, 1_000);
+    assert_eq!(waits.await.expect("no panic").stored, 1_000);
     let stored = StampedeGuard::new(chaos.clone()).get_many::<u64, _>(0..1_000_u64).await;
     assert!(stored.into_iter().all(|found| found.is_ok_and(|found| found.is_some())));
 }
@@ -99,8 +99,51 @@ async fn failures_are_counted_and_the_other_groups_go_on() {
         }
     };
     let warmed = guard.warm(0..10_u64, 2, load).await;
-    assert_eq!((warmed.loaded, warmed.found, warmed.failed), (8, 0, 2));
+    assert_eq!((warmed.stored, warmed.found, warmed.failed), (8, 0, 2));
     guard.shutdown(Duration::ZERO).await;
     let after = guard.warm(10..20_u64, 2, |_| async { Ok::<[(u64, u64); 0], &str>([]) }).await;
-    assert_eq!((after.loaded, after.failed), (0, 10), "a guard that is shut down warms nothing");
+    assert_eq!((after.stored, after.failed), (0, 10), "a guard that is shut down warms nothing");
 }
+
+/// Each row was counted as loaded, as if it were stored.
+#[tokio::test(start_paused = true)]
+async fn only_what_is_stored_is_counted_as_stored() {
+    let (store, loads) = (MemoryStore::new(), Arc::default());
+    let (off, trial) = (on(&store, Policy::builder()), on(&store, Policy::builder().shadow(true)));
+    off.set_bypass(true);
+    for guard in [off, trial] {
+        let warmed = warm(&guard, &loads).await;
+        assert_eq!((warmed.stored, warmed.bypassed), (0, 1_000), "{warmed:?}");
+        assert_eq!(loads.load(Ordering::Relaxed), 0, "its loads would warm nothing");
+    }
+    // A number below 128 takes one byte.
+    let warmed = warm(&on(&store, Policy::builder().max_body(1)), &loads).await;
+    assert_eq!((warmed.stored, warmed.unstorable), (128, 872), "{warmed:?}");
+}
+
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn what_the_store_does_not_take_is_loaded_again() {
+    use stampede_guard::testing::Fault;
+    for (lost, expected) in [(1, (10, 0)), (TRIES, (0, 10))] {
+        let chaos = ChaosStore::new(1);
+        let guard = StampedeGuard::new(chaos.replica());
+        let (full, tries) = (chaos.clone(), Arc::new(AtomicUsize::new(0)));
+        let load = move |keys: Vec<u64>| {
+            let (full, tries) = (full.clone(), Arc::clone(&tries));
+            async move {
+                match tries.fetch_add(1, Ordering::Relaxed) < lost {
+                    true => full.inject(Fault::OutOfMemory, 1.0),
+                    false => full.calm(),
+                }
+                Ok::<_, &str>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>())
+            }
+        };
+        let warmed = guard.warm(0..10_u64, 10, load).await;
+        assert_eq!((warmed.stored, warmed.unconfirmed), expected, "lost: {lost}, {warmed:?}");
+    }
+}
+
+/// How often a warm-up loads a key.
+#[cfg(feature = "testing")]
+const TRIES: usize = 3;

@@ -23,11 +23,13 @@
 //! 11. Nothing panics, and warnings do not flood the logs.
 //! 12. After the faults, every caller is answered, and one load is enough for all.
 //! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
+//! 14. Of a crowd of keys at a slow server each is loaded once and stored, and hits of other keys are not lost.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
 mod aftermath;
 mod bounds;
+mod crowds;
 pub(crate) mod dropped;
 mod events;
 mod excuses;
@@ -111,6 +113,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     drop(runtime);
     if profile == Profile::None && mutant.is_none() {
         report.violations.extend(trials::violations(seed));
+        report.violations.extend(crowds::violations(seed));
     }
     let panics = PANICS.take().unwrap_or_default();
     report.violations.extend(panics.into_iter().map(|panic| format!("I11: {panic}")));

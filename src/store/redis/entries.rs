@@ -220,6 +220,10 @@ impl Store for RedisStore {
         })
     }
 
+    fn round_trip(&self) -> Duration {
+        self.commands.round_trip()
+    }
+
     fn is_down(&self, name: &str) -> bool {
         self.commands.is_down(name)
     }

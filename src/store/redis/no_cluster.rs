@@ -59,6 +59,10 @@ impl Cluster {
         match *self {}
     }
 
+    pub(super) fn round_trip(&self) -> Duration {
+        match *self {}
+    }
+
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match *self {}
     }

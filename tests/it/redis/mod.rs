@@ -4,6 +4,7 @@
 //! killed or stopped are child processes in the role `node`, which execute the test's commands.
 
 mod ailments;
+mod bulk;
 mod bulkhead;
 mod cancellation;
 mod changes;

@@ -208,6 +208,13 @@ impl Cluster {
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
     }
 
+    pub(super) fn round_trip(&self) -> Duration {
+        let layout = self.state().chart.layout().ok().flatten();
+        let trips =
+            layout.iter().flat_map(|layout| layout.masters.iter().map(|master| master.server.round_trip()));
+        trips.max().unwrap_or_default()
+    }
+
     /// The latest reading of that clock.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         let layout = self.state().chart.layout().ok()??;

@@ -165,6 +165,14 @@ impl Commands {
         }
     }
 
+    /// How long a reading of that clock took; in a cluster the longest of all masters'.
+    pub(super) fn round_trip(&self) -> Duration {
+        match &self.to {
+            Servers::One(server) => server.round_trip(),
+            Servers::Cluster(cluster) => cluster.round_trip(),
+        }
+    }
+
     /// The latest reading of that clock; `None` before the first.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match &self.to {

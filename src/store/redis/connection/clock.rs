@@ -25,6 +25,11 @@ impl Supervisor {
         }
     }
 
+    /// How long the latest reading of the server's clock took; zero before the first.
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
     /// The latest reading of the server's clock; `None` before the first.
     pub(crate) fn clock(&self) -> Option<ClockReading> {
         if self.offset.load(Ordering::Relaxed) == UNKNOWN {

@@ -85,6 +85,8 @@ pub(super) struct Supervisor {
     /// When the clock was last read, and the largest jump between two readings; in milliseconds.
     read_at: AtomicU64,
     largest_jump: AtomicU64,
+    /// How long the latest reading took, in microseconds.
+    round_trip: AtomicU64,
     refusals: RefusalLog,
     /// Rate limit of the warning about commands that were not answered in time.
     late: LogEveryMinute,
@@ -157,6 +159,7 @@ impl Supervisor {
             offset: AtomicI64::new(UNKNOWN),
             read_at: AtomicU64::new(0),
             largest_jump: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
             refusals: RefusalLog::default(),
             late: LogEveryMinute::default(),
         })
@@ -354,6 +357,9 @@ impl Supervisor {
         let offset = server_ms - self.since_born(reading.at) as i64;
         let before = self.offset.swap(offset, Ordering::Relaxed);
         self.read_at.store(self.since_born(reading.at), Ordering::Relaxed);
+        // It counts for the middle of the round trip.
+        let round_trip = reading.at.elapsed().as_micros() * 2;
+        self.round_trip.store(u64::try_from(round_trip).unwrap_or(u64::MAX), Ordering::Relaxed);
         if before != UNKNOWN {
             self.largest_jump.fetch_max(offset.abs_diff(before), Ordering::Relaxed);
         }
