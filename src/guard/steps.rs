@@ -136,7 +136,9 @@ impl StampedeGuard {
             (Err(failure), false) => MissOutcome::Failed(failure),
         };
         let is_stored = |entry: &Entry| !entry.expiry.is_marked_not_stored();
-        let own_value = |own, entry: Option<&Entry>| (own, entry.is_some_and(is_stored));
+        // A value that can not be stored has ended the older one.
+        let is_removed = matches!(answer, MissOutcome::Led(FlightOutcome::Removed));
+        let own_value = |own, entry: Option<&Entry>| (own, is_removed || entry.is_some_and(is_stored));
         let (outcome, result) = self.conclude(key, answer, &own, own_value).await;
         let result = match result {
             // Whichever flight has answered it: that the store had no value does not mean that no process has a copy.

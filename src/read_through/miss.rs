@@ -178,7 +178,10 @@ impl CallState<'_> {
                 FlightOutcome::Stale(_) if !reader.goes_on_alone() => {
                     return MissOutcome::Failed(outcome.into_failure());
                 }
-                FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::Gone => {
+                FlightOutcome::Stale(_)
+                | FlightOutcome::Uncacheable
+                | FlightOutcome::Removed
+                | FlightOutcome::Gone => {
                     return MissOutcome::Alone(loader);
                 }
             }

@@ -28,6 +28,8 @@ pub(crate) enum FlightOutcome {
     Invalidated,
     /// The value is for one caller only, so each loads for itself, without queueing.
     Uncacheable,
+    /// As [`Uncacheable`](Self::Uncacheable), to the caller that has loaded it: the store has ended the older value.
+    Removed,
     /// Another process held the lease for longer than this flight waits.
     WaitedOut,
     /// No caller is left to load under the lease: each loads for itself.
@@ -56,6 +58,7 @@ impl FlightOutcome {
             | Self::Arriving(_)
             | Self::Invalidated
             | Self::Uncacheable
+            | Self::Removed
             | Self::WaitedOut
             | Self::Gone
             | Self::Abandoned => Failure::vanished(),
@@ -97,6 +100,7 @@ impl FlightOutcome {
             Self::Arriving(_)
             | Self::Invalidated
             | Self::Uncacheable
+            | Self::Removed
             | Self::WaitedOut
             | Self::Gone
             | Self::Abandoned => tagged(b'u', ""),
