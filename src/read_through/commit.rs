@@ -361,6 +361,8 @@ impl FlightTask {
                 OlderEntry::Marked(marker, life)
             }
             Some(Ok(entry)) if ends && entry.kind == EntryKind::Value => OlderEntry::Ends,
+            // This process serves it to no caller, because of an invalidation that the store has not confirmed, say. Others may.
+            Some(Err(raw)) if ends && !self.is_for_others(raw) => OlderEntry::Ends,
             _ => OlderEntry::Stays,
         }
     }

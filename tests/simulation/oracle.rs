@@ -40,8 +40,8 @@ pub(super) struct Oracle {
     pub(super) budget: Duration,
     /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
-    /// How long a value may be served, with its stale windows; `None` if the store's clock may jump.
-    pub(super) served_for: Option<Duration>,
+    /// How long a value may be served after its freshness; `None` if the store's clock, or its state, may jump.
+    pub(super) window: Option<Duration>,
     /// How long copies may be served after a value was replaced by one that must not be stored; `None` for as long as they are fresh.
     pub(super) copies_for: Option<Duration>,
     pub(super) keys: HashMap<Box<str>, u8>,
@@ -302,7 +302,7 @@ impl Oracle {
     pub(super) fn check_windows(&self, key: u8, asked: u64, came: Instant, (_, load): Value) {
         let state = lock(&self.state);
         let Some(known) = state.loads.all.get(load as usize) else { return };
-        let over = known.served_until.filter(|_| self.served_for.is_some()).map(|until| until + SLACK);
+        let over = known.served_until.filter(|_| self.window.is_some()).map(|until| until + SLACK);
         let is_over = over.is_some_and(|over| over < came);
         let until = |at: Instant| self.copies_for.map(|copies| at + copies);
         let is_ended = known.is_fenced()
@@ -379,6 +379,13 @@ impl Oracle {
         let tags = state.tag_changes.iter().filter(|seq| **seq > since).count();
         let of_key = state.by_key.get(&key);
         tags + of_key.map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
+    }
+
+    /// How long a value that is stored at this time of the store's clock may be served.
+    pub(super) fn served_for(&self, raw: &Bytes, key: &Key, now: u64) -> Duration {
+        let entry = Entry::decode(raw.clone(), key, usize::MAX).ok();
+        let fresh = entry.map_or(0, |entry| entry.expiry.fresh_until.saturating_sub(now));
+        Duration::from_millis(fresh) + self.window.unwrap_or_default()
     }
 
     pub(super) fn value(&self, raw: &Bytes, key: &Key) -> Option<Value> {

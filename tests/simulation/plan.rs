@@ -400,6 +400,8 @@ fn unstorable(
     }
     for _ in 0..random.usize(1..=3) {
         let (at, key) = (Duration::from_millis(random.u64(0..4_000)), random.u8(..keys));
+        // A caller without faults must not be given a failure, and its load may be no refresh.
+        let fails = profile != Profile::None && random.bool();
         let mut asks = |at, ends, takes| {
             let load = Script { takes: Duration::from_millis(takes), ends };
             let node = random.usize(..nodes);
@@ -408,14 +410,19 @@ fn unstorable(
         };
         asks(at, Ends::Value, 1);
         let stale = at + policy.fresh_for + Duration::from_millis(20);
-        // A caller without faults must not be given a failure, and its load may be no refresh.
-        let ends = if profile == Profile::None { Ends::DoNotStore } else { Ends::Error };
-        asks(stale, Ends::DoNotStore, 5);
-        asks(stale + Duration::from_millis(10), ends, 5);
-        asks((at + policy.fresh_for + window).saturating_sub(Duration::from_millis(60)), ends, 1);
-        for n in 1..=12 {
-            asks(stale + Duration::from_millis(25) * n, Ends::Value, 30);
-            asks(at + policy.fresh_for + window + Duration::from_millis(20) * n, Ends::Value, 30);
+        if !fails {
+            asks(stale, Ends::DoNotStore, 5);
+            asks(stale + Duration::from_millis(10), Ends::DoNotStore, 5);
+            (1..=12).for_each(|n| asks(stale + Duration::from_millis(25) * n, Ends::Value, 30));
+        } else {
+            // Jitter shortens the lifetime by a tenth at most, so the window ends among these.
+            let (first, last) =
+                (at + policy.fresh_for.mul_f64(0.88) + window, at + policy.fresh_for + window);
+            let mut next = first.saturating_sub(Duration::from_millis(100));
+            while next < last + Duration::from_millis(300) {
+                asks(next, Ends::Error, 1);
+                next += Duration::from_millis(40);
+            }
         }
     }
 }

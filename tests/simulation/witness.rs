@@ -199,7 +199,7 @@ impl Oracle {
                     );
                     if let Some(value) = self.value(entry, key) {
                         self.check_age(of, value);
-                        let served_for = self.served_for.unwrap_or_default();
+                        let served_for = self.served_for(entry, key, store.now());
                         lock(&self.state).loads.is_stored(value.1, served_for);
                     }
                 }
@@ -221,6 +221,8 @@ impl Oracle {
                     format_args!("I3: a late attempt at a confirmed insertion of key {of} ran"),
                 );
                 {
+                    let served_for =
+                        insert.as_ref().map(|insert| self.served_for(&insert.entry, key, store.now()));
                     let mut state = lock(&self.state);
                     let seq = state.next();
                     state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
@@ -230,7 +232,7 @@ impl Oracle {
                         && let Some(load) = state.loads.all.get_mut(id as usize)
                     {
                         load.began = now;
-                        state.loads.is_stored(id, self.served_for.unwrap_or_default());
+                        state.loads.is_stored(id, served_for.unwrap_or_default());
                     }
                 }
                 let wanted = insert.as_ref().map(|insert| &insert.entry);

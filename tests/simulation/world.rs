@@ -44,11 +44,11 @@ impl World {
             tagged: plan.tagged,
             has_stand_ins: plan.profile != Profile::None && !plan.policy.stale_if_error.is_zero(),
             lease: policy.lease,
-            served_for: plan
+            window: plan
                 .faults
                 .iter()
-                .all(|(fault, _)| *fault != Fault::ClockStep)
-                .then(|| policy.fresh_for + policy.stale_while_revalidate.max(policy.stale_if_error)),
+                .all(|(fault, _)| ![Fault::ClockStep, Fault::FailOver].contains(fault))
+                .then(|| policy.stale_while_revalidate.max(policy.stale_if_error)),
             copies_for: match (plan.keeps.contains(&true), plan.profile) {
                 (false, _) => Some(Duration::ZERO),
                 (true, Profile::None) => Some(plan.trip() * 4 + Duration::from_millis(50)),
