@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! cargo bench --bench warm                 five minutes; needs redis-server
+//! cargo bench --bench warm -- crowds       only the rows about many keys at once
 //! WINDOW=60 cargo bench --bench warm       one round with windows of a whole minute: seven minutes
 //! STRICT=1 cargo bench --bench warm        also fails where a ratio misses its `must`
 //! ```
@@ -17,6 +18,7 @@ mod groups;
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
 mod table;
 
+mod crowd;
 mod service;
 
 use std::time::Duration;
@@ -32,14 +34,15 @@ const ROUNDS: usize = 5;
 
 fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
-        return support::processes::run_child(&[service::ROLE]);
+        return support::processes::run_child(&[service::ROLE, crowd::ROLE]);
     }
     groups::measure("warm", METHOD, GROUPS);
 }
 
-const GROUPS: &[Group] = &[("deploys", |table| {
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(deploys(table));
-})];
+const GROUPS: &[Group] = &[
+    ("deploys", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(deploys(table))),
+    ("crowds", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(crowd::crowds(table))),
+];
 
 const METHOD: &str = "\
 Method. A deploy is two new processes on one redis-server of this machine. Each sends 250 requests a second from its first moment on, at \
@@ -50,6 +53,9 @@ the same seconds, so that other programs on the machine disturb both. Ratios are
 medians of five rounds. A round has five deploys: cold; cold, warming beside the traffic; cold, warmed before the traffic; a second deploy warmed before the \
 traffic; a third, warming beside it. The server is emptied before the first three. A window has ten seconds instead of a minute: a \
 deploy costs at its beginning, so a shorter window has a larger share of requests that pay for it, and a ratio that holds in it holds in a minute.
+
+A crowd is three processes that ask for the same 20,000 keys at once, with default settings, of an empty server, while this process asks for one stored value \
+each millisecond: medians of five rounds.
 
 ";
 

@@ -130,8 +130,9 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// An empty key; a value that can not be encoded, or is longer than `max_body`; a store that did not
-    /// confirm it within two seconds, in which case it may or may not have happened. Unlike an invalidation it is not sent again.
+    /// An empty key; a value that can not be encoded, or is longer than `max_body`: the older value is then
+    /// [invalidated](Self::invalidate), and if that is not confirmed, its error is returned instead; a store that did not confirm the
+    /// insertion within two seconds, in which case it may or may not have happened. Unlike an invalidation it is not sent again.
     ///
     /// # Cancel safety
     ///
@@ -193,12 +194,17 @@ impl StampedeGuard {
         T: Serialize + Sync + 'static,
     {
         let Self { state, policy, .. } = self;
-        let (encoding, payload) = policy.codec.encode(value)?;
+        // The program has a newer value, so the older one is outdated also if the newer one can not be stored.
+        let not_stored = async |error: Error| {
+            self.replace(INVALIDATION, key, until, None).await?;
+            Err(error)
+        };
+        let (encoding, payload) = match policy.codec.encode(value) {
+            Ok(encoded) => encoded,
+            Err(error) => return not_stored(error).await,
+        };
         if payload.len() > policy.max_body {
-            return Err(Error::new(
-                ErrorKind::Encode,
-                format!("the value has {} bytes, more than max_body ({})", payload.len(), policy.max_body),
-            ));
+            return not_stored(too_long(payload.len(), "max_body", policy.max_body)).await;
         }
         let tags = self.tag_list(key, until, tags).await?;
         let now = state.store.now();
@@ -210,8 +216,20 @@ impl StampedeGuard {
         let (kind, validator) = (EntryKind::Value, Box::default());
         let packed = Packed::of(&payload, policy.compress_from);
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
-        let insert = Insert { entry: entry.encode(key), keep, over: None };
-        self.replace("the insertion", key, until, Some(insert)).await
+        let entry = entry.encode(key);
+        let length = entry.len();
+        let over = || Some(state.store.longest_entry()).filter(|most| length > *most);
+        let over_limit = |most| too_long(length, "the server's `proto-max-bulk-len`", most);
+        if let Some(most) = over() {
+            return not_stored(over_limit(most)).await;
+        }
+        let inserted =
+            self.replace("the insertion", key, until, Some(Insert { entry, keep, over: None })).await;
+        match over() {
+            // The attempt has told the limit.
+            Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
+            _ => inserted,
+        }
     }
 
     /// Removes `key`, also against loads that are running: their values are not stored.
@@ -372,4 +390,11 @@ impl StampedeGuard {
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
+}
+
+fn too_long(length: usize, setting: &str, most: usize) -> Error {
+    let text = format!(
+        "the value has {length} bytes, more than {setting} ({most}): it is not stored, and the older value is removed"
+    );
+    Error::new(ErrorKind::Encode, text)
 }

@@ -207,7 +207,9 @@ impl StampedeGuard {
     /// # Consistency
     ///
     /// Once it has returned a value that was stored, no later caller in any process is given an older one, from the store or from
-    /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then for all copies. A
+    /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then for all copies.
+    /// The same holds for a value that can not be stored, or must not be
+    /// ([`do_not_store`](crate::LoadContext::do_not_store)): it removes the older one. A
     /// value that is not stored, because it was loaded without the store or its lease was lost, or of which the store has not said so
     /// by then, is returned without an error of its own, and what was stored before may be served further.
     ///

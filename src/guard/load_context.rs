@@ -226,7 +226,8 @@ impl<T> LoadContext<T> {
         lock(&self.settings).make_negative();
     }
 
-    /// Gives the value to the waiters of this load and stores nothing, whatever other settings are made before or after.
+    /// Gives the value to the waiters of this load and stores nothing, whatever other settings are made before or after. The older value
+    /// ends, in all processes: it is no longer served, nor does it stand in for a later failure.
     pub fn do_not_store(&mut self) {
         let mut settings = lock(&self.settings);
         settings.decided = true;

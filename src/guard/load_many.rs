@@ -283,7 +283,7 @@ where
         let mut members = members.into_iter().enumerate();
         match members.next() {
             Some(place) => parts.loader(place, of, name, own),
-            None => Loader::new(|_| async { LoadResult::Failed(Failure::vanished()).into() }),
+            None => Loader::new(|_| async { LoadResult::failed(Failure::vanished()).into() }),
         }
     }
 
@@ -368,5 +368,5 @@ fn absent<T, E>(key: &Key, own: &OwnResult<T, E>) -> LoadOutput {
     let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
     let error = Error::new(ErrorKind::Absent, text);
     *lock(own) = Some(Err(LoadError::Guard(error.clone())));
-    LoadResult::Failed(Failure::Guard(error)).into()
+    LoadResult::failed(Failure::Guard(error)).into()
 }

@@ -15,13 +15,13 @@ use crate::error::{Error, Failure, LoadError};
 use crate::failure_text::failure_text;
 use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::loader::{LeaseState, LoadInput, LoadResult, Loader, MarkerRule};
+use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
 use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Entry;
-use crate::value::freshness::{Freshness, Storage};
+use crate::value::freshness::{Freshness, Storage, Unstored};
 use crate::value::lz4::Packed;
 use crate::value::reader::{EntryReader, SharedValue};
 
@@ -178,7 +178,7 @@ where
             let text = failure_text(&*error);
             let (source, shared) = (Some(Arc::clone(&error) as _), policy.errors.encode(&*error));
             let failure = Failure::Loader { text, source, shared };
-            (LoadResult::Failed(failure), Err(LoadError::Loader(error)))
+            (LoadResult::failed(failure), Err(LoadError::Loader(error)))
         }
     }
 }
@@ -193,7 +193,8 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     value: &T,
 ) -> LoadResult {
     if mode == LeaseState::Alone {
-        return LoadResult::Uncacheable { mark: MarkerRule::No };
+        // No flight takes it.
+        return LoadResult::OnlyForCaller;
     }
     // Check that the value can be read back. Otherwise waiters and later callers would find a useless entry and load
     // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
@@ -210,7 +211,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
                 key,
                 Unshareable::TooLong { size: payload.len(), max_body: policy.max_body },
             );
-            LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }
+            LoadResult::of_resource()
         }
         Ok((encoding, payload)) => {
             if !settings.decided && policy.is_negative(encoding, &payload) {
@@ -224,11 +225,13 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             // Without the lease nothing is stored.
             let from = if mode == LeaseState::Leased { policy.compress_from } else { usize::MAX };
             let packed = Packed::of(&payload, from);
-            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief: None }
+            let (brief, unstored) = (None, Unstored::OfResource);
+            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief, unstored }
         }
         Err(error) => {
             unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
-            LoadResult::Uncacheable { mark: MarkerRule::No }
+            // Callers with another type may share theirs.
+            LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }
 }

@@ -19,10 +19,10 @@ use crate::http_rules::response::StoreDecision;
 use crate::http_rules::reuse::{ReuseTerms, StaleWindows};
 use crate::http_rules::validation::{freshened, has_validator, is_about, is_same_representation};
 use crate::http_rules::vary::{Fingerprint, Names};
-use crate::loader::{LoadResult, MarkerRule};
+use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
-use crate::value::freshness::Lifetimes;
+use crate::value::freshness::{Lifetimes, Unstored, ms};
 use crate::value::lz4::Packed;
 
 /// A longer failure is sent to other processes without its body.
@@ -43,6 +43,12 @@ impl StoredResponseToReplace {
         let response = StoredResponse::decode(&entry.payload, at)?;
         let is_served = entry.serves(now).is_at_once() || entry.expiry.stands_in(now);
         Some(Self { entry, kept, response, is_served })
+    }
+
+    /// Until when it may be served instead of failures that are answers: `stale_on_disconnect` counts only while no answer comes.
+    pub(crate) fn errors_until(&self) -> u64 {
+        let StaleWindows { if_error, on_disconnect, .. } = self.kept.terms.stale;
+        self.entry.expiry.error_until.saturating_sub(ms(on_disconnect.saturating_sub(if_error)))
     }
 
     /// Which part of the whole its content is.
@@ -162,12 +168,13 @@ impl StoreCandidate {
     }
 
     /// Makes the load's result from the complete body. If it is a part that neither joins the stored one nor may
-    /// replace it, the result is for its own client only.
+    /// replace it, the result is for its own client only. `unstored` says what the response means if it is not stored.
     pub(crate) fn finish(
         mut self,
         body: Bytes,
         mut trailers: Option<HeaderMap>,
         previous: Option<&StoredResponseToReplace>,
+        unstored: Unstored,
         policy: &Policy,
     ) -> LoadResult {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
@@ -202,7 +209,7 @@ impl StoreCandidate {
         let kept = ResponseMeta { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
         let Some(payload) = stored.encode(&kept) else {
-            return LoadResult::Uncacheable { mark: MarkerRule::IfUnserved };
+            return LoadResult::Uncacheable { unstored, mark: true };
         };
         // A failure is not stored, so other processes receive only this copy. Without it, each of their waiters
         // would ask the origin that has just failed.
@@ -214,7 +221,7 @@ impl StoreCandidate {
         // What is encoded for the client does not become shorter.
         let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
         let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });
-        LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief }
+        LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief, unstored }
     }
 
     /// Joins the part with the stored content if both are of one representation (RFC 9111, 3.4). `Last-Modified` is

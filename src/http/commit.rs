@@ -18,23 +18,25 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::encoding::{is_replayable, is_storable};
-use super::load_request::{ClientAnswer, LoadRequest, no_content};
+use super::load_request::{ClientAnswer, LoadRequest, Purpose, no_content};
 use super::metadata::VariantId;
 use super::side_commit::SideCommit;
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use crate::error::Failure;
 use crate::guard_state::GuardState;
 use crate::http_rules::fields::{content_length, least_length};
-use crate::http_rules::freshness::{corrected_initial_age, is_failure, is_unstorable};
+use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_unstorable};
 use crate::http_rules::normalize::is_encoded_by_chance;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::reason::Rule;
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, judge};
+use crate::http_rules::reuse::is_reload;
 use crate::http_rules::validation::{is_not_modified, not_modified};
 use crate::http_rules::vary::{Variant, Vary};
-use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult, MarkerRule};
+use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult};
 use crate::observe::{self, Outcome, log, warn_if};
 use crate::policy::Policy;
+use crate::value::freshness::Unstored;
 use crate::value::outcome::{ArrivingValue, FlightOutcome};
 
 pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
@@ -123,14 +125,36 @@ impl<B, E> ResponseCommit<B, E> {
             || (self.wanted.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
         if about_this_request && self.wanted.stored_at().is_none() {
-            return LoadResult::OnlyForCaller;
+            // No request waits for a refresh, and the next one that is served the stored response would begin another.
+            return if self.is_refresh() { LoadResult::says_nothing() } else { LoadResult::OnlyForCaller };
         }
-        // An error says little about the resource. A stored response can still be validated, or lead to its
-        // variants.
-        let is_error = status.is_client_error() || status.is_server_error();
-        let says_nothing = is_about_the_request(status) || is_error && previous.is_some();
-        let mark = if says_nothing { MarkerRule::No } else { MarkerRule::IfUnserved };
-        LoadResult::Uncacheable { mark }
+        let mark = match Subject::of(status) {
+            Subject::Resource => true,
+            // With a marker, one client that a limiter or a firewall refuses would make all others load alone. And a stored response can
+            // still be validated after a failure, or lead to its variants.
+            Subject::Access | Subject::Other => {
+                status.is_server_error() && !is_unstorable(status) && previous.is_none()
+            }
+        };
+        LoadResult::Uncacheable { unstored: self.unstored(status), mark }
+    }
+
+    /// What a response with this status, if it is not stored, means for the stored response.
+    pub(crate) fn unstored(&self, status: StatusCode) -> Unstored {
+        let is_reload = is_reload(&self.wanted.asked, &self.policy.http) && !self.is_refresh();
+        match Subject::of(status) {
+            Subject::Resource => Unstored::OfResource,
+            // One client that insists on a load, and is refused by its address, say, must not take the response from the others.
+            Subject::Access if is_reload => Unstored::SaysNothing,
+            // The stored response is for all clients without credentials.
+            Subject::Access => Unstored::OfResource,
+            Subject::Other => Unstored::SaysNothing,
+        }
+    }
+
+    /// Whether the load refreshes the stored response of a client that was served it.
+    fn is_refresh(&self) -> bool {
+        self.wanted.purpose() == Purpose::Refresh
     }
 
     /// The response's variant, among those of its resource.
@@ -173,6 +197,11 @@ impl<B, E> ResponseCommit<B, E> {
     }
 }
 
+/// Until when the stored response may be served instead of a failure that is an answer.
+pub(crate) fn errors_until(previous: Option<&StoredResponseToReplace>) -> u64 {
+    previous.map_or(u64::MAX, StoredResponseToReplace::errors_until)
+}
+
 /// Warns the operator: this resource is not protected at all.
 fn too_big(state: &GuardState, wanted: &LoadRequest, policy: &Policy, length: u64) {
     let (key, max_body) = (&wanted.resource, policy.max_body);
@@ -197,14 +226,6 @@ fn too_old(state: &GuardState, wanted: &LoadRequest, age: Duration) {
         "a response was older than its lifetime when it came, so each wave of requests asks for it anew: the lifetime counts from \
          its Date or Age; let it name a longer one, or have the inner service send Date when the response is ready"
     );
-}
-
-/// Whether the status concerns this request or this client only (RFC 9110, 15.5; RFC 6585; RFC 8470): the next
-/// request may succeed. With a marker, one client that a limiter or a firewall refuses would make all others load
-/// alone.
-fn is_about_the_request(status: StatusCode) -> bool {
-    is_unstorable(status)
-        || matches!(status.as_u16(), 400..=403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 426)
 }
 
 impl<B, E> ResponseCommit<B, E>
@@ -251,6 +272,9 @@ where
             draft.not_stored();
         }
         let status = self.status(&draft);
+        let unstored = self.unstored(head.status);
+        let if_too_big = self.unshared(Rule::TooBig, head.status, previous);
+        let before = errors_until(previous);
         let own = self.own(&head);
         let Self { policy, apart, client, announcer, wanted, state, fwd, .. } = self;
         // Announces a response to waiters before its end only if it is sure to be kept to its end. Not if it may be
@@ -265,7 +289,7 @@ where
         // With the head the client has the whole response, so the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
         let finished =
-            |draft: StoreCandidate, body, trailers| draft.finish(body, trailers, previous, &policy);
+            |draft: StoreCandidate, body, trailers| draft.finish(body, trailers, previous, unstored, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
             let mut whole = Response::from_parts(head, GuardedBody::passed(body));
@@ -317,17 +341,18 @@ where
                 // If the head was not sent yet, it carries this status.
                 answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
                 apart.leave().await;
-                LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }.into()
+                if_too_big.into()
             }
             Teed::TooSlow => {
                 answer(CacheStatus::unstored(fwd, Some("not-stored")));
                 apart.leave().await;
-                LoadResult::Uncacheable { mark: MarkerRule::IfUnserved }.into()
+                // The body has no end yet, as with a load that takes too long.
+                LoadResult::Uncacheable { unstored: Unstored::Failure { before }, mark: true }.into()
             }
             Teed::Broken { text, finish } => {
                 apart.leave().await;
                 // Release after the commit: the client may ask again as soon as it has the error.
-                let result = LoadResult::Failed(Failure::told(text));
+                let result = LoadResult::failed(Failure::told(text));
                 let release = move || {
                     answer(status);
                     finish.release();

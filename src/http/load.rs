@@ -17,7 +17,7 @@ use super::cache_status::{
     CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status,
 };
 use super::candidate::{StoredResponseToReplace, head_of};
-use super::commit::{ClientSender, ResponseCommit};
+use super::commit::{ClientSender, ResponseCommit, errors_until};
 use super::encoding::StoredResponse;
 use super::load_request::{ClientAnswer, LoadRequest, Progress, Purpose, call};
 use super::metadata::ResponseMeta;
@@ -33,7 +33,7 @@ use crate::http_rules::reason::Rule;
 use crate::http_rules::reuse::{LoadFailure, instead_of};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
 use crate::loader::nesting::LoadScope;
-use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, MarkerRule};
+use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader};
 use crate::observe::{Count, Outcome};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
@@ -68,7 +68,7 @@ where
                 Ok(response) => {
                     count_error(&policy, &response);
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
-                    LoadResult::Uncacheable { mark: MarkerRule::No }.into()
+                    LoadResult::OnlyForCaller.into()
                 }
                 Err(error) => failed(client, error),
             };
@@ -166,7 +166,8 @@ where
         wanted.set_progress(Progress::Refused(response.status()));
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
-        return LoadResult::Failed(Failure::told(text)).into();
+        return LoadResult::Failed { failure: Failure::told(text), before: errors_until(previous.as_ref()) }
+            .into();
     }
     count_error(&policy, &response);
     let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
@@ -273,7 +274,7 @@ where
     E: fmt::Display + Send + 'static,
 {
     let text = failure_text(&error);
-    let result = LoadResult::Failed(Failure::told(text));
+    let result = LoadResult::failed(Failure::told(text));
     LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
 }
 
@@ -297,7 +298,8 @@ where
                 self.forget_old_names(&mut draft).await;
                 let ttl = draft.ttl();
                 let trailers = trailers.as_deref().cloned();
-                let result = draft.finish(body.clone(), trailers, None, &self.policy);
+                let unstored = self.unstored(head.status);
+                let result = draft.finish(body.clone(), trailers, None, unstored, &self.policy);
                 (ttl, std::mem::take(&mut self.apart).store(result, false).await)
             }
             // By its new head the validated response belongs to one client only.
@@ -353,11 +355,7 @@ where
                 response
             }
         };
-        let result = if forgotten {
-            LoadResult::OnlyForCaller
-        } else {
-            LoadResult::Uncacheable { mark: MarkerRule::Replace }
-        };
+        let result = if forgotten { LoadResult::OnlyForCaller } else { LoadResult::of_resource() };
         // Release after the others were told: the client may ask again as soon as it has the answer.
         LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }

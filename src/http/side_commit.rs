@@ -12,7 +12,7 @@ use tracing::Span;
 
 use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::loader::{LoadResult, MarkerRule};
+use crate::loader::LoadResult;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
 use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
@@ -20,7 +20,7 @@ use crate::read_through::contend::contend;
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::entry::{Encoding, Entry, EntryKind};
-use crate::value::freshness::Lifetimes;
+use crate::value::freshness::{Lifetimes, Unstored};
 use crate::value::lz4::Packed;
 use crate::value::stored::StoredEntry;
 use crate::value::tags::{TagId, TagList};
@@ -169,7 +169,7 @@ impl RenewedLease {
 /// A result for waiters only, or for no other caller if it is not `shared`.
 fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
-        return LoadResult::Uncacheable { mark: MarkerRule::No };
+        return LoadResult::says_nothing();
     }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
     LoadResult::Value {
@@ -180,6 +180,8 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
         validator,
         tags,
         brief: None,
+        // Of a flight of its own, for which nothing is stored.
+        unstored: Unstored::SaysNothing,
     }
 }
 

@@ -45,6 +45,7 @@ use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::store::volume::ChangedName;
+use crate::value::freshness::Unstored;
 use crate::value::stored::StoredEntry;
 
 impl<S, Q, B> Exchange<S, Q>
@@ -188,6 +189,13 @@ where
             // A response that is private to one user says nothing about the shared one.
             return passed(policy, response);
         }
+        if head.status() == StatusCode::OK
+            && matches!(judged(head.status(), head.headers()), Verdict::Private(_))
+        {
+            // A GET would be answered with the same head (RFC 9110, 9.3.2), which must not be stored.
+            forget(&guard, vec![key]).await;
+            return passed(policy, response);
+        }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         let stored = (previous.response.status, headers);
         match head_update((head.status(), head.headers()), stored, length, now) {
@@ -203,7 +211,13 @@ where
                     let draft = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
-                    freshen(&guard, key, seen, draft.finish(body, trailers, None, policy)).await;
+                    freshen(
+                        &guard,
+                        key,
+                        seen,
+                        draft.finish(body, trailers, None, Unstored::OfResource, policy),
+                    )
+                    .await;
                 }
             }
         }

@@ -84,6 +84,29 @@ pub(crate) fn is_failure(status: StatusCode) -> bool {
     status.as_u16() >= 500 || status == StatusCode::REQUEST_TIMEOUT
 }
 
+/// What a response that is not stored is about. It decides what becomes of the stored response of its resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// The resource, for all clients.
+    Resource,
+    /// Whether the client may have the resource (RFC 9110, 15.5.2 to 15.5.4). Without credentials it is any client.
+    Access,
+    /// Something else: one request or one client (RFC 9110, 15.5; RFC 6585; RFC 8470), or a failure of the server. The next request
+    /// may succeed.
+    Other,
+}
+
+impl Subject {
+    /// The subject of a response with this status.
+    pub(crate) fn of(status: StatusCode) -> Self {
+        match status.as_u16() {
+            401..=403 => Self::Access,
+            400 | 405..=408 | 411..=417 | 421 | 425 | 426 | 428 | 429 | 431 | 500.. => Self::Other,
+            _ => Self::Resource,
+        }
+    }
+}
+
 /// `Expires - Date`, in seconds.
 fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
     // RFC 9111, 5.3: an invalid date, `0` in particular, is in the past. Two dates are no valid one.

@@ -233,8 +233,8 @@ impl HttpPolicy {
     }
 
     /// For how long after its freshness a response is served while the inner service cannot be reached, if the
-    /// response does not ask for it (RFC 9111, 4.2.4). Never if the response forbids it: `must-revalidate`,
-    /// `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in [`strict`](Self::strict)
+    /// response does not ask for it (RFC 9111, 4.2.4); not in place of an answer. Never if the response forbids it:
+    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in [`strict`](Self::strict)
     /// to a day.
     #[must_use]
     pub fn stale_on_disconnect(mut self, window: Duration) -> Self {

@@ -79,6 +79,12 @@ pub(crate) enum Reuse {
     NotForThis,
 }
 
+/// Whether a request demands more than freshness: a client's reload, mostly.
+pub(crate) fn is_reload(asked: &RequestDemands, policy: &HttpPolicy) -> bool {
+    let RequestDirectives { no_cache, max_age, min_fresh, .. } = asked.directives;
+    !policy.ignore_request_no_cache && (no_cache || max_age.is_some() || min_fresh > 0)
+}
+
 /// Decides by the request, what was stored, and its age (`current_age` of RFC 9111, 4.2.3).
 pub(crate) fn reuse(asked: &RequestDemands, terms: &ReuseTerms, age: Duration, policy: &HttpPolicy) -> Reuse {
     if !is_for(asked, terms, policy) {

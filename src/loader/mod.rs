@@ -20,7 +20,7 @@ use crate::flight;
 use crate::flight::order::Arrival;
 use crate::observe::FlightId;
 use crate::value::entry::{Encoding, Entry};
-use crate::value::freshness::Lifetimes;
+use crate::value::freshness::{Lifetimes, Unstored};
 use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
 use crate::value::tags::TagId;
@@ -140,16 +140,6 @@ impl LoadOutput {
     }
 }
 
-/// Whether to store a marker, for a while, which says that callers need not queue for a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MarkerRule {
-    No,
-    /// If there is no value that other callers are served.
-    IfUnserved,
-    /// In place of the entry that the load was to replace, which must not be used again.
-    Replace,
-}
-
 /// What a loader returned, and how it may be shared.
 pub(crate) enum LoadResult {
     /// A value. Without any lifetime it is shared with the current waiters only; other processes are then
@@ -165,19 +155,46 @@ pub(crate) enum LoadResult {
         /// The value's tags besides the policy's.
         tags: Vec<TagId>,
         brief: Option<Bytes>,
+        /// What it means for the older value if it is not stored.
+        unstored: Unstored,
     },
     /// Only the loading caller may have the value.
-    Uncacheable { mark: MarkerRule },
+    Uncacheable {
+        unstored: Unstored,
+        /// Whether to store a marker, for a while, which says that callers need not queue for the resource. It takes the place of no
+        /// older value that callers are served and that stays.
+        mark: bool,
+    },
     /// No value.
-    Failed(Failure),
+    Failed {
+        failure: Failure,
+        /// As in [`Unstored::Failure`].
+        before: u64,
+    },
     /// Valid for its own caller only, because the other waiters ask for something else, or because it began before the lease was held;
     /// the next waiter loads.
     OnlyForCaller,
 }
 
 impl LoadResult {
+    /// No answer came.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self::Failed { failure, before: u64::MAX }
+    }
+
+    /// Only its own caller may have the value, and it says nothing about the resource.
+    #[cfg(feature = "http")]
+    pub(crate) fn says_nothing() -> Self {
+        Self::Uncacheable { unstored: Unstored::SaysNothing, mark: false }
+    }
+
+    /// Only its own caller may have the value, and later callers need not queue for it.
+    pub(crate) fn of_resource() -> Self {
+        Self::Uncacheable { unstored: Unstored::OfResource, mark: true }
+    }
+
     pub(crate) fn is_failure(&self) -> bool {
-        matches!(self, Self::Failed(_))
+        matches!(self, Self::Failed { .. })
     }
 }
 

@@ -127,7 +127,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long the fleet does not load again after a failed load for which a stale value stood in.
+    /// How long the fleet does not load again after a failed load for which a stale value stood in. It ends with the window in which
+    /// the value may be served, and extends none.
     /// (After a panic the next caller's loader is tried: the panic may concern the first loader only.) Defaults to 5 s.
     pub fn back_off(mut self, back_off: Duration) -> Self {
         self.policy.back_off = back_off;

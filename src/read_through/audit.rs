@@ -50,7 +50,9 @@ impl Audit {
         let load = LoadScope::scope(self.state.store.place(), &self.key, within, async move {
             match run(given).await.settle() {
                 LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
-                LoadResult::Uncacheable { .. } | LoadResult::Failed(_) | LoadResult::OnlyForCaller => None,
+                LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => {
+                    None
+                }
             }
         });
         self.spawn(load, |policy, served, (encoding, payload)| {

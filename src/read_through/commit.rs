@@ -14,14 +14,13 @@ use crate::flight::order::SentAt;
 use crate::guard_state::{GuardState, Leader};
 use crate::key::Key;
 use crate::key::flight::LoadMode;
-use crate::loader::{LoadOutput, LoadResult, MarkerRule};
+use crate::loader::{LoadOutput, LoadResult};
 use crate::local::Ticket;
 use crate::observe::{Count, GuardCount, log, warn_if};
-use crate::policy::Policy;
 use crate::store::volume::ChangedName;
-use crate::store::{StoreError, StoreErrorKind, TokenCheck};
+use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
-use crate::value::freshness::{Freshness, Lifetimes, Storage};
+use crate::value::freshness::{Expiry, Lifetimes, Storage, Unstored};
 use crate::value::lz4::Packed;
 use crate::value::outcome::FlightOutcome;
 use crate::value::stored::StoredEntry;
@@ -66,7 +65,7 @@ impl FlightTask {
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref(), &policy));
+        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut telling).await;
@@ -105,33 +104,22 @@ impl FlightTask {
     ) -> Publication {
         let is_known = start.tags.is_ok();
         let mut tags = start.tags.unwrap_or_default();
-        let (mut is_outdated, mut unsure, mut ticket) = (false, None, None);
-        match &mut result {
-            LoadResult::Value { tags: own, lifetimes, .. } => {
-                tags.append(own);
-                let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
-                // Before the tags' ids are read again, and before the commit is sent.
-                ticket = self.ticket(&tags);
-                is_outdated = !is_known || self.was_invalidated(&tags, life).await;
-            }
-            LoadResult::Failed(failure) if is_leased && !self.see_again().await => {
-                unsure = Some(FlightOutcome::Failed(failure.clone()));
-            }
-            LoadResult::Uncacheable { mark }
-                if is_leased && self.leaves_served(*mark) && !self.see_again().await =>
-            {
-                unsure = Some(FlightOutcome::Uncacheable);
-            }
-            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) | LoadResult::OnlyForCaller => {}
+        let (mut is_outdated, mut ticket) = (false, None);
+        if let LoadResult::Value { tags: own, lifetimes, .. } = &mut result {
+            tags.append(own);
+            let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
+            // Before the tags' ids are read again, and before the commit is sent.
+            ticket = self.ticket(&tags);
+            is_outdated = !is_known || self.was_invalidated(&tags, life).await;
         }
-        let publication = self.publication(result, took, &tags);
-        match unsure {
+        let result = self.loaded(result, took, &tags);
+        if is_leased && !is_outdated && !self.see_again(&result).await {
             // The older value may have been invalidated: it answers this process's waiters, and is not stored again.
-            Some(unsure) => {
-                Publication { keep: None, elsewhere: publication.elsewhere.or(Some(unsure)), ..publication }
-            }
-            None => Publication { is_outdated, ticket, ..publication },
+            let elsewhere = result.elsewhere.clone().unwrap_or_else(|| result.outcome.clone());
+            let publication = self.publication(result);
+            return Publication { stored: None, elsewhere: Some(elsewhere), ..publication };
         }
+        Publication { is_outdated, ticket, ..self.publication(result) }
     }
 }
 
@@ -156,15 +144,31 @@ fn tell_waiters(
 /// How long callers do not queue for a resource that was found uncacheable.
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
+/// What a load has ended with.
+struct Loaded {
+    outcome: FlightOutcome,
+    /// What other processes are told, if that differs from `outcome`.
+    elsewhere: Option<FlightOutcome>,
+    kept: Kept,
+}
+
+/// Whether a load's value is stored.
+enum Kept {
+    /// As these bytes, for so long.
+    Stored(Bytes, Duration),
+    /// What that means for the older value, and whether later callers need not queue for the resource.
+    Unstored(Unstored, bool),
+}
+
 /// What a load's result means for its waiters, other processes and later callers.
 struct Publication {
     outcome: FlightOutcome,
     /// What other processes are told, if that differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
-    /// How long the value is stored; `None` shares it with the current waiters only.
-    keep: Option<Duration>,
-    /// A marker for later callers, and its lifetime.
-    marker: Option<(Bytes, Duration)>,
+    /// The entry that is stored, and for how long; `None` tells only the current waiters.
+    stored: Option<(Bytes, Duration)>,
+    /// What happens to the older entry if none is stored.
+    older: OlderEntry,
     /// How long a failure is replayed to later callers.
     replay: Duration,
     /// One of the value's tags may have been invalidated since the load began: it is shared with the callers that came before.
@@ -174,13 +178,13 @@ struct Publication {
 }
 
 impl Publication {
-    fn only(outcome: FlightOutcome) -> Self {
-        let replay = Duration::ZERO;
-        Self { outcome, elsewhere: None, keep: None, marker: None, replay, is_outdated: false, ticket: None }
+    fn of(outcome: FlightOutcome) -> Self {
+        let (elsewhere, stored, older, replay) = (None, None, OlderEntry::Stays, Duration::ZERO);
+        Self { outcome, elsewhere, stored, older, replay, is_outdated: false, ticket: None }
     }
 
-    /// After the store has answered the commit of a load that `began` then: keeps a copy, and announces that the value `replaces` an
-    /// older one.
+    /// After the store has answered the commit of a load that `began` then: keeps a copy, and announces that the result `replaces` an
+    /// older value, or ends it.
     fn keep_copy(
         &self,
         state: &GuardState,
@@ -191,11 +195,11 @@ impl Publication {
         if told != Some(TokenCheck::Held) || self.is_outdated {
             return;
         }
-        if let (FlightOutcome::Value(entry), Some(_)) = (&self.outcome, self.keep) {
+        if let (FlightOutcome::Value(entry), Some(_)) = (&self.outcome, &self.stored) {
             state.kept.reloaded(key, began.at, entry.stored_at);
         }
         let name = || ChangedName::value(key);
-        match (&self.outcome, self.keep, &self.ticket) {
+        match (&self.outcome, &self.stored, &self.ticket) {
             (FlightOutcome::Value(entry), Some(_), Some((ticket, checked)))
                 if state.kept.may_copy(key, entry) =>
             {
@@ -208,7 +212,7 @@ impl Publication {
             _ if replaces => state.local.forget(&name()),
             _ => {}
         }
-        if replaces && (self.keep.is_some() || self.marker.is_some()) {
+        if replaces && (self.stored.is_some() || self.older != OlderEntry::Stays) {
             state.local.announce_later(name());
         }
     }
@@ -218,7 +222,7 @@ impl Publication {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
         let expiry = match told {
-            _ if self.keep.is_none() => times.marked(Storage::Forbidden),
+            _ if self.stored.is_none() => times.marked(Storage::Forbidden),
             Some(Some(TokenCheck::Held)) => times,
             Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => times.not_stored(entry.stored_at),
             Some(None) | None => times.marked(Storage::Unconfirmed),
@@ -233,40 +237,18 @@ impl Publication {
         lease: Option<Lease>,
         key: &Key,
         rejected: Option<&StoredEntry>,
-        policy: &Policy,
     ) -> Option<TokenCheck> {
         let Some(lease) = lease else { return Some(TokenCheck::Lost) };
         if self.is_outdated {
             lease.hand_over(0).await;
             return Some(TokenCheck::Lost);
         }
-        match (&self.outcome, self.keep) {
-            (FlightOutcome::Value(entry) | FlightOutcome::Stale(entry), Some(keep)) => {
-                let entry = entry.encode(key);
-                let most = lease.state.store.longest_entry();
-                if entry.len() <= most {
-                    return lease.commit(entry, keep).await;
-                }
-                warn_if!(
-                    log::GUARD,
-                    lease.state.unshareable(policy),
-                    ?key,
-                    size = entry.len(),
-                    most,
-                    "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
-                );
-                // As for a value over `max_body`: the others load for themselves, without waiting for each other.
-                let marker = marker_entry(key, lease.state.store.now());
-                let seen = rejected.map(|rejected| rejected.raw(key));
-                lease.fail(&FlightOutcome::Uncacheable, Duration::ZERO, Some(marker), seen.as_ref()).await;
-                Some(TokenCheck::Lost)
-            }
-            (outcome, _) => {
-                let told = self.elsewhere.as_ref().unwrap_or(outcome);
-                let seen = rejected.map(|rejected| rejected.raw(key));
-                lease.fail(told, self.replay, self.marker.clone(), seen.as_ref()).await
-            }
+        if let Some((entry, keep)) = &self.stored {
+            return lease.commit(entry.clone(), *keep).await;
         }
+        let told = self.elsewhere.as_ref().unwrap_or(&self.outcome);
+        let seen = rejected.map(|rejected| rejected.raw(key));
+        lease.fail(told, self.replay, self.older.clone(), seen.as_ref()).await
     }
 }
 
@@ -281,70 +263,110 @@ impl FlightTask {
         Some((self.state.local.ticket(&self.flight.key, &all), checked))
     }
 
-    /// Decides what a load's result means.
-    fn publication(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Publication {
-        let now = self.state.store.now();
-        match result {
-            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags: _, brief } => {
+    /// What a load's result is for its waiters, and whether it can be stored.
+    fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Loaded {
+        let (outcome, elsewhere, kept) = match result {
+            LoadResult::Value {
+                encoding,
+                payload,
+                packed,
+                lifetimes,
+                validator,
+                tags: _,
+                brief,
+                unstored,
+            } => {
+                let now = self.state.store.now();
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload, packed| {
                     let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
-                    FlightOutcome::Value(Entry {
-                        kind,
-                        encoding,
-                        stored_at: now,
-                        expiry: times,
-                        validator,
-                        tags,
-                        payload,
-                        packed,
-                    })
+                    Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed }
                 };
-                let keep = (!keep.is_zero()).then_some(keep);
-                // Waiters in other processes, which may lack the feature, are sent a value that is not stored.
-                let packed = if keep.is_some() { packed } else { Packed::default() };
-                let elsewhere = brief.map(|brief| value(brief, Packed::default()));
-                Publication { keep, elsewhere, ..Publication::only(value(payload, packed)) }
+                let elsewhere = brief.map(|brief| FlightOutcome::Value(value(brief, Packed::default())));
+                if keep.is_zero() {
+                    // Waiters in other processes, which may lack the feature, are sent a value that is not stored.
+                    let value = FlightOutcome::Value(value(payload, Packed::default()));
+                    (value, elsewhere, Kept::Unstored(unstored, false))
+                } else {
+                    let value = value(payload, packed);
+                    self.if_short_enough(value, keep)
+                }
             }
-            LoadResult::OnlyForCaller => Publication::only(FlightOutcome::Gone),
-            LoadResult::Uncacheable { mark } => match self.stand_in(now).filter(|_| self.leaves_served(mark))
-            {
-                Some((entry, keep)) => {
-                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
-                }
-                None => Publication {
-                    marker: self.marks(mark, now).then(|| marker_entry(&self.flight.key, now)),
-                    ..Publication::only(FlightOutcome::Uncacheable)
-                },
-            },
-            LoadResult::Failed(failure) => match self.stand_in(now) {
-                Some((entry, keep)) => {
-                    self.policy.count(Count::stand_ins);
-                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
-                }
-                None => Publication {
-                    replay: self.policy.error_for,
-                    ..Publication::only(FlightOutcome::Failed(failure))
-                },
-            },
+            LoadResult::OnlyForCaller => {
+                (FlightOutcome::Gone, None, Kept::Unstored(Unstored::SaysNothing, false))
+            }
+            LoadResult::Uncacheable { unstored, mark } => {
+                (FlightOutcome::Uncacheable, None, Kept::Unstored(unstored, mark))
+            }
+            LoadResult::Failed { failure, before } => {
+                let unstored = Unstored::Failure { before };
+                (FlightOutcome::Failed(failure), None, Kept::Unstored(unstored, false))
+            }
+        };
+        Loaded { outcome, elsewhere, kept }
+    }
+
+    /// A value that is stored, unless the server takes no entry of its length.
+    fn if_short_enough(&self, value: Entry, keep: Duration) -> (FlightOutcome, Option<FlightOutcome>, Kept) {
+        let key = &self.flight.key;
+        let (entry, most) = (value.encode(key), self.state.store.longest_entry());
+        if entry.len() <= most {
+            return (FlightOutcome::Value(value), None, Kept::Stored(entry, keep));
         }
+        warn_if!(
+            log::GUARD,
+            self.state.unshareable(&self.policy),
+            ?key,
+            size = entry.len(),
+            most,
+            "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
+        );
+        // As for a value over `max_body`: the others load for themselves, without waiting for each other.
+        let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
+        let (value, elsewhere) = (Entry { expiry, ..value }, FlightOutcome::Uncacheable);
+        (FlightOutcome::Value(value), Some(elsewhere), Kept::Unstored(Unstored::OfResource, true))
     }
 
-    /// Whether the value that callers are served meanwhile stays in place. It is then stored again with a back-off, else each
-    /// caller would begin another load that yields no value.
-    fn leaves_served(&self, mark: MarkerRule) -> bool {
-        self.flight.mode == LoadMode::BackgroundRefresh && mark != MarkerRule::Replace
+    /// Decides what a load's result means.
+    fn publication(&self, Loaded { outcome, elsewhere, kept }: Loaded) -> Publication {
+        let (unstored, mark) = match kept {
+            Kept::Stored(entry, keep) => {
+                return Publication { elsewhere, stored: Some((entry, keep)), ..Publication::of(outcome) };
+            }
+            Kept::Unstored(unstored, mark) => (unstored, mark),
+        };
+        let (now, is_failure) = (self.state.store.now(), matches!(outcome, FlightOutcome::Failed(_)));
+        if let Some((older, keep)) = self.older_value(&outcome, unstored, now) {
+            if is_failure {
+                self.policy.count(Count::stand_ins);
+            }
+            let stored = Some((older.encode(&self.flight.key), keep));
+            return Publication { stored, ..Publication::of(FlightOutcome::Stale(older)) };
+        }
+        let replay = if is_failure { self.policy.error_for } else { Duration::ZERO };
+        let older = self.older_entry(unstored, mark, now);
+        Publication { elsewhere, older, replay, ..Publication::of(outcome) }
     }
 
-    fn marks(&self, mark: MarkerRule, now: u64) -> bool {
-        match mark {
-            MarkerRule::No => false,
-            MarkerRule::IfUnserved => self.rejected.as_ref().is_none_or(|rejected| match &rejected.content {
-                Ok(entry) => !entry.serves(now).is_at_once(),
-                Err(raw) => !self.is_for_others(raw),
-            }),
-            MarkerRule::Replace => true,
+    /// What happens to the older entry if nothing is stored in its place.
+    fn older_entry(&self, unstored: Unstored, mark: bool, now: u64) -> OlderEntry {
+        let older = self.rejected.as_ref().map(|rejected| &rejected.content);
+        let ends = unstored == Unstored::OfResource;
+        let may_mark = match older {
+            None => true,
+            Some(Ok(entry)) => ends || !entry.serves(now).is_at_once(),
+            Some(Err(raw)) => !self.is_for_others(raw),
+        };
+        match older {
+            _ if mark && may_mark => {
+                let (marker, life) = marker_entry(&self.flight.key, now);
+                OlderEntry::Marked(marker, life)
+            }
+            Some(Ok(entry)) if ends && entry.kind == EntryKind::Value => OlderEntry::Ends,
+            // This process serves it to no caller, because of an invalidation that the store has not confirmed, say. Others may.
+            Some(Err(raw)) if ends && !self.is_for_others(raw) => OlderEntry::Ends,
+            _ => OlderEntry::Stays,
         }
     }
 
@@ -358,8 +380,9 @@ impl FlightTask {
     /// Reads the value that may stand in for the failed load again, and its tags. It was first read before this flight had the
     /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
     /// a value stored under them is known to be invalid. Returns whether the store answered.
-    async fn see_again(&mut self) -> bool {
-        if self.stand_in(self.state.store.now()).is_none() {
+    async fn see_again(&mut self, result: &Loaded) -> bool {
+        let Kept::Unstored(unstored, _) = result.kept else { return true };
+        if self.older_value(&result.outcome, unstored, self.state.store.now()).is_none() {
             return true;
         }
         let Self { state, policy, budget, flight, rejected, .. } = self;
@@ -383,23 +406,36 @@ impl FlightTask {
         known
     }
 
-    /// The older value that may be served instead of a failure, and how long to store it. Stored again, it tells the whole
+    /// The older value that takes the place of a load's `outcome`, and how long to store it: a failure's, and that of a background
+    /// refresh, whatever it is, because nobody waits for it. (Else each caller that is served the older value would begin another
+    /// refresh that yields no value.)
+    fn older_value(
+        &self,
+        outcome: &FlightOutcome,
+        unstored: Unstored,
+        now: u64,
+    ) -> Option<(Entry, Duration)> {
+        let is_refresh = self.flight.mode == LoadMode::BackgroundRefresh;
+        let is_replaced = is_refresh || matches!(outcome, FlightOutcome::Failed(_));
+        if is_replaced { self.stand_in(unstored, now) } else { None }
+    }
+
+    /// The older value, if it may be served after a load that has ended without a value to store. Stored again, it tells the whole
     /// fleet not to ask the origin for the back-off.
-    pub(crate) fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
+    pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
+        let rested = previous.expiry.rested(unstored, now, self.policy.back_off);
         let may = match self.flight.mode {
             // A background refresh has no waiters: the value is not served by this, only stored again with a back-off.
-            LoadMode::BackgroundRefresh => previous.expiry.serves(now) != Freshness::Expired,
+            LoadMode::BackgroundRefresh => now < previous.expiry.served_until(unstored),
             LoadMode::Leased | LoadMode::Unleased | LoadMode::Probe | LoadMode::ForcedReload => {
-                previous.expiry.stands_in(now)
+                rested.stands_in(now)
             }
         };
-        if !may {
-            return None;
-        }
-        let times = previous.expiry.rested(now, self.policy.back_off);
-        let keep = times.stale_until.max(times.error_until).saturating_sub(now);
-        Some((Entry { expiry: times, ..previous.clone() }, Duration::from_millis(keep)))
+        // The entry stays for a validation as long as it was.
+        let Expiry { stale_until, error_until, .. } = previous.expiry;
+        let keep = Duration::from_millis(stale_until.max(error_until).saturating_sub(now));
+        may.then(|| (Entry { expiry: rested, ..previous.clone() }, keep))
     }
 }
 

@@ -22,6 +22,7 @@ use crate::loader::{LoadOutput, LoadResult};
 use crate::observe::Count;
 use crate::policy::OnStoreDown;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::value::freshness::Unstored;
 use crate::value::outcome::FlightOutcome;
 
 /// How often a vanished load is taken over in one wave before its failure is given to all waiters.
@@ -148,7 +149,7 @@ impl FlightTask {
 
     /// Ends without a load.
     async fn shed(self, failure: Failure, lease: Option<Lease>) {
-        let shed = LoadOutput::from(LoadResult::Failed(failure));
+        let shed = LoadOutput::from(LoadResult::failed(failure));
         self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
     }
 
@@ -260,20 +261,21 @@ impl FlightTask {
                     drop(permit);
                     let took = self.policy.load_timeout;
                     let error = Error::load_timeout(&self.flight.key, took);
-                    let failure = LoadResult::Failed(Failure::Guard(error));
+                    let failure = LoadResult::failed(Failure::Guard(error));
                     return self.end(failure.into(), took, start, lease).await;
                 }
                 LoadEnd::Vanished(failure) => {
                     hops += 1;
                     if hops > MOST_HOPS {
                         drop(permit);
-                        let failed = LoadOutput::from(LoadResult::Failed(failure));
+                        let failed = LoadOutput::from(LoadResult::failed(failure));
                         return self.end(failed, Duration::ZERO, start, lease).await;
                     }
                     vanished = true;
                     waited_until = Some(Instant::now());
-                    let stand_in =
-                        self.stand_in(self.state.store.now()).map(|(older, _)| FlightOutcome::Stale(older));
+                    let stand_in = self
+                        .stand_in(Unstored::NO_ANSWER, self.state.store.now())
+                        .map(|(older, _)| FlightOutcome::Stale(older));
                     if stand_in.is_some() {
                         self.policy.count(Count::stand_ins);
                     }

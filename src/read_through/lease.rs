@@ -12,7 +12,9 @@ use crate::key::Key;
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake::lease_waiters::Hints;
-use crate::store::{Fail, HandOver, HandedOver, LATEST, LeaseWatch, StoreError, Token, TokenCheck};
+use crate::store::{
+    Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreError, Token, TokenCheck,
+};
 use crate::sync::lock;
 use crate::tracker::Tracked;
 use crate::value::outcome::FlightOutcome;
@@ -134,12 +136,12 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Step 7 without a value: publishes the outcome to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
+    /// Step 7 without a value to store: publishes the outcome to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
     pub(crate) async fn fail(
         self,
         outcome: &FlightOutcome,
         replay: Duration,
-        marker: Option<(Bytes, Duration)>,
+        older: OlderEntry,
         seen: Option<&Bytes>,
     ) -> Option<TokenCheck> {
         let fail = Fail {
@@ -147,7 +149,7 @@ impl Lease {
             outcome: outcome.encode(&self.key),
             keep: (self.ttl * 2).max(replay),
             replay,
-            marker,
+            older,
             seen,
         };
         let done = self.state.store.fail(&self.key, fail, self.ttl).await;

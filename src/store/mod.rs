@@ -118,7 +118,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, TokenCheck>;
 
-    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, frees the lease and wakes them.
+    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
+    /// and wakes them.
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck>;
 
     /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and tells
@@ -245,9 +246,17 @@ pub(crate) struct Fail<'a> {
     pub(crate) keep: Duration,
     /// How long newcomers may read it, too; zero for never.
     pub(crate) replay: Duration,
-    /// A marker entry and its lifetime, stored unless there is an entry that is not `seen`.
-    pub(crate) marker: Option<(Bytes, Duration)>,
+    pub(crate) older: OlderEntry,
     pub(crate) seen: Option<&'a Bytes>,
+}
+
+/// What a FAIL does with the entry that was `seen`. It leaves any other entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OlderEntry {
+    Stays,
+    Ends,
+    /// A marker with this lifetime takes its place, or is stored where there is no entry.
+    Marked(Bytes, Duration),
 }
 
 /// An entry that replaces another.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use crate::key::Key;
 use crate::store::volume::{Announced, Announcement};
 use crate::store::{
-    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Reply, StoreError, StoreErrorKind, StoreHandle,
-    Token, TokenCheck,
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, OlderEntry, Reply, StoreError, StoreErrorKind,
+    StoreHandle, Token, TokenCheck,
 };
 
 /// One command of the fleet protocol, with owned data.
@@ -38,7 +38,7 @@ pub(crate) enum Command {
         outcome: Bytes,
         keep: Duration,
         replay: Duration,
-        marker: Option<(Bytes, Duration)>,
+        older: OlderEntry,
         seen: Option<Bytes>,
     },
     HandOver {
@@ -100,8 +100,8 @@ impl Command {
             Self::Commit { token, entry, keep } => {
                 CommandAnswer::Kept(node.commit(key, &token, entry, keep, within).await?)
             }
-            Self::Fail { token, outcome, keep, replay, marker, seen } => {
-                let fail = Fail { token: &token, outcome, keep, replay, marker, seen: seen.as_ref() };
+            Self::Fail { token, outcome, keep, replay, older, seen } => {
+                let fail = Fail { token: &token, outcome, keep, replay, older, seen: seen.as_ref() };
                 CommandAnswer::Kept(node.fail(key, fail, within).await?)
             }
             Self::HandOver { token, how } => {

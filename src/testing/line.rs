@@ -129,9 +129,9 @@ impl Store for WireStore {
     }
 
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
-        let Fail { token, outcome, keep, replay, marker, seen } = fail;
+        let Fail { token, outcome, keep, replay, older, seen } = fail;
         let (token, seen) = (token.clone(), seen.cloned());
-        kept(self.send(key, Command::Fail { token, outcome, keep, replay, marker, seen }, within))
+        kept(self.send(key, Command::Fail { token, outcome, keep, replay, older, seen }, within))
     }
 
     fn hand_over<'a>(

@@ -1,7 +1,8 @@
 //! Until when a value may be served, and how: fresh, stale, or only if a load fails. Pure arithmetic.
 //!
 //! A policy or a response gives a value its [`Lifetimes`]; with the moment of the load they become
-//! the [`Expiry`] that are stored with the value.
+//! the [`Expiry`] that are stored with the value. A later load may end without a value to store: [`Unstored`] says what that means
+//! for the older value.
 
 use std::time::Duration;
 
@@ -31,10 +32,29 @@ pub(crate) struct Expiry {
     pub(crate) stale_until: u64,
     /// If a load fails or takes too long.
     pub(crate) error_until: u64,
-    /// No load before this moment, because one has failed recently. Zero if none has.
+    /// No load before this moment, because one has ended without a value to store. Zero if none has. Never later than the moment
+    /// until which the value may be served after that load: it paces loads and extends no window.
     pub(crate) retry_at: u64,
     /// How long the load took, in milliseconds.
     pub(crate) load_ms: u32,
+}
+
+/// What a load that ended without a value to store means for the older value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unstored {
+    /// The answer is about the resource, for all its callers: the older value ends.
+    OfResource,
+    /// The answer says nothing about the resource: it is about one request or one client, or a failure for which no older value stands
+    /// in. The older value stays, within `stale_while_revalidate`.
+    SaysNothing,
+    /// The origin has failed. The older value may stand in, within `stale_if_error`; after an answer until this moment at most, which
+    /// is earlier where that window is longer while no answer comes.
+    Failure { before: u64 },
+}
+
+impl Unstored {
+    /// No answer came.
+    pub(crate) const NO_ANSWER: Self = Self::Failure { before: u64::MAX };
 }
 
 /// How a value may be served at one moment.
@@ -44,7 +64,7 @@ pub(crate) enum Freshness {
     Fresh,
     /// Stale; a load in the background should replace it.
     Stale,
-    /// Stale; a load has failed recently, so no other should begin yet.
+    /// Stale; a load has ended recently without a value to store, so no other should begin yet.
     BackingOff,
     /// Only if a load fails or takes too long.
     StaleIfError,
@@ -106,7 +126,7 @@ impl Expiry {
         let Self { fresh_until, stale_until, error_until, retry_at, .. } = *self;
         if now < fresh_until {
             Freshness::Fresh
-        } else if now < retry_at.min(stale_until.max(error_until)) {
+        } else if now < retry_at {
             Freshness::BackingOff
         } else if now < stale_until {
             Freshness::Stale
@@ -151,9 +171,21 @@ impl Expiry {
         self.fresh_until == 0 && self.error_until > 0
     }
 
-    /// The times of the same value after a load that failed at `now`: no load begins during `back_off`.
-    pub(crate) fn rested(mut self, now: u64, back_off: Duration) -> Self {
-        self.retry_at = now.saturating_add(ms(back_off)).min(self.stale_until.max(self.error_until));
+    /// The first moment at which the value may not be served, once a load has ended without a value to store.
+    pub(crate) fn served_until(&self, unstored: Unstored) -> u64 {
+        match unstored {
+            Unstored::OfResource => 0,
+            Unstored::SaysNothing => self.stale_until,
+            Unstored::Failure { before } => self.stale_until.max(self.error_until.min(before)),
+        }
+    }
+
+    /// The times of the same value after a load that ended at `now` without a value to store: no load begins during `back_off`.
+    pub(crate) fn rested(mut self, unstored: Unstored, now: u64, back_off: Duration) -> Self {
+        self.retry_at = now.saturating_add(ms(back_off)).min(self.served_until(unstored));
+        if let Unstored::Failure { before } = unstored {
+            self.error_until = self.error_until.min(before);
+        }
         self
     }
 
@@ -215,14 +247,39 @@ mod tests {
     #[test]
     fn a_value_backs_off_after_a_failure_but_not_past_its_windows() {
         let (times, _) = lifetimes().from(1_000, SECOND);
-        let rested = times.rested(17_000, SECOND * 2);
+        let rested = times.rested(Unstored::NO_ANSWER, 17_000, SECOND * 2);
         assert_eq!(rested.serves(18_999), Freshness::BackingOff);
         assert_eq!(rested.serves(19_000), Freshness::StaleIfError);
-        let late = times.rested(30_000, SECOND * 60);
+        let late = times.rested(Unstored::NO_ANSWER, 30_000, SECOND * 60);
         assert_eq!(late.serves(30_999), Freshness::BackingOff);
         assert_eq!(late.serves(31_000), Freshness::Expired);
-        let none = Lifetimes::fresh(SECOND).from(0, SECOND).0.rested(2_000, SECOND);
+        let none = Lifetimes::fresh(SECOND).from(0, SECOND).0.rested(Unstored::NO_ANSWER, 2_000, SECOND);
         assert_eq!(none.serves(2_000), Freshness::Expired, "a value without windows is not revived");
+    }
+
+    #[test]
+    fn a_back_off_extends_no_window_whatever_the_load_has_ended_with() {
+        // Fresh until 11 s, stale until 16 s, standing in until 31 s while no answer comes, and until 20 s after an answer.
+        let (times, _) = lifetimes().from(1_000, SECOND);
+        let cases = [
+            (Unstored::OfResource, 0),
+            (Unstored::SaysNothing, 16_000),
+            (Unstored::Failure { before: 20_000 }, 20_000),
+            (Unstored::Failure { before: 12_000 }, 16_000),
+            (Unstored::NO_ANSWER, 31_000),
+        ];
+        for (unstored, until) in cases {
+            assert_eq!(times.served_until(unstored), until, "{unstored:?}");
+            let rested = times.rested(unstored, 12_000, SECOND * 3600);
+            assert_eq!(rested.retry_at, until, "{unstored:?}");
+            for now in [12_000, 15_999, 16_000, 19_999, 20_000, 30_999, 31_000] {
+                assert_eq!(rested.serves(now) == Freshness::BackingOff, now < until, "{unstored:?} at {now}");
+            }
+        }
+        let answered = times.rested(Unstored::Failure { before: 20_000 }, 12_000, SECOND);
+        assert!(answered.stands_in(19_999) && !answered.stands_in(20_000), "an answer has come");
+        let refused = times.rested(Unstored::SaysNothing, 12_000, SECOND);
+        assert!(refused.stands_in(30_999), "an answer about one request ends no window");
     }
 
     #[test]

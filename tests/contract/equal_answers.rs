@@ -88,10 +88,14 @@ async fn random_steps_are_answered_alike() {
             }
             7 | 8 => {
                 let replay = if random.u8(..4) == 0 { LEASE } else { Duration::ZERO };
-                let marker = random.bool().then(|| (bytes("marker"), LEASE));
+                let older = match random.u8(..3) {
+                    0 => OlderEntry::Stays,
+                    1 => OlderEntry::Ends,
+                    _ => OlderEntry::Marked(bytes("marker"), LEASE),
+                };
                 let fail = async |flight: &Flight| {
-                    let (seen, marker, outcome) = (seen.as_ref(), marker.clone(), entry.clone());
-                    flight.fail(Fail { outcome, replay, marker, seen, ..flight.failure() }).await
+                    let (seen, older, outcome) = (seen.as_ref(), older.clone(), entry.clone());
+                    flight.fail(Fail { outcome, replay, older, seen, ..flight.failure() }).await
                 };
                 assert_eq!(fail(memory).await, fail(redis).await, "{context}");
             }

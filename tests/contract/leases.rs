@@ -18,6 +18,7 @@ contract! {
     an_outcome_expires,
     an_entry_comes_before_an_outcome_and_ends_it,
     a_marker_replaces_nothing_but_the_entry_that_was_seen,
+    a_failure_removes_nothing_but_the_entry_that_was_seen,
 }
 
 async fn a_free_lease_is_granted_and_a_held_one_names_its_holder(world: &World) {
@@ -103,8 +104,8 @@ async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World
     assert_eq!(old.commit("old").await, TokenCheck::Lost);
     assert_eq!(old.renew(ms(1)).await, TokenCheck::Lost);
     assert_eq!(old.release().await, TokenCheck::Lost);
-    let marker = Some((bytes("marker"), LEASE));
-    assert_eq!(old.fail(Fail { replay: LEASE, marker, ..old.failure() }).await, TokenCheck::Lost);
+    let older = OlderEntry::Marked(bytes("marker"), LEASE);
+    assert_eq!(old.fail(Fail { replay: LEASE, older, ..old.failure() }).await, TokenCheck::Lost);
     assert_eq!(old.hand_over(1).await, HandedOver::NotMine);
 
     assert_eq!(new.look_up().await, None, "nothing was stored");
@@ -211,12 +212,34 @@ async fn a_marker_replaces_nothing_but_the_entry_that_was_seen(world: &World) {
             flight.acquire(Acquire { seen: Some(&stale), ..flight.ask() }).await;
         }
         let seen = seen.map(bytes);
-        let marker = Some((bytes("marker"), LEASE));
-        let fail = Fail { marker, seen: seen.as_ref(), ..flight.failure() };
+        let older = OlderEntry::Marked(bytes("marker"), LEASE);
+        let fail = Fail { older, seen: seen.as_ref(), ..flight.failure() };
         assert_eq!(flight.fail(fail).await, TokenCheck::Held);
         flight.look_up().await.expect("an entry")
     };
     assert_eq!(marked(None).await, "marker");
     assert_eq!(marked(Some("stale")).await, "marker");
     assert_eq!(marked(Some("something older")).await, "stale");
+}
+
+async fn a_failure_removes_nothing_but_the_entry_that_was_seen(world: &World) {
+    for (seen, left) in [("stale", None), ("something older", Some(bytes("stale")))] {
+        let flight = Flight::holding(world, &key(seen)).await;
+        flight.commit("stale").await;
+        let (stale, seen) = (bytes("stale"), bytes(seen));
+        flight.acquire(Acquire { seen: Some(&stale), ..flight.ask() }).await;
+        let fail = || Fail { older: OlderEntry::Ends, seen: Some(&seen), ..flight.failure() };
+        assert_eq!(flight.fail(fail()).await, TokenCheck::Held);
+        assert_eq!(flight.look_up().await, left);
+        // A late attempt of a token that holds nothing any more.
+        let newer = Flight::apart(world, &flight.key).await;
+        newer.acquire(Acquire { seen: left.as_ref(), ..newer.ask() }).await;
+        newer.commit("stale").await;
+        assert_eq!(flight.fail(fail()).await, TokenCheck::Lost);
+        assert_eq!(flight.look_up().await, Some(bytes("stale")));
+    }
+    let flight = Flight::holding(world, &key("nothing")).await;
+    let fail = Fail { older: OlderEntry::Ends, ..flight.failure() };
+    assert_eq!(flight.fail(fail).await, TokenCheck::Held);
+    assert_eq!(flight.look_up().await, None);
 }

@@ -18,7 +18,8 @@ use super::memory::MemoryStore;
 use super::volume::Announcement;
 use super::wake::lease_waiters::Hints;
 use super::{
-    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, LeaseWatch, Store, StoreHandle, Token, TokenCheck,
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Store, StoreHandle, Token,
+    TokenCheck,
 };
 use crate::key::{CacheKey, Key};
 
@@ -315,7 +316,7 @@ impl Flight {
             outcome: bytes("no route"),
             keep: LEASE,
             replay: Duration::ZERO,
-            marker: None,
+            older: OlderEntry::Stays,
             seen: None,
         }
     }

@@ -58,7 +58,10 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     two.must_hold().await;
     check("granted again");
     one.must_wait().await;
-    assert_eq!(two.fail(Fail { marker: Some((bytes("m"), LEASE)), ..two.failure() }).await, TokenCheck::Held);
+    assert_eq!(
+        two.fail(Fail { older: OlderEntry::Marked(bytes("m"), LEASE), ..two.failure() }).await,
+        TokenCheck::Held
+    );
     check("failed");
     assert_eq!(own_keys(server), [at("e", "k"), at("o", "k")]);
     one.invalidate().await;

@@ -84,6 +84,7 @@ mod unconfirmed;
 #[cfg(feature = "testing")]
 mod unheard;
 mod unshareable;
+mod unstorable;
 mod warm;
 
 use support::processes::Role;

@@ -1,7 +1,7 @@
 //! Nodes that ask for many keys at once, of a server that executes one command after the other: a world of its own for one seed of eight,
 //! without faults, with a random stream of its own.
 //!
-//! Each key is loaded once, every value is stored, and hits of another node are not lost (I14).
+//! Each key is loaded once, every value is stored, and hits of another node are not lost (I15).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -77,6 +77,6 @@ async fn live(seed: u64) -> Vec<String> {
         return Vec::new();
     }
     vec![format!(
-        "I14: {nodes} nodes, {keys} keys: answers, loads, stored values, lost hits {seen:?}, not {expected:?}"
+        "I15: {nodes} nodes, {keys} keys: answers, loads, stored values, lost hits {seen:?}, not {expected:?}"
     )]
 }

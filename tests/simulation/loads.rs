@@ -34,6 +34,10 @@ pub(super) struct Load {
     pub(super) lease: Option<Token>,
     /// The commit of its value has reached the store, or the value was inserted.
     asked: bool,
+    /// Its value must not be stored.
+    is_unstorable: bool,
+    /// When the last stale window of its value ends, since the value was stored.
+    pub(super) served_until: Option<Instant>,
     /// It has replaced another load, which could not use the store either.
     pub(super) instead: bool,
     /// Another load has replaced it.
@@ -55,6 +59,8 @@ impl Load {
             ended: None,
             lease: None,
             asked: false,
+            is_unstorable: false,
+            served_until: None,
             instead: false,
             replaced: false,
             has_overtaken: false,
@@ -292,6 +298,19 @@ impl Loads {
         }
     }
 
+    /// The load's value is stored. Stored again, it is served for no longer.
+    pub(super) fn is_stored(&mut self, id: u32, served_for: Duration) {
+        if let Some(load) = self.all.get_mut(id as usize) {
+            load.served_until.get_or_insert_with(|| Instant::now() + served_for);
+        }
+    }
+
+    /// When the load began that has ended under this lease with a value that must not be stored.
+    pub(super) fn unstorable(&self, token: &Token) -> Option<u64> {
+        let is_it = |load: &&Load| load.is_unstorable && load.lease.as_ref() == Some(token);
+        self.all.iter().rfind(is_it).map(|load| load.began)
+    }
+
     /// How many leased loads of the key have begun at the node since then and returned a value.
     pub(super) fn since(&self, node: usize, key: u8, seq: u64) -> usize {
         let is_one =
@@ -372,6 +391,7 @@ impl Oracle {
             let State { loads, .. } = &mut *state;
             let load = &mut loads.all[id as usize];
             (load.ended, load.returned) = (Some(Instant::now()), returned);
+            load.is_unstorable = ends == Some(Ends::DoNotStore);
             // The flight continues with another caller's loader.
             if ends == Some(Ends::Panic) {
                 let (node, key) = (load.node, load.key);

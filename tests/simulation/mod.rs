@@ -23,7 +23,9 @@
 //! 11. Nothing panics, and warnings do not flood the logs.
 //! 12. After the faults, every caller is answered, and one load is enough for all.
 //! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
-//! 14. Of a crowd of keys at a slow server each is loaded once and stored, and hits of other keys are not lost.
+//! 14. Once a load that must not be stored has ended under its lease, no later caller is given an older value. Nor is a caller that comes
+//!     after the end of a value's stale windows given that value.
+//! 15. Of a crowd of keys at a slow server each is loaded once and stored, and hits of other keys are not lost.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 

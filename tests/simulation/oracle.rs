@@ -19,6 +19,9 @@ use crate::store::Token;
 use crate::sync::lock;
 use crate::value::entry::Entry;
 
+/// Timers and the store's clock count milliseconds.
+const SLACK: Duration = Duration::from_millis(2);
+
 /// What a loader returns: the key, and the load that made the value.
 pub(super) type Value = (u8, u32);
 
@@ -37,6 +40,10 @@ pub(super) struct Oracle {
     pub(super) budget: Duration,
     /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
+    /// How long a value may be served after its freshness; `None` if the store's clock, or its state, may jump.
+    pub(super) window: Option<Duration>,
+    /// How long copies may be served after a value was replaced by one that must not be stored; `None` for as long as they are fresh.
+    pub(super) copies_for: Option<Duration>,
     pub(super) keys: HashMap<Box<str>, u8>,
     /// How many names of unconfirmed invalidations a node keeps before they become one of everything.
     pub(super) most_kept: usize,
@@ -98,6 +105,9 @@ pub(super) struct OfKey {
     pub(super) invalidated: Vec<(Instant, u64)>,
     /// Invalidations that have ended for their caller, with an acknowledgement or without one.
     pub(super) ended: Vec<Ended>,
+    /// Loads that must not be stored and have ended under their lease: the moment, in the order of events and by the clock, and when
+    /// the load began.
+    pub(super) unstored: Vec<(u64, Instant, u64)>,
     /// How often a lease of the key has ended, or may have.
     pub(super) events: u64,
 }
@@ -288,6 +298,36 @@ impl Oracle {
         );
     }
 
+    /// I14, for a caller that came at this moment.
+    pub(super) fn check_windows(&self, key: u8, asked: u64, came: Instant, (_, load): Value) {
+        let state = lock(&self.state);
+        let Some(known) = state.loads.all.get(load as usize) else { return };
+        let over = known.served_until.filter(|_| self.window.is_some()).map(|until| until + SLACK);
+        let is_over = over.is_some_and(|over| over < came);
+        let until = |at: Instant| self.copies_for.map(|copies| at + copies);
+        let is_ended = known.is_fenced()
+            && !self.has_stand_ins
+            && state.by_key.get(&key).is_some_and(|of| {
+                of.unstored.iter().any(|(seq, at, began)| {
+                    known.began < *began && *seq < asked && until(*at).is_some_and(|until| until <= came)
+                })
+            });
+        drop(state);
+        self.check(!is_over, format_args!("I14: key {key}: load {load} was given after its stale windows"));
+        self.check(
+            !is_ended,
+            format_args!("I14: key {key}: load {load} was given after a load that must not be stored"),
+        );
+    }
+
+    /// The lease of this token has ended, with the result of its load.
+    pub(super) fn load_was_told(&self, key: u8, token: &Token) {
+        let mut state = lock(&self.state);
+        let Some(began) = state.loads.unstorable(token) else { return };
+        let told = (state.next(), Instant::now(), began);
+        state.by_key.entry(key).or_default().unstored.push(told);
+    }
+
     pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
         self.ended(node, key, began, true);
     }
@@ -339,6 +379,13 @@ impl Oracle {
         let tags = state.tag_changes.iter().filter(|seq| **seq > since).count();
         let of_key = state.by_key.get(&key);
         tags + of_key.map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
+    }
+
+    /// How long a value that is stored at this time of the store's clock may be served.
+    pub(super) fn served_for(&self, raw: &Bytes, key: &Key, now: u64) -> Duration {
+        let entry = Entry::decode(raw.clone(), key, usize::MAX).ok();
+        let fresh = entry.map_or(0, |entry| entry.expiry.fresh_until.saturating_sub(now));
+        Duration::from_millis(fresh) + self.window.unwrap_or_default()
     }
 
     pub(super) fn value(&self, raw: &Bytes, key: &Key) -> Option<Value> {

@@ -358,6 +358,7 @@ impl Plan {
                 calls.extend((1..4).map(|n| asks(commits + Duration::from_millis(30) * n, node, Does::Load)));
             }
         }
+        unstorable(seed, &mut calls, &policy, (nodes, keys), (profile, lasts));
         // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
         let overflows = tagged && random.bool();
         let most_kept = if overflows { random.usize(1..=2) } else { 10_000 };
@@ -379,6 +380,49 @@ impl Plan {
             events,
             lasts,
             profile,
+        }
+    }
+}
+
+/// Where values have stale windows: loads that must not be stored, or that fail, within a window and near its end, and callers after that.
+/// Its own randomness leaves all other parts of the plans as they are.
+fn unstorable(
+    seed: u64,
+    calls: &mut Vec<Call>,
+    policy: &Policy,
+    (nodes, keys): (usize, u8),
+    (profile, lasts): (Profile, Duration),
+) {
+    let window = policy.stale_while_revalidate.max(policy.stale_if_error);
+    let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
+    if window.is_zero() || random.bool() {
+        return;
+    }
+    for _ in 0..random.usize(1..=3) {
+        let (at, key) = (Duration::from_millis(random.u64(0..4_000)), random.u8(..keys));
+        // A caller without faults must not be given a failure, and its load may be no refresh.
+        let fails = profile != Profile::None && random.bool();
+        let mut asks = |at, ends, takes| {
+            let load = Script { takes: Duration::from_millis(takes), ends };
+            let node = random.usize(..nodes);
+            let call = Call { at, node, key, does: Does::Load, leaves: None, load, then: None };
+            calls.extend(Some(call).filter(|call| call.at <= lasts));
+        };
+        asks(at, Ends::Value, 1);
+        let stale = at + policy.fresh_for + Duration::from_millis(20);
+        if !fails {
+            asks(stale, Ends::DoNotStore, 5);
+            asks(stale + Duration::from_millis(10), Ends::DoNotStore, 5);
+            (1..=12).for_each(|n| asks(stale + Duration::from_millis(25) * n, Ends::Value, 30));
+        } else {
+            // Jitter shortens the lifetime by a tenth at most, so the window ends among these.
+            let (first, last) =
+                (at + policy.fresh_for.mul_f64(0.88) + window, at + policy.fresh_for + window);
+            let mut next = first.saturating_sub(Duration::from_millis(100));
+            while next < last + Duration::from_millis(300) {
+                asks(next, Ends::Error, 1);
+                next += Duration::from_millis(40);
+            }
         }
     }
 }

@@ -102,6 +102,10 @@ impl Oracle {
                     state.loads.granted(of, heir, is_served);
                 }
             }
+            drop(state);
+            if done && ["commit", "fail"].contains(&step) {
+                self.load_was_told(of, token);
+            }
         };
         match (&command, &answer) {
             (Command::LookUp, _) => lock(&self.state).look_ups += 1,
@@ -195,6 +199,8 @@ impl Oracle {
                     );
                     if let Some(value) = self.value(entry, key) {
                         self.check_age(of, value);
+                        let served_for = self.served_for(entry, key, store.now());
+                        lock(&self.state).loads.is_stored(value.1, served_for);
                     }
                 }
             }
@@ -215,13 +221,18 @@ impl Oracle {
                     format_args!("I3: a late attempt at a confirmed insertion of key {of} ran"),
                 );
                 {
+                    let served_for =
+                        insert.as_ref().map(|insert| self.served_for(&insert.entry, key, store.now()));
                     let mut state = lock(&self.state);
                     let seq = state.next();
                     state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
                     // An inserted value counts as loaded at this moment.
                     let now = state.next();
-                    if let Some(load) = inserted.and_then(|(_, id)| state.loads.all.get_mut(id as usize)) {
+                    if let Some((_, id)) = inserted
+                        && let Some(load) = state.loads.all.get_mut(id as usize)
+                    {
                         load.began = now;
+                        state.loads.is_stored(id, served_for.unwrap_or_default());
                     }
                 }
                 let wanted = insert.as_ref().map(|insert| &insert.entry);
@@ -277,6 +288,8 @@ impl Witness for Oracle {
         for of in state.by_key.values_mut() {
             // Invalidations that the failover has undone no longer count.
             of.invalidated.retain(|(at, _)| *at < to);
+            // Nor do those loads whose older values are there again.
+            of.unstored.retain(|(_, at, _)| *at < to);
             of.ended.retain(|change| change.outlives_failover(to));
             of.events += 1;
         }

@@ -44,6 +44,17 @@ impl World {
             tagged: plan.tagged,
             has_stand_ins: plan.profile != Profile::None && !plan.policy.stale_if_error.is_zero(),
             lease: policy.lease,
+            window: plan
+                .faults
+                .iter()
+                .all(|(fault, _)| ![Fault::ClockStep, Fault::FailOver].contains(fault))
+                .then(|| policy.stale_while_revalidate.max(policy.stale_if_error)),
+            copies_for: match (plan.keeps.contains(&true), plan.profile) {
+                (false, _) => Some(Duration::ZERO),
+                (true, Profile::None) => Some(plan.trip() * 4 + Duration::from_millis(50)),
+                // The announcement may be lost: the value's own lifetime bounds the copies.
+                (true, Profile::Mixed | Profile::Heavy) => None,
+            },
             trip: plan.trip(),
             budget: policy.coordination_budget,
             // The acquire that reads the outcome of an awaited load may take as long as a lease.
@@ -296,6 +307,9 @@ impl World {
         let keeps = self.plan.keeps.contains(&true);
         let may_be_older = keeps && self.oracle.has_failed_over(self.plan.term, began);
         self.oracle.check_value(id, key, (!may_be_older).then_some(asked), value);
+        if !may_be_older {
+            self.oracle.check_windows(key, asked, began, value);
+        }
     }
 
     pub(super) async fn load(

@@ -37,8 +37,8 @@ use super::volume::{Announced, Announcement, ChangedName};
 use super::wake::lease_waiters::{Hint, LeaseWaiters};
 use super::wake::lock_waiters::LockWaiters;
 use super::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, Token,
-    TokenCheck,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
+    Token, TokenCheck,
 };
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
@@ -286,9 +286,14 @@ impl Store for MemoryNode {
         if ours {
             records.set_left(key.name(), &fail, self.store.shared.capacity);
             let record = records.record(key.name());
-            let replaceable = record.entry.as_ref().is_none_or(|(entry, _)| fail.seen == Some(entry));
-            if let (true, Some((marker, keep))) = (replaceable, fail.marker) {
-                records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
+            let stored = record.entry.as_ref().map(|(entry, _)| entry);
+            let (is_seen, is_empty) = (stored.is_some() && fail.seen == stored, stored.is_none());
+            match fail.older {
+                OlderEntry::Marked(marker, keep) if is_seen || is_empty => {
+                    records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
+                }
+                OlderEntry::Ends if is_seen => records.forget_entry(key.name()),
+                OlderEntry::Stays | OlderEntry::Ends | OlderEntry::Marked(..) => {}
             }
             self.wake(records, key, &Hint::Finished(Some(fail.token.clone())));
         } else {

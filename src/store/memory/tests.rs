@@ -9,7 +9,7 @@ use super::MemoryStore;
 use super::expiring_map::AROUND;
 use crate::key::{CacheKey, Key};
 use crate::store::tag_store::TagStore as _;
-use crate::store::{Acquire, Fail, Store as _, Token};
+use crate::store::{Acquire, Fail, OlderEntry, Store as _, Token};
 use crate::{Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -89,7 +89,7 @@ async fn fail(store: &MemoryStore, number: u32, outcome: usize) -> Token {
         keep: MINUTE,
         replay: Duration::ZERO,
         seen: None,
-        marker: None,
+        older: OlderEntry::Stays,
     };
     node.fail(&key, fail, MINUTE).await.expect("asks");
     token

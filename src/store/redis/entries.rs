@@ -20,8 +20,8 @@ use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::volume::{Announced, Announcement};
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
-    StoreErrorKind, Token, TokenCheck,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
+    StoreError, StoreErrorKind, Token, TokenCheck,
 };
 
 impl RedisStore {
@@ -133,13 +133,14 @@ impl Store for RedisStore {
 
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
         Box::pin(async move {
-            let (marker, marker_life) = match &fail.marker {
-                Some((marker, life)) => (&marker[..], millis(*life)),
-                None => (&[][..], 0),
+            let (marker, older) = match &fail.older {
+                OlderEntry::Stays => (&[][..], "0".to_owned()),
+                OlderEntry::Ends => (&[][..], "-".to_owned()),
+                OlderEntry::Marked(marker, life) => (&marker[..], millis(*life).to_string()),
             };
             let args = |cmd: &mut Cmd| {
                 push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
-                cmd.arg(marker).arg(marker_life);
+                cmd.arg(marker).arg(&older);
                 push_seen(cmd, fail.seen);
             };
             let size = fail.outcome.len() + marker.len() + 176;

@@ -58,6 +58,7 @@ mod streaming;
 mod termination;
 mod too_long;
 mod unsafe_methods;
+mod unstorable;
 mod validation;
 mod variants;
 mod variants_lost;

@@ -209,3 +209,53 @@ fn a_value_is_dropped_while_no_lock_of_the_guard_is_held() {
     });
     ended.recv_timeout(Duration::from_secs(30)).expect("no lock is waited for");
 }
+
+/// A value that replaces an older one and can not be stored ends the copies of the older one, as a value that is stored does.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_can_not_be_stored_reaches_the_copies_of_the_older_one() {
+    let policy = || keeping().max_body(100).refresh_ahead(0.5);
+    for change in ["do_not_store", "refresh", "insert", "early"] {
+        let [one, two] = replicas(policy());
+        let old = "old".to_owned();
+        one.insert("k", &old).await.expect("stored");
+        let ask = async |guard: &StampedeGuard| {
+            let load = || async { Ok::<_, String>("loaded".to_owned()) };
+            guard.get_or_load("k", load).await.expect("loaded")
+        };
+        for guard in [&one, &two] {
+            for _ in 0..200 {
+                let hits = guard.stats().local_hits;
+                assert_eq!(ask(guard).await, old);
+                if guard.stats().local_hits > hits {
+                    break;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+        let long = "x".repeat(200);
+        let not_stored = |mut cx: LoadContext<String>| async move {
+            cx.do_not_store();
+            Ok::<_, String>("new".to_owned())
+        };
+        match change {
+            "do_not_store" => drop(one.refresh_with("k", not_stored).await.expect("loaded")),
+            "refresh" => {
+                let load = move || async move { Ok::<_, String>(long) };
+                drop(one.refresh("k", load).await.expect("loaded"));
+            }
+            "insert" => {
+                let error = one.insert("k", &long).await.expect_err("too long");
+                assert_eq!(error.kind(), ErrorKind::Encode);
+            }
+            _ => {
+                // The fresh value is refreshed in the background, and no caller waits for that.
+                sleep(Duration::from_secs(301)).await;
+                assert_eq!(one.get_or_load_with("k", not_stored).await.expect("served"), old);
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+        assert_eq!(two.get::<String>("k").await.expect("answered"), None, "{change}");
+        assert_eq!(one.get::<String>("k").await.expect("answered"), None, "{change}");
+        assert_eq!(ask(&two).await, "loaded", "{change}");
+    }
+}

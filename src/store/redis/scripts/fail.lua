@@ -1,14 +1,15 @@
--- FAIL: leaves the outcome for the waiters, frees the lease, wakes the queue.
+-- FAIL: leaves the outcome for the waiters, ends or keeps the older entry, frees the lease, wakes the queue.
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; outcome in the form that ACQUIRE reads; its lifetime in ms; marker entry; the
---         marker's lifetime in ms, or '0' for no marker; the head of the entry seen, in the form
---         that ACQUIRE takes
+--         marker's lifetime in ms, or '0' to leave the entry, or '-' to remove the entry seen; the head
+--         of the entry seen, in the form that ACQUIRE takes
 -- Returns 1 done | 11 done, and the caller must continue with WAKE REST | 0 another token holds the
 --         lease
 --
 -- Atomic, because a waiter that finds the lease free before the outcome is stored loads again: the
--- convoy of retries that the outcome prevents.
+-- convoy of retries that the outcome prevents. And because an entry that is removed in another step
+-- may be a newer one by then.
 -- calls: get del strlen set getrange lpop lrange rpush publish
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
@@ -22,7 +23,12 @@ end
 if ARGV[5] ~= '0' then
   -- Only the head, because copying a large entry into the script blocks the server.
   local head = redis.pcall('GETRANGE', KEYS[1], 0, 67)
-  if head == '' or type(head) == 'string' and '=' .. head == ARGV[6] then
+  local seen = type(head) == 'string' and '=' .. head == ARGV[6]
+  if ARGV[5] == '-' then
+    if seen then
+      redis.call('DEL', KEYS[1])
+    end
+  elseif head == '' or seen then
     redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
   end
 end
