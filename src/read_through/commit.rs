@@ -65,6 +65,7 @@ impl FlightTask {
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
+        let unstored = if lease.is_some() { Storage::NotStored } else { Storage::Unleased };
         let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
@@ -85,7 +86,7 @@ impl FlightTask {
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
         let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        tell_waiters(leader, publication.for_waiters(told.ok()), current, settled);
+        tell_waiters(leader, publication.for_waiters(told.ok(), unstored), current, settled);
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
@@ -217,14 +218,17 @@ impl Publication {
         }
     }
 
-    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet.
-    fn for_waiters(&self, told: Option<Option<TokenCheck>>) -> FlightOutcome {
+    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet. `unstored` says
+    /// why, if it has stored nothing.
+    fn for_waiters(&self, told: Option<Option<TokenCheck>>, unstored: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
         let expiry = match told {
+            Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => {
+                times.not_stored(entry.stored_at).marked(unstored)
+            }
             _ if self.stored.is_none() => times.marked(Storage::Forbidden),
             Some(Some(TokenCheck::Held)) => times,
-            Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => times.not_stored(entry.stored_at),
             Some(None) | None => times.marked(Storage::Unconfirmed),
         };
         FlightOutcome::Value(Entry { expiry, ..entry.clone() })

@@ -108,8 +108,10 @@ impl Lifetimes {
 pub(crate) enum Storage {
     #[default]
     Stored,
-    /// The store has not taken it: it did not answer in time, or a change has ended the lease.
+    /// The lease had ended: by a change, perhaps, which may not be acknowledged yet.
     NotStored,
+    /// The load had no lease.
+    Unleased,
     /// The commit has no answer yet.
     Unconfirmed,
     /// The loader or the policy forbids to store it.
@@ -118,7 +120,8 @@ pub(crate) enum Storage {
 
 impl Storage {
     /// Each in place of a back-off: a moment that is long over, so that it means none.
-    const MARKS: [(u64, Self); 3] = [(1, Self::NotStored), (2, Self::Unconfirmed), (3, Self::Forbidden)];
+    const MARKS: [(u64, Self); 4] =
+        [(1, Self::NotStored), (2, Self::Unleased), (3, Self::Unconfirmed), (4, Self::Forbidden)];
 }
 
 impl Expiry {
@@ -151,7 +154,7 @@ impl Expiry {
     /// is not expired.
     pub(crate) fn not_stored(self, now: u64) -> Self {
         let stale_until = self.fresh_until.max(self.stale_until);
-        Self { fresh_until: now, stale_until, ..self }.marked(Storage::NotStored)
+        Self { fresh_until: now, stale_until, ..self }
     }
 
     /// The same times with a mark for the waiters, which does not affect them.
