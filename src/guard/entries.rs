@@ -19,9 +19,6 @@ use crate::value::entry::{Entry, EntryKind};
 use crate::value::lz4::Packed;
 use crate::value::tags::{self, TagList};
 
-pub(super) const INVALIDATION: &str = "the invalidation";
-const EXPIRY: &str = "the expiry";
-
 /// How long a change is repeated until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
 
@@ -211,7 +208,10 @@ impl StampedeGuard {
         let packed = Packed::of(&payload, policy.compress_from);
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let insert = Insert { entry: entry.encode(key), keep, over: None };
-        self.replace("the insertion", key, until, Some(insert)).await
+        // An insertion that fails is not kept: the program may have no loader that makes the value again.
+        let attempt = ChangeAttempt::of_value(self, key, "the insertion", false);
+        attempt.detach_flights();
+        attempt.make(until, Some(insert)).await
     }
 
     /// Removes `key`, also against loads that are running: their values are not stored.
@@ -240,8 +240,7 @@ impl StampedeGuard {
     /// value. There are two exceptions: a store that cannot be reached then, and clients that read an HTTP response while it arrives,
     /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        let key = self.key(key)?;
-        self.current().replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
+        self.invalidation().key(key).send().await
     }
 
     /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
@@ -266,11 +265,11 @@ impl StampedeGuard {
         let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
         // Begins before the read: an invalidation that is kept after it is not settled by this change, which may store what was read.
-        let attempt = ChangeAttempt::of_value(&guard, &key, true);
+        let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
         let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // A read counts its own errors.
         let read = guard.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
-        let read = read.map_err(|error| attempt.unconfirmed(EXPIRY, error))?;
+        let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
         let kept = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
@@ -280,7 +279,8 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        guard.replace_by(attempt, EXPIRY, &key, until, kept).await
+        attempt.detach_flights();
+        attempt.make(until, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -316,7 +316,7 @@ impl StampedeGuard {
     /// # Ok(()) }
     /// ```
     pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
-        self.current().forget_tag(&self.key(tag)?).await
+        self.invalidation().tag(tag).send().await
     }
 
     /// Removes every value of this namespace that is stored under a policy with
@@ -338,23 +338,7 @@ impl StampedeGuard {
                         Policy::builder().invalidate_all(true); what was stored without that is then a miss";
             return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
-        guard.forget_tag(&tags::everything(&self.state.namespace)).await
-    }
-
-    /// [`invalidate`](Self::invalidate), for a [`Key`].
-    #[cfg(feature = "http")]
-    pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
-        self.replace(INVALIDATION, key, Instant::now() + LONGEST, None).await
-    }
-
-    async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
-        let flights = &self.state.flights;
-        // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
-        flights.detach_all();
-        let until = Instant::now() + LONGEST;
-        self.forget_tagged("the invalidation by the tag", tag, until).await?;
-        flights.detach_all();
-        Ok(())
+        guard.invalidation().tag(CacheKey::reserved(tags::EVERYTHING)).send().await
     }
 
     /// The policy's tags and a value's own, for a value that is stored directly.

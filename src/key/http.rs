@@ -13,8 +13,11 @@ impl Key {
 
     /// A key that belongs to this key's resource; `suffix` begins with `~` and is ASCII.
     pub(crate) fn derived(&self, suffix: &str) -> Self {
-        let full = format!("{}{suffix}", self.full());
-        if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
+        Self::of_full(&format!("{}{suffix}", self.full()))
+    }
+
+    fn of_full(full: &str) -> Self {
+        if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 
     /// The tag of the entries of an HTTP resource under proxies' reports; `None` if this is not the key of an HTTP resource.
@@ -30,10 +33,5 @@ impl Key {
     /// Whether this key was derived from `above`, or equals it.
     pub(crate) fn is_below(&self, above: &Self) -> bool {
         self.full().starts_with(above.full())
-    }
-
-    /// The text of its [`CacheKey`].
-    pub(crate) fn within(&self, namespace: &str) -> &str {
-        self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
 }
