@@ -344,7 +344,7 @@ impl StampedeGuard {
     /// The policy's tags and a value's own, for a value that is stored directly.
     async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { state, policy, .. } = self;
-        let mut tags = policy.tag_keys(&state.namespace);
+        let mut tags = policy.tag_keys(&state.namespace, key);
         tags.extend(own);
         // No command is needed. If the store is down, the change itself reports that.
         if tags.is_empty() {

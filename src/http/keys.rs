@@ -41,7 +41,8 @@ impl StampedeGuard {
     ///
     /// The path may be plain text or percent-encoded: `/café`, `/caf%C3%A9` and `/caf%c3%a9` are the same path, and the responses to
     /// all of these spellings are removed (RFC 3986, 6.2.2). A `%` that two hexadecimal digits follow is a code. `%2F` and `/`, `/a/`
-    /// and `/a`, and parameters in another order are other paths, and so is the same path with another query.
+    /// and `/a`, and parameters in another order are other paths, and so is the same path with another query, unless the policy has
+    /// [`path_tags`](crate::http::HttpPolicy::path_tags): then the responses to each query of the path are removed.
     ///
     /// # Errors
     ///
@@ -95,9 +96,13 @@ pub(super) fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidatio
     })
 }
 
-/// What is invalidated in the store with this resource.
+/// What is invalidated in the store with this resource. With the tag of its path also its own entry: a process without
+/// [`path_tags`](crate::http::HttpPolicy::path_tags) stores it without the tag.
 fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
-    guard.key(key).map(|key| vec![ChangeTarget::value(key)])
+    let (state, policy) = guard.parts();
+    let key = guard.key(key)?;
+    let path = policy.path_tag(&state.namespace, &key);
+    Ok([ChangeTarget::value(key)].into_iter().chain(path.map(ChangeTarget::tag)).collect())
 }
 
 /// The keys that [`StampedeGuard::invalidate_path`] removes.

@@ -25,6 +25,21 @@ impl Key {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
     }
 
+    /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this is not
+    /// the key of an HTTP resource. No tag of a user contains a `~`.
+    pub(crate) fn of_path(&self, namespace: &str) -> Option<Self> {
+        let mut parts = self.within(namespace).split(':');
+        if parts.next() != Some("http") {
+            return None;
+        }
+        // Between the kind of entry and the authority: the kind of policy, if it is not the default one, and the scheme.
+        let _scheme = parts.find(|part| matches!(*part, "http" | "https"))?;
+        let (_authority, path) = (parts.next()?, parts.next()?);
+        let end = path.find(['?', '~']).unwrap_or(path.len());
+        let begin = self.full().len() - parts.fold(path.len(), |length, part| length + 1 + part.len());
+        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}~p")))
+    }
+
     /// The key of a resource under one proxies' report.
     pub(crate) fn of_report(&self, digest: &str) -> Self {
         self.derived(&format!("~f{digest}"))

@@ -175,6 +175,20 @@ async fn several_are_invalidated_at_once() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
+async fn every_query_of_a_path_is_invalidated() -> Result<(), Box<dyn Error>> {
+    let guard = StampedeGuard::in_memory();
+
+    let http = HttpPolicy::default().authority("shop.example").path_tags(true);
+    let guard = guard.with_policy(Policy::builder().http(http).build()?);
+    let page = guard.http_key(&Request::get("/product/7?utm_source=mail").body(())?).ok_or("no key")?;
+    guard.insert(page.clone(), &499_u64).await?;
+    assert!(guard.contains(page.clone()).await?);
+    guard.invalidate_path("/product/7").await?;
+    assert!(!guard.contains(page).await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_unconfirmed_invalidation_is_kept() -> Result<(), Box<dyn Error>> {
     let guard = StampedeGuard::new(redis::Client::open("redis://127.0.0.1:1/")?);
     let error = guard.invalidate(("price", 7)).await.expect_err("Redis is away");
