@@ -214,7 +214,8 @@ impl StampedeGuard {
         attempt.make(until, Some(insert)).await
     }
 
-    /// Removes `key`, also against loads that are running: their values are not stored.
+    /// Removes `key`, also against loads that are running: their values are not stored. For several keys, tags and paths at once:
+    /// [`invalidation`](Self::invalidation).
     ///
     /// Where processes keep copies (`local_for`), it then waits until each of them has dropped its copy: a round trip or so, and for one
     /// `local_term` (two seconds) at most for a process that is dead, hung, paused or cut off.
