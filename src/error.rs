@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::failure_text::{EncodedError, with_causes};
-use crate::key::Key;
+use crate::key::{CacheKey, Key};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why the guard itself could not do what was asked.
@@ -19,10 +19,26 @@ pub struct Error {
     repr: Arc<Repr>,
 }
 
+#[derive(Clone)]
 struct Repr {
     kind: ErrorKind,
     text: String,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    unconfirmed: Vec<InvalidationTarget>,
+}
+
+/// What an [invalidation](crate::StampedeGuard::invalidation) names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InvalidationTarget {
+    /// A key.
+    Key(CacheKey),
+    /// A tag.
+    Tag(CacheKey),
+    /// A path with its query, as the caller wrote it.
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    Path(String),
 }
 
 /// The classes of [`Error`].
@@ -55,7 +71,7 @@ pub enum ErrorKind {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { repr: Arc::new(Repr { kind, text: text.into(), source: None }) }
+        Self { repr: Arc::new(Repr { kind, text: text.into(), source: None, unconfirmed: Vec::new() }) }
     }
 
     pub(crate) fn with_source(
@@ -63,7 +79,18 @@ impl Error {
         text: impl Into<String>,
         source: Arc<dyn std::error::Error + Send + Sync>,
     ) -> Self {
-        Self { repr: Arc::new(Repr { kind, text: text.into(), source: Some(source) }) }
+        let (text, unconfirmed) = (text.into(), Vec::new());
+        Self { repr: Arc::new(Repr { kind, text, source: Some(source), unconfirmed }) }
+    }
+
+    /// The same error, of invalidations of these targets that the store has not confirmed.
+    pub(crate) fn with_unconfirmed(self, unconfirmed: Vec<InvalidationTarget>) -> Self {
+        Self { repr: Arc::new(Repr { unconfirmed, ..Arc::unwrap_or_clone(self.repr) }) }
+    }
+
+    /// The same error under another text.
+    pub(crate) fn with_text(self, text: String) -> Self {
+        Self { repr: Arc::new(Repr { text, ..Arc::unwrap_or_clone(self.repr) }) }
     }
 
     pub(crate) fn empty_key() -> Self {
@@ -133,6 +160,13 @@ impl Error {
         self.kind() == ErrorKind::Store
     }
 
+    /// The targets of an [invalidation](crate::StampedeGuard::invalidation), and of its short forms, that are not confirmed; empty for
+    /// every other error. The guard has retained them, and sends them as soon as the store answers, unless it was
+    /// [shut down](crate::StampedeGuard::shutdown).
+    pub fn unconfirmed(&self) -> &[InvalidationTarget] {
+        &self.repr.unconfirmed
+    }
+
     /// Whether a time limit passed.
     pub fn is_timeout(&self) -> bool {
         self.kind() == ErrorKind::Timeout
@@ -147,7 +181,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Repr { kind, text, source } = &*self.repr;
+        let Repr { kind, text, source, .. } = &*self.repr;
         f.debug_struct("Error").field("kind", kind).field("text", text).field("source", source).finish()
     }
 }

@@ -124,13 +124,14 @@ pub mod bounds {
 }
 
 pub use crate::guard::builder::StampedeGuardBuilder;
+pub use crate::guard::invalidation::Invalidation;
 pub use crate::guard::load_context::LoadContext;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
 pub use crate::guard::outcome::AnswerInfo;
 pub use crate::guard::warm::Warmed;
 pub use crate::store::backend::Backend;
 pub use crate::value::codec::Codec;
-pub use error::{Error, ErrorKind, LoadError};
+pub use error::{Error, ErrorKind, InvalidationTarget, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};

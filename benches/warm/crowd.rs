@@ -168,7 +168,7 @@ async fn each(guard: &StampedeGuard, loads: &Arc<AtomicU64>) -> u64 {
     let answers = (0..KEYS).map(|key| {
         let (guard, loads) = (guard.clone(), Arc::clone(loads));
         tokio::spawn(async move {
-            let load = || async move {
+            let load = move || async move {
                 loads.fetch_add(1, Ordering::Relaxed);
                 Ok::<_, String>(key)
             };

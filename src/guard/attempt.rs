@@ -3,44 +3,54 @@
 use std::sync::Arc;
 
 use super::StampedeGuard;
-use crate::error::Error;
-use crate::guard_state::kept::KeptInvalidation;
+use crate::error::{Error, InvalidationTarget};
+use crate::guard_state::kept::{ChangeTarget, KeptInvalidation};
 use crate::key::Key;
 use crate::observe::GuardCount;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// A change on its way. It counts as not confirmed unless it succeeds: also if its caller, which may have a bound of its own, drops it.
-pub(super) struct ChangeAttempt<'a> {
-    guard: &'a StampedeGuard,
-    key: &'a Key,
-    is_tag: bool,
+pub(super) struct ChangeAttempt {
+    pub(super) guard: StampedeGuard,
+    pub(super) target: ChangeTarget,
+    /// The name of the operation in errors.
+    pub(super) what: &'static str,
     number: u64,
     /// It is kept if it ends now.
     is_kept: bool,
     succeeded: bool,
 }
 
-impl<'a> ChangeAttempt<'a> {
-    /// A change of this key's value.
-    pub(super) fn of_value(guard: &'a StampedeGuard, key: &'a Key, invalidates: bool) -> Self {
-        Self::new(guard, key, false, invalidates)
+impl ChangeAttempt {
+    /// An invalidation of the target. This process drops its copies and detaches its flights at once, independent of the store.
+    pub(super) fn invalidation(guard: &StampedeGuard, target: ChangeTarget) -> Self {
+        let what = if target.is_tag { "the invalidation by the tag" } else { "the invalidation" };
+        let attempt = Self::new(guard, target, what, true);
+        attempt.drop_copies();
+        attempt.detach_flights();
+        attempt
     }
 
-    /// An invalidation of this tag.
-    pub(super) fn of_tag(guard: &'a StampedeGuard, tag: &'a Key) -> Self {
-        Self::new(guard, tag, true, true)
+    /// Another change of this key's value, which is kept as an invalidation if it `invalidates`.
+    pub(super) fn of_value(guard: &StampedeGuard, key: &Key, what: &'static str, invalidates: bool) -> Self {
+        Self::new(guard, ChangeTarget::value(key.clone()), what, invalidates)
     }
 
-    fn new(guard: &'a StampedeGuard, key: &'a Key, is_tag: bool, invalidates: bool) -> Self {
+    fn new(guard: &StampedeGuard, target: ChangeTarget, what: &'static str, is_kept: bool) -> Self {
         let number = guard.state.kept.next_attempt();
-        Self { guard, key, is_tag, number, is_kept: invalidates, succeeded: false }
+        Self { guard: guard.clone(), target, what, number, is_kept, succeeded: false }
+    }
+
+    /// Whether the target's server is known to be down. In a cluster each key may be on another one.
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.guard.state.store.is_down(self.target.key.name())
     }
 
     /// The store has made the change, and no process serves an older copy: nothing is left to send.
     pub(super) fn made(&mut self) {
         self.is_kept = false;
-        for name in self.names() {
-            self.guard.settle(&name.name(), self.number);
+        for target in self.targets() {
+            self.guard.settle(&target.name(), self.number);
         }
     }
 
@@ -51,60 +61,82 @@ impl<'a> ChangeAttempt<'a> {
     }
 
     /// The error of a change that the store has refused or not confirmed.
-    pub(super) fn unconfirmed(&self, what: &str, error: StoreError) -> Error {
-        self.failed("not confirmed yet", what, error)
+    pub(super) fn unconfirmed(&self, error: StoreError) -> Error {
+        self.failed("not confirmed yet", error)
     }
 
     /// The error of a change that was made, and of which other processes could not be told.
-    pub(super) fn unannounced(&self, what: &str, error: StoreError) -> Error {
-        self.failed("not announced yet to the other processes", what, error)
+    pub(super) fn unannounced(&self, error: StoreError) -> Error {
+        self.failed("not announced yet to the other processes", error)
     }
 
-    fn failed(&self, how: &str, what: &str, error: StoreError) -> Error {
-        if self.is_kept && error.kind != StoreErrorKind::Closed {
-            let digest = self.key.digest();
-            let text = format!(
-                "{how}: {what} of key #{digest} failed. It is kept, and sent as soon as the store answers; until then this process \
-                 serves nothing that it invalidates"
-            );
-            return Error::with_source(Error::kind_of(&error), text, Arc::new(error));
+    fn failed(&self, how: &str, error: StoreError) -> Error {
+        let Self { guard, target: ChangeTarget { key, is_tag }, what, .. } = self;
+        if !self.is_kept {
+            return match error.is_final() {
+                true => Error::store(what, key, error),
+                false => Error::store(&format!("{}: {what}", how.replace(" yet", "")), key, error),
+            };
         }
-        if error.is_final() {
-            return Error::store(what, self.key, error);
+        let target = match (key.cache_key(&guard.state.namespace), is_tag) {
+            (key, false) => InvalidationTarget::Key(key),
+            (tag, true) => InvalidationTarget::Tag(tag),
+        };
+        if error.kind == StoreErrorKind::Closed {
+            return Error::store(what, key, error).with_unconfirmed(vec![target]);
         }
-        Error::store(&format!("{}: {what}", how.replace(" yet", "")), self.key, error)
+        let digest = key.digest();
+        let text = format!(
+            "{how}: {what} of key #{digest} failed. It is kept, and sent as soon as the store answers; until then this process \
+             serves nothing that it invalidates"
+        );
+        Error::with_source(Error::kind_of(&error), text, Arc::new(error)).with_unconfirmed(vec![target])
     }
 
     /// Keeps what it invalidates. The order is part of the proof: the name, the copies, the flights.
     fn keep(&self) {
-        let state = &self.guard.state;
-        for kept in self.names() {
-            let name = kept.name();
+        let (state, policy) = (&self.guard.state, &self.guard.policy);
+        for target in self.targets() {
+            let kept = KeptInvalidation { target, attempt: self.number, policy: Arc::clone(policy) };
             if state.kept.keep(kept) {
                 state.count(GuardCount::invalidations_overflowed);
                 state.local.forget_all();
                 state.flights.detach_all();
             }
-            state.local.forget(&name);
         }
-        if self.is_tag {
-            state.flights.detach_all();
-        } else {
-            state.detach_resource(self.key);
-        }
+        self.drop_copies();
+        self.detach_flights();
         self.guard.send_kept_later();
     }
 
-    /// What the change invalidates: the value and, over HTTP, the responses to requests with reports of proxies.
-    fn names(&self) -> impl Iterator<Item = KeptInvalidation> {
-        let Self { guard, key, is_tag, number: attempt, .. } = *self;
-        let kept = |key, is_tag| KeptInvalidation { key, is_tag, attempt, policy: Arc::clone(&guard.policy) };
-        let reports = if is_tag { None } else { key.of_reports(&guard.state.namespace) };
-        [Some(kept(key.clone(), is_tag)), reports.map(|tag| kept(tag, true))].into_iter().flatten()
+    fn drop_copies(&self) {
+        for target in self.targets() {
+            self.guard.state.local.forget(&target.name());
+        }
+    }
+
+    pub(super) fn detach_flights(&self) {
+        match self.target.is_tag {
+            // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
+            true => self.guard.state.flights.detach_all(),
+            false => self.guard.state.detach_resource(&self.target.key),
+        }
+    }
+
+    /// What the change invalidates: the target and, for an HTTP resource, the responses to requests with reports of proxies.
+    fn targets(&self) -> impl Iterator<Item = ChangeTarget> {
+        [self.of_reports(), Some(self.target.clone())].into_iter().flatten()
+    }
+
+    /// The tag of the responses to requests with reports of proxies, if the target is an HTTP resource.
+    pub(super) fn of_reports(&self) -> Option<ChangeTarget> {
+        let ChangeTarget { key, is_tag } = &self.target;
+        let reports = (!is_tag).then(|| key.of_reports(&self.guard.state.namespace)).flatten();
+        reports.map(ChangeTarget::tag)
     }
 }
 
-impl Drop for ChangeAttempt<'_> {
+impl Drop for ChangeAttempt {
     fn drop(&mut self) {
         if self.succeeded {
             return;
@@ -113,13 +145,5 @@ impl Drop for ChangeAttempt<'_> {
         if self.is_kept {
             self.keep();
         }
-    }
-}
-
-impl StampedeGuard {
-    /// Keeps an invalidation that is not even tried, because the store is known to be down.
-    #[cfg(feature = "http")]
-    pub(crate) fn forget_later(&self, key: &Key) {
-        drop(ChangeAttempt::of_value(self, key, true));
     }
 }

@@ -9,7 +9,7 @@ use super::StampedeGuard;
 use super::attempt::ChangeAttempt;
 use super::entries::LONGEST;
 use crate::error::{Error, ErrorKind};
-use crate::guard_state::kept::KeptInvalidation;
+use crate::guard_state::kept::{ChangeTarget, KeptInvalidation};
 use crate::key::Key;
 use crate::local::Change;
 use crate::observe::GuardCount;
@@ -17,43 +17,31 @@ use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{Insert, LATEST, Reply, StoreError, StoreErrorKind};
 
-impl StampedeGuard {
-    /// Invalidates the key, or replaces its value by `insert`.
-    pub(super) async fn replace(
-        &self,
-        what: &str,
-        key: &Key,
-        until: Instant,
-        insert: Option<Insert>,
-    ) -> Result<(), Error> {
-        // An insertion that fails is not kept: the program may have no loader that makes the value again.
-        let attempt = ChangeAttempt::of_value(self, key, insert.is_none());
-        self.replace_by(attempt, what, key, until, insert).await
+impl ChangeAttempt {
+    /// Makes the change: invalidates the target, or replaces its value by `insert`.
+    pub(super) async fn make(mut self, until: Instant, insert: Option<Insert>) -> Result<(), Error> {
+        let replicated = self.reaches_all(until, insert).await?;
+        // A flight that began before the store had the change may hold an entry that was read before it.
+        self.detach_flights();
+        self.made();
+        self.succeeds(replicated)
     }
 
-    /// The same for an attempt that has begun.
-    pub(super) async fn replace_by(
-        &self,
-        mut attempt: ChangeAttempt<'_>,
-        what: &str,
-        key: &Key,
-        until: Instant,
-        insert: Option<Insert>,
-    ) -> Result<(), Error> {
-        self.state.detach_resource(key);
+    /// Waits until the store has the change and no process serves an older copy. `Err` inside: the replicas lack it.
+    async fn reaches_all(&self, until: Instant, insert: Option<Insert>) -> Result<Result<(), Error>, Error> {
+        let Self { guard, target, .. } = self;
         // First, so that replicas that have the later change have this one too.
-        let reports = key.of_reports(&self.state.namespace);
-        let of_reports = match &reports {
+        let of_reports = match self.of_reports() {
             Some(tag) => {
-                let change = self.change(ChangedName::tag(tag));
-                let answer = self.forgotten(&change, tag, until).await;
-                Some((change, answer.map_err(|error| attempt.unconfirmed(what, error))?))
+                let change = guard.change(tag.name());
+                let answer = guard.forgotten(&change, &tag.key, until).await;
+                Some((change, answer.map_err(|error| self.unconfirmed(error))?))
             }
             None => None,
         };
-        let change = self.change(ChangedName::value(key));
-        let answer = self.replaced(&change, key, until, insert).await;
-        let answer = answer.map_err(|error| attempt.unconfirmed(what, error))?;
+        let change = guard.change(target.name());
+        let answer = guard.confirmed(&change, target, until, insert).await;
+        let answer = answer.map_err(|error| self.unconfirmed(error))?;
         let of_reports = async {
             match of_reports {
                 Some((change, answer)) => change.reaches_all(answer, until).await,
@@ -61,40 +49,60 @@ impl StampedeGuard {
             }
         };
         let reached = async { tokio::try_join!(change.reaches_all(answer, until), of_reports) };
-        let (reached, replicated) = tokio::join!(reached, self.replicated(what, key));
-        reached.map_err(|error| attempt.unannounced(what, error))?;
-        // A flight that began before the store had the change may hold an entry that was read before it.
-        self.state.detach_resource(key);
-        attempt.made();
-        attempt.succeeds(replicated)
+        let (reached, replicated) = tokio::join!(reached, self.replicated());
+        reached.map_err(|error| self.unannounced(error))?;
+        Ok(replicated)
     }
 
-    /// The step in the store that invalidates a key, or replaces its value by `insert`.
-    async fn replaced(
+    /// Waits for the server's replicas, if the policy says so.
+    async fn replicated(&self) -> Result<(), Error> {
+        let Self { guard, target: ChangeTarget { key, .. }, what, .. } = self;
+        let Some((replicas, timeout)) = guard.policy.replicas else { return Ok(()) };
+        let have = guard.state.store.tags().replicated(key, replicas, timeout).await;
+        let have =
+            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
+        if have >= replicas {
+            return Ok(());
+        }
+        let digest = key.digest();
+        let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
+        Err(Error::new(ErrorKind::Store, text))
+    }
+}
+
+impl StampedeGuard {
+    /// Makes a change, and waits until the server has confirmed it.
+    async fn confirmed(
         &self,
         change: &Change<'_>,
-        key: &Key,
+        target: &ChangeTarget,
         until: Instant,
         insert: Option<Insert>,
     ) -> Result<Answer, StoreError> {
-        let store = &self.state.store;
-        let replace = |within| {
+        let (store, key) = (&self.state.store, &target.key);
+        let command = |within| {
+            if target.is_tag {
+                return self.forget_id(change, key, within);
+            }
             let (announcement, insert) = (change.attempt(), insert.clone());
             answered(self.state.local.attempt_sent(), announcement.id, async move {
                 store.invalidate(key, insert, &announcement, within).await
             })
         };
-        self.confirmed(key, until, replace).await
+        let answer = self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await?;
+        self.state.count(GuardCount::invalidations);
+        self.state.publish_regularly();
+        Ok(answer)
     }
 
     /// Waits until no process serves a copy that is older than a refresh.
     pub(super) async fn announce_refresh(&self, key: &Key) -> Result<(), Error> {
-        let attempt = ChangeAttempt::of_value(self, key, false);
+        let attempt = ChangeAttempt::of_value(self, key, "the refresh", false);
         let change = self.change(ChangedName::value(key));
         match change.announce_and_wait(Instant::now() + LONGEST).await {
             // As far as is known there are no copies, so the refresh does not depend on the store.
             Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => {}
-            announced => announced.map_err(|error| attempt.unannounced("the refresh", error))?,
+            announced => announced.map_err(|error| attempt.unannounced(error))?,
         }
         attempt.succeeds(Ok(()))
     }
@@ -105,31 +113,14 @@ impl StampedeGuard {
         self.tried(tag, until, forget).await
     }
 
-    /// Removes the id of a tag, and waits until no process serves a copy with it.
-    pub(super) async fn forget_tagged(&self, what: &str, tag: &Key, until: Instant) -> Result<(), Error> {
-        let mut attempt = ChangeAttempt::of_tag(self, tag);
-        let change = self.change(ChangedName::tag(tag));
-        let answer = self.confirmed(tag, until, |within| self.forget_id(&change, tag, within)).await;
-        let answer = answer.map_err(|error| attempt.unconfirmed(what, error))?;
-        let (reached, replicated) =
-            tokio::join!(change.reaches_all(answer, until), self.replicated(what, tag));
-        reached.map_err(|error| attempt.unannounced(what, error))?;
-        attempt.made();
-        attempt.succeeds(replicated)
-    }
-
     /// Sends a kept invalidation, and waits until no process serves a copy of what it invalidates. It detaches no flights: they were
     /// detached when it was kept, and flights that began after that hold nothing that it invalidates.
     pub(super) async fn send_kept(&self, kept: &KeptInvalidation, until: Instant) -> Result<(), StoreError> {
-        let (attempt, key) = (self.state.kept.next_attempt(), &kept.key);
-        let change = self.change(kept.name());
-        let answer = if kept.is_tag {
-            self.confirmed(key, until, |within| self.forget_id(&change, key, within)).await?
-        } else {
-            self.replaced(&change, key, until, None).await?
-        };
+        let (attempt, target) = (self.state.kept.next_attempt(), &kept.target);
+        let change = self.change(target.name());
+        let answer = self.confirmed(&change, target, until, None).await?;
         change.reaches_all(answer, until).await?;
-        if self.settle(&kept.name(), attempt) {
+        if self.settle(&target.name(), attempt) {
             self.state.count(GuardCount::invalidations_resent);
         }
         Ok(())
@@ -157,19 +148,6 @@ impl StampedeGuard {
     fn change(&self, name: ChangedName) -> Change<'_> {
         self.state.local.forget(&name);
         self.state.local.change(name, self.policy.local_elsewhere)
-    }
-
-    /// Makes a change, and waits until the server has confirmed it.
-    async fn confirmed<'a, T>(
-        &'a self,
-        key: &Key,
-        until: Instant,
-        command: impl Fn(Duration) -> Reply<'a, T>,
-    ) -> Result<T, StoreError> {
-        let answer = self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await?;
-        self.state.count(GuardCount::invalidations);
-        self.state.publish_regularly();
-        Ok(answer)
     }
 
     pub(super) async fn counted<T>(
@@ -208,20 +186,6 @@ impl StampedeGuard {
                 }
             }
         }
-    }
-
-    /// Waits for the server's replicas, if the policy says so.
-    pub(super) async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
-        let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
-        let have = self.state.store.tags().replicated(key, replicas, timeout).await;
-        let have =
-            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
-        if have >= replicas {
-            return Ok(());
-        }
-        let digest = key.digest();
-        let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
-        Err(Error::new(ErrorKind::Store, text))
     }
 }
 

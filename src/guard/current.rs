@@ -19,7 +19,6 @@ pub(crate) enum Current<'a> {
     Newer(StampedeGuard),
 }
 
-#[cfg(feature = "http")]
 impl Current<'_> {
     /// The handle itself, or a clone.
     pub(crate) fn into_owned(self) -> StampedeGuard {

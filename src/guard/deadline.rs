@@ -9,6 +9,9 @@ use crate::error::Error;
 use crate::policy::Policy;
 use crate::sync::lock;
 
+/// How many changes of one call are under way at once. Hits of other callers wait behind so many commands.
+pub(super) const CHANGES: usize = 32;
+
 /// Until when the changes of one call are repeated. While the store is away, all of them together take no longer than one.
 pub(super) struct SharedDeadline {
     /// A change that the store has made may fail later, because replicas lack it: such a failure says nothing about the store.

@@ -11,6 +11,7 @@ use super::StampedeGuard;
 use super::attempt::ChangeAttempt;
 use super::typed::{SharedReader, TypedReader};
 use crate::error::{Error, ErrorKind};
+use crate::guard_state::kept::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::read_through::call::Call;
 use crate::read_through::look_up::{peek, read_entry};
@@ -18,9 +19,6 @@ use crate::store::Insert;
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::lz4::Packed;
 use crate::value::tags::{self, TagList};
-
-pub(super) const INVALIDATION: &str = "the invalidation";
-const EXPIRY: &str = "the expiry";
 
 /// How long a change is repeated until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
@@ -196,7 +194,8 @@ impl StampedeGuard {
         let Self { state, policy, .. } = self;
         // The program has a newer value, so the older one is outdated also if the newer one can not be stored.
         let not_stored = async |error: Error| {
-            self.replace(INVALIDATION, key, until, None).await?;
+            let removal = ChangeAttempt::invalidation(self, ChangeTarget::value(key.clone()));
+            removal.make(until, None).await?;
             Err(error)
         };
         let (encoding, payload) = match policy.codec.encode(value) {
@@ -223,16 +222,19 @@ impl StampedeGuard {
         if let Some(most) = over() {
             return not_stored(over_limit(most)).await;
         }
-        let inserted =
-            self.replace("the insertion", key, until, Some(Insert { entry, keep, over: None })).await;
+        // An insertion that fails is not kept: the program may have no loader that makes the value again.
+        let attempt = ChangeAttempt::of_value(self, key, "the insertion", false);
+        attempt.detach_flights();
+        let inserted = attempt.make(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
-            // The attempt has told the limit.
+            // The attempt has learned the limit.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
             _ => inserted,
         }
     }
 
-    /// Removes `key`, also against loads that are running: their values are not stored.
+    /// Removes `key`, also against loads that are running: their values are not stored. For several keys, tags and paths at once:
+    /// [`invalidation`](Self::invalidation).
     ///
     /// Where processes keep copies (`local_for`), it then waits until each of them has dropped its copy: a round trip or so, and for one
     /// `local_term` (two seconds) at most for a process that is dead, hung, paused or cut off.
@@ -258,8 +260,7 @@ impl StampedeGuard {
     /// value. There are two exceptions: a store that cannot be reached then, and clients that read an HTTP response while it arrives,
     /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        let key = self.key(key)?;
-        self.current().replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
+        self.invalidation().key(key).send().await
     }
 
     /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
@@ -284,11 +285,11 @@ impl StampedeGuard {
         let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
         // Begins before the read: an invalidation that is kept after it is not settled by this change, which may store what was read.
-        let attempt = ChangeAttempt::of_value(&guard, &key, true);
+        let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
         let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // A read counts its own errors.
         let read = guard.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
-        let read = read.map_err(|error| attempt.unconfirmed(EXPIRY, error))?;
+        let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
         let kept = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
@@ -298,7 +299,8 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        guard.replace_by(attempt, EXPIRY, &key, until, kept).await
+        attempt.detach_flights();
+        attempt.make(until, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -334,7 +336,7 @@ impl StampedeGuard {
     /// # Ok(()) }
     /// ```
     pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
-        self.current().forget_tag(&self.key(tag)?).await
+        self.invalidation().tag(tag).send().await
     }
 
     /// Removes every value of this namespace that is stored under a policy with
@@ -356,29 +358,13 @@ impl StampedeGuard {
                         Policy::builder().invalidate_all(true); what was stored without that is then a miss";
             return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
-        guard.forget_tag(&tags::everything(&self.state.namespace)).await
-    }
-
-    /// [`invalidate`](Self::invalidate), for a [`Key`].
-    #[cfg(feature = "http")]
-    pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
-        self.replace(INVALIDATION, key, Instant::now() + LONGEST, None).await
-    }
-
-    async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
-        let flights = &self.state.flights;
-        // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
-        flights.detach_all();
-        let until = Instant::now() + LONGEST;
-        self.forget_tagged("the invalidation by the tag", tag, until).await?;
-        flights.detach_all();
-        Ok(())
+        guard.invalidation().tag(CacheKey::reserved(tags::EVERYTHING)).send().await
     }
 
     /// The policy's tags and a value's own, for a value that is stored directly.
     async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { state, policy, .. } = self;
-        let mut tags = policy.tag_keys(&state.namespace);
+        let mut tags = policy.tag_keys(&state.namespace, key);
         tags.extend(own);
         // No command is needed. If the store is down, the change itself reports that.
         if tags.is_empty() {

@@ -11,18 +11,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
-use super::attempt::ChangeAttempt;
-use super::deadline::SharedDeadline;
-use super::entries::INVALIDATION;
+use super::deadline::{CHANGES, SharedDeadline};
 use super::load_many::paired;
 use super::typed::TypedReader;
 use crate::error::{Error, LoadError};
 use crate::key::{CacheKey, Key};
 use crate::read_through::call::Call;
 use crate::read_through::look_up_many::peek_many;
-
-/// How many changes of many are under way at once. Hits of other callers wait behind so many commands.
-const CHANGES: usize = 32;
 
 impl StampedeGuard {
     /// Returns the stored values of many keys, and loads those that are missing by one call of `load` for each thousand: each key once
@@ -263,22 +258,7 @@ impl StampedeGuard {
         &self,
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<(), Error>> {
-        let guard = self.current();
-        let deadline = SharedDeadline::new(&guard.policy);
-        let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
-        // All have begun before the first command: a call that is dropped loses none.
-        let attempts: Vec<_> = keys
-            .iter()
-            .map(|key| match key {
-                Ok(key) => Ok((key, ChangeAttempt::of_value(&guard, key, true))),
-                Err(error) => Err(error.clone()),
-            })
-            .collect();
-        let invalidate = async |attempt: Result<(&Key, ChangeAttempt<'_>), Error>| {
-            let (key, attempt) = attempt?;
-            let invalidate = async |until| guard.replace_by(attempt, INVALIDATION, key, until, None).await;
-            Box::pin(deadline.holds(guard.state.store.is_down(key.name()), invalidate)).await
-        };
-        stream::iter(attempts.into_iter().map(invalidate)).buffered(CHANGES).collect().await
+        let made = self.invalidation().keys(keys).begin().make_each().await;
+        made.into_iter().map(|made| made.map_err(|failed| failed.error)).collect()
     }
 }

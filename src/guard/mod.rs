@@ -4,6 +4,7 @@ pub(crate) mod bounds;
 pub(crate) mod builder;
 #[cfg(feature = "macros")]
 pub(crate) mod function;
+pub(crate) mod invalidation;
 pub(crate) mod load_context;
 pub(crate) mod memoize;
 pub(crate) mod typed;

@@ -58,13 +58,13 @@ impl Resending {
             let Some(state) = self.state.upgrade() else { return };
             let mut kept = state.kept.to_send();
             // In a cluster each key may be on another server.
-            let is_up = |kept: &&KeptInvalidation| !state.store.is_down(kept.key.name());
+            let is_up = |kept: &&KeptInvalidation| !state.store.is_down(kept.target.key.name());
             let Some(first) = kept.iter().find(is_up).or_else(|| kept.first()) else {
                 self.is_over = true;
                 return;
             };
             // This waits for a reconnect, and ends with it.
-            if let Err(error) = state.store.reach(first.key.name(), REACHES).await {
+            if let Err(error) = state.store.reach(first.target.key.name(), REACHES).await {
                 self.is_over = error.kind == StoreErrorKind::Closed;
                 if self.is_over {
                     return;
@@ -99,7 +99,7 @@ impl Resending {
 
 /// Sends one of them, unless its server is known to be down. Returns why it is still kept.
 async fn send(state: &Arc<GuardState>, kept: KeptInvalidation) -> Option<StoreError> {
-    if state.store.is_down(kept.key.name()) {
+    if state.store.is_down(kept.target.key.name()) {
         return Some(StoreError::new(StoreErrorKind::Unavailable));
     }
     let (state, policy) = (Arc::clone(state), Arc::clone(&kept.policy));

@@ -89,21 +89,35 @@ impl Overflow {
     }
 }
 
-/// One name that is invalidated as soon as the store answers.
-#[derive(Clone, Debug)]
-pub(crate) struct KeptInvalidation {
+/// What a change removes or replaces: the value of a key, or all values with a tag.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ChangeTarget {
     pub(crate) key: Key,
     pub(crate) is_tag: bool,
+}
+
+impl ChangeTarget {
+    pub(crate) fn value(key: Key) -> Self {
+        Self { key, is_tag: false }
+    }
+
+    pub(crate) fn tag(key: Key) -> Self {
+        Self { key, is_tag: true }
+    }
+
+    pub(crate) fn name(&self) -> ChangedName {
+        if self.is_tag { ChangedName::tag(&self.key) } else { ChangedName::value(&self.key) }
+    }
+}
+
+/// One target that is invalidated as soon as the store answers.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptInvalidation {
+    pub(crate) target: ChangeTarget,
     /// The number of the latest attempt that has ended unconfirmed.
     pub(crate) attempt: u64,
     /// The policy of that attempt.
     pub(crate) policy: Arc<Policy>,
-}
-
-impl KeptInvalidation {
-    pub(crate) fn name(&self) -> ChangedName {
-        if self.is_tag { ChangedName::tag(&self.key) } else { ChangedName::value(&self.key) }
-    }
 }
 
 /// What a read may serve, as decided before it is sent.
@@ -152,7 +166,7 @@ impl KeptInvalidations {
     pub(crate) fn keep(&self, kept: KeptInvalidation) -> bool {
         let mut names = lock(&self.names);
         let (is_first, policy) = (names.by_name.is_empty(), Arc::clone(&kept.policy));
-        let is_known = names.by_name.contains_key(&kept.name());
+        let is_known = names.by_name.contains_key(&kept.target.name());
         let overflows = names.overflowed.is_none() && !is_known && names.by_name.len() >= self.most;
         if overflows {
             let mut overflow = Overflow::default();
@@ -162,12 +176,13 @@ impl KeptInvalidations {
         let kept = match &mut names.overflowed {
             Some(overflow) => {
                 overflow.stands_for(&policy);
-                KeptInvalidation { key: self.everything.clone(), is_tag: true, ..kept }
+                KeptInvalidation { target: ChangeTarget::tag(self.everything.clone()), ..kept }
             }
             None => kept,
         };
-        let latest = names.by_name.get(&kept.name()).map_or(0, |known| known.attempt);
-        names.by_name.insert(kept.name(), KeptInvalidation { attempt: kept.attempt.max(latest), ..kept });
+        let name = kept.target.name();
+        let latest = names.by_name.get(&name).map_or(0, |known| known.attempt);
+        names.by_name.insert(name, KeptInvalidation { attempt: kept.attempt.max(latest), ..kept });
         self.any.store(true, Ordering::Relaxed);
         let is_news = is_first && self.begin_log.is_due();
         names.is_told |= is_news;
@@ -251,7 +266,7 @@ impl KeptInvalidations {
             names.is_being_sent = false;
         }
         let mut all: Vec<_> = names.by_name.values().cloned().collect();
-        all.sort_unstable_by_key(|kept| (kept.attempt, kept.is_tag));
+        all.sort_unstable_by_key(|kept| (kept.attempt, kept.target.is_tag));
         all
     }
 

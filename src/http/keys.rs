@@ -2,9 +2,11 @@
 
 use http::{Method, Request, Uri};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard::StampedeGuard;
-use crate::http_rules::invalidation::Invalidation;
+use crate::guard::invalidation::Invalidation;
+use crate::guard_state::kept::ChangeTarget;
+use crate::http_rules::changed_resources::ChangedResources;
 use crate::http_rules::normal_form::normal_form;
 use crate::http_rules::request_rules::RequestRules;
 use crate::key::CacheKey;
@@ -32,14 +34,15 @@ impl StampedeGuard {
         self.current().parts().1.http.cache_key(request)
     }
 
-    /// Removes the stored responses for this path and query under the policy's
+    /// Removes the stored responses for one URI, this path with this query, under the policy's
     /// [`authority`](crate::http::HttpPolicy::authority) and [`scheme`](crate::PolicyBuilder::scheme), as an unsafe
     /// method does: in every process, all variants, and also the results of running loads. If the policy has a
     /// [`key`](crate::http::HttpPolicy::key) function, removes what an unsafe request without headers would remove.
     ///
     /// The path may be plain text or percent-encoded: `/café`, `/caf%C3%A9` and `/caf%c3%a9` are the same path, and the responses to
     /// all of these spellings are removed (RFC 3986, 6.2.2). A `%` that two hexadecimal digits follow is a code. `%2F` and `/`, `/a/`
-    /// and `/a`, and parameters in another order are other paths, and so is the same path with another query.
+    /// and `/a`, and parameters in another order are other paths, and so is the same path with another query, unless the policy has
+    /// [`path_tags`](crate::http::HttpPolicy::path_tags): then the responses to each query of the path are removed.
     ///
     /// # Errors
     ///
@@ -67,20 +70,45 @@ impl StampedeGuard {
     /// ```
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub async fn invalidate_path(&self, path: &str) -> Result<(), Error> {
-        let keys = path_keys(path, &self.current().parts().1.http.requests)?;
-        let mut result = Ok(());
-        for key in keys {
-            // Continue after an error: each of the keys may be the one that is served.
-            result = result.and(self.invalidate(key).await);
-        }
-        result
+        self.invalidation().path(path).send().await
     }
+}
+
+impl Invalidation {
+    /// Adds a path with its query, as in [`invalidate_path`](StampedeGuard::invalidate_path).
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn path(self, path: impl Into<String>) -> Self {
+        let path = path.into();
+        let keys = path_keys(&path, &self.guard().parts().1.http.requests);
+        let stored = keys.and_then(|keys| {
+            let all: Result<Vec<_>, Error> = keys.into_iter().map(|key| stored(self.guard(), key)).collect();
+            all.map(|all| all.concat())
+        });
+        self.target(InvalidationTarget::Path(path), stored)
+    }
+}
+
+/// The invalidation of these keys of resources.
+pub(super) fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
+    keys.into_iter().fold(guard.invalidation(), |invalidation, key| {
+        let stored = stored(guard, key.clone());
+        invalidation.target(InvalidationTarget::Key(key), stored)
+    })
+}
+
+/// What is invalidated in the store with this resource. With the tag of its path also its own entry: a process without
+/// [`path_tags`](crate::http::HttpPolicy::path_tags) stores it without the tag.
+fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
+    let (state, policy) = guard.parts();
+    let key = guard.key(key)?;
+    let path = policy.path_tag(&state.namespace, &key);
+    Ok([ChangeTarget::value(key)].into_iter().chain(path.map(ChangeTarget::tag)).collect())
 }
 
 /// The keys that [`StampedeGuard::invalidate_path`] removes.
 fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
     if rules.authority.is_none() {
-        let text = "invalidate_path needs one authority for all keys, and the policy names none: set \
+        let text = "a path needs one authority for all keys, and the policy names none: set \
                     HttpPolicy::authority(\"shop.example\"), or invalidate the http_key of a request with the clients' Host";
         return Err(Error::new(ErrorKind::InvalidPolicy, text));
     }
@@ -97,5 +125,5 @@ fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
     let mut change = Request::new(());
     *change.method_mut() = Method::DELETE;
     *change.uri_mut() = uri.ok_or_else(refused)?;
-    Ok(Invalidation::of(&change, rules).ok_or_else(refused)?.target_keys().to_vec())
+    Ok(ChangedResources::of(&change, rules).ok_or_else(refused)?.target_keys())
 }

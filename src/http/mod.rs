@@ -55,6 +55,9 @@
 //! that rewrites URIs, `Router::new().fallback_service(..)` makes it a router again), or turn on the feature
 //! `axum`, which keys by `OriginalUri`.
 //!
+//! The query is part of the key, so an invalidation of `/p` leaves the responses to `/p?utm=1`: with
+//! [`HttpPolicy::path_tags`] each response has the tag of its path, and the invalidation reaches each query.
+//!
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) use separate keys:
 //! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) knows them, [`cache_key`] knows the default's only.
 //!

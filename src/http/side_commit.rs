@@ -56,7 +56,7 @@ impl SideCommit {
         rejected: Option<Arc<StoredEntry>>,
     ) -> Self {
         let Some(lease) = lease_if_free(state, key, policy, rejected).await else { return Self::Refused };
-        let tags = policy.tag_keys(&state.namespace);
+        let tags = policy.tag_keys(&state.namespace, key);
         let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;

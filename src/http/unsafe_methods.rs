@@ -9,8 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
-use futures_util::future::join_all;
-use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
 use tokio::runtime::Handle;
@@ -26,13 +24,15 @@ use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
 use super::exchange::{Exchange, at_own_key};
+use super::keys::of_keys;
 use super::load_request::{ClientAnswer, LoadRequest, call, ready};
 use super::respond::own_answer;
 use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
+use crate::guard::invalidation::Invalidation;
 use crate::guard::outcome::Times;
 use crate::guard_state::GuardState;
-use crate::http_rules::invalidation::Invalidation;
+use crate::http_rules::changed_resources::ChangedResources;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{self, DoNotStore, Verdict, judge};
@@ -44,7 +44,6 @@ use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
-use crate::store::volume::ChangedName;
 use crate::value::freshness::Unstored;
 use crate::value::stored::StoredEntry;
 
@@ -62,18 +61,18 @@ where
     /// changed.
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
         let (_, policy) = guard.parts();
-        let invalidation = Invalidation::of(&self.request, &policy.http.requests);
+        let changed = ChangedResources::of(&self.request, &policy.http.requests);
         if policy.http.letter
-            && let Some(invalidation) = &invalidation
+            && let Some(changed) = &changed
             && let Ok(post) = consider_post(&self.request, &policy.http.requests)
         {
-            return Box::pin(self.post(&guard, post, invalidation)).await;
+            return Box::pin(self.post(&guard, post, changed)).await;
         }
         guard.count_pass();
-        let response = answered(&guard, self.inner, self.request, invalidation.as_ref()).await?;
+        let response = answered(&guard, self.inner, self.request, changed.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
-        if let Some(invalidation) = invalidation {
-            forget(&guard, keys(&guard, &invalidation, response.status(), response.headers())).await;
+        if let Some(changed) = changed {
+            forget(&guard, of_keys(&guard, changed.keys(response.status(), response.headers()))).await;
         }
         let status = CacheStatus::unstored(Fwd::Method, None);
         tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
@@ -85,7 +84,7 @@ where
         self,
         guard: &StampedeGuard,
         (ConsideredRequest { key, asked, .. }, target): (ConsideredRequest, Uri),
-        invalidation: &Invalidation,
+        changed: &ChangedResources,
     ) -> ClientAnswer<B, S::Error> {
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
@@ -96,7 +95,7 @@ where
         let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
         guard.count_pass();
         let asked_at = Instant::now();
-        let response = answered(guard, self.inner, self.request, Some(invalidation)).await?;
+        let response = answered(guard, self.inner, self.request, Some(changed)).await?;
         let (client, answer) = oneshot::channel();
         let mut sharing = ResponseCommit {
             mode: LeaseState::Leased,
@@ -113,7 +112,7 @@ where
             announcer: None,
         };
         let (head, body) = response.into_parts();
-        forget(guard, keys(guard, invalidation, head.status, &head.headers)).await;
+        forget(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
         let drafted = sharing.draft(&head, body.size_hint(), None);
         let is_stored = matches!(drafted, Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
@@ -193,7 +192,7 @@ where
             && matches!(judged(head.status(), head.headers()), Verdict::Private(_))
         {
             // A GET would be answered with the same head (RFC 9110, 9.3.2), which must not be stored.
-            forget(&guard, vec![key]).await;
+            forget(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
             return passed(policy, response);
         }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
@@ -201,7 +200,9 @@ where
         match head_update((head.status(), head.headers()), stored, length, now) {
             HeadUpdate::Ignore => {}
             // The stored response is outdated: the representation has changed.
-            HeadUpdate::Invalidate => forget(&guard, vec![key]).await,
+            HeadUpdate::Invalidate => {
+                forget(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
+            }
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
                 let head = head_of(previous.response.status, previous.response.version, headers);
@@ -230,19 +231,19 @@ async fn answered<S, Q, B>(
     guard: &StampedeGuard,
     mut service: S,
     request: Request<Q>,
-    invalidation: Option<&Invalidation>,
+    changed: Option<&ChangedResources>,
 ) -> Result<S::Response, S::Error>
 where
     S: Service<Request<Q>, Response = Response<B>>,
     S::Future: Send + 'static,
 {
     ready(&mut service).await?;
-    let Some(invalidation) = invalidation else { return service.call(request).await };
-    let mut unheard = UnsafeRequest { guard, invalidation, asking: None };
+    let Some(changed) = changed else { return service.call(request).await };
+    let mut unheard = UnsafeRequest { guard, changed, asking: None };
     let response = unheard.asking.insert(Box::pin(service.call(request))).await;
     unheard.asking = None;
     if response.is_err() {
-        forget(guard, target_keys(guard, invalidation)).await;
+        forget(guard, of_keys(guard, changed.target_keys())).await;
     }
     response
 }
@@ -262,7 +263,7 @@ where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
     guard: &'a StampedeGuard,
-    invalidation: &'a Invalidation,
+    changed: &'a ChangedResources,
     /// The call, until it is answered.
     asking: Option<Pin<Box<F>>>,
 }
@@ -277,82 +278,58 @@ where
         if (asking.is_none() && !panics) || Handle::try_current().is_err() {
             return;
         }
-        let (guard, invalidation) = (self.guard.clone(), self.invalidation.clone());
+        let (guard, changed) = (self.guard.clone(), self.changed.clone());
         let state = guard.parts().0;
         // A service that has panicked gives no late answer.
         let asking = asking.filter(|_| !panics);
         let Some((asking, place)) = asking.zip(state.http.abandoned_unsafe_requests.try_enter(MOST_UNHEARD))
         else {
-            drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
+            drop(begin_to_send(&guard, of_keys(&guard, changed.target_keys())));
             return;
         };
         let running = state.tasks.enter();
         let hearing = async move {
             let heard = timeout(LAST_WORD, AssertUnwindSafe(asking).catch_unwind()).await;
-            let changed = match heard {
-                Ok(Ok(Ok(response))) => keys(&guard, &invalidation, response.status(), response.headers()),
-                Ok(Ok(Err(_)) | Err(_)) | Err(_) => target_keys(&guard, &invalidation),
+            let keys = match heard {
+                Ok(Ok(Ok(response))) => changed.keys(response.status(), response.headers()),
+                Ok(Ok(Err(_)) | Err(_)) | Err(_) => changed.target_keys(),
             };
-            drop(begin_to_forget(&guard, changed));
+            drop(begin_to_send(&guard, of_keys(&guard, keys)));
             drop((place, running));
         };
         tokio::spawn(hearing.in_current_span());
     }
 }
 
-fn target_keys(guard: &StampedeGuard, invalidation: &Invalidation) -> Vec<Key> {
-    invalidation.target_keys().iter().cloned().filter_map(|key| guard.key(key).ok()).collect()
-}
-
-/// The keys that an unsafe request has changed.
-fn keys(
-    guard: &StampedeGuard,
-    invalidation: &Invalidation,
-    status: StatusCode,
-    headers: &HeaderMap,
-) -> Vec<Key> {
-    invalidation.keys(status, headers).into_iter().filter_map(|key| guard.key(key).ok()).collect()
-}
-
-/// Invalidates these keys. Continues in the background if the store takes longer than the request may wait, and at
-/// once if the store is known to be down.
-async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
-    if let Some(told) = begin_to_forget(guard, keys) {
-        let _ = timeout(guard.parts().1.coordination_budget, told).await;
+/// Sends an invalidation. Continues in the background if the store takes longer than the request may wait.
+async fn forget(guard: &StampedeGuard, invalidation: Invalidation) {
+    if let Some(sending) = begin_to_send(guard, invalidation) {
+        let _ = timeout(guard.parts().1.coordination_budget, sending).await;
     }
 }
 
-/// Starts the invalidations; returns the task if it is worth waiting for.
-fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<()>> {
+/// Begins the invalidation: callers that come after the response are served nothing older from memory, and join no load from before the
+/// change. Returns the task that sends it, if it is worth waiting for. A task, so that neither the budget nor a leaving client ends it.
+fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<JoinHandle<()>> {
+    let mut begun = invalidation.begin();
     let state = guard.parts().0;
-    for key in &keys {
-        // Independent of the store: callers that come after the response must not join a load from before the change, nor be served a
-        // copy.
-        state.detach_resource(key);
-        state.local.forget(&ChangedName::value(key));
-    }
-    // In a cluster each key may be on another server.
-    let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| state.store.is_down(key.name()));
-    for key in &away {
-        guard.forget_later(key);
+    if begun.retain_unreachable() > 0 {
         still_stored(state, "the store is down; it is invalidated as soon as the store answers");
     }
-    (!told.is_empty()).then(|| forgetting(guard, told))
-}
-
-/// Runs in a task, so that neither the budget nor a leaving client ends it.
-fn forgetting(guard: &StampedeGuard, keys: Vec<Key>) -> JoinHandle<()> {
-    let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
-    let forgetting = async move {
-        // All at once: each may wait for a process that keeps copies and is silent.
-        join_all(keys.iter().map(async |key| match guard.forget(key).await {
-            Ok(()) => guard.parts().0.http.invalidation_log.is_over(),
-            Err(error) => still_stored(guard.parts().0, error),
-        }))
-        .await;
+    if !begun.has_attempts() {
+        return None;
+    }
+    let (running, state) = (state.tasks.enter(), Arc::clone(state));
+    let sending = async move {
+        for made in begun.make_each().await {
+            match made {
+                Ok(()) => state.http.invalidation_log.is_over(),
+                Err(failed) => still_stored(&state, failed.error),
+            }
+        }
         drop(running);
     };
-    tokio::spawn(forgetting.in_current_span())
+    Some(tokio::spawn(sending.in_current_span()))
 }
 
 /// Logged once per outage, because each unsafe request meets it.

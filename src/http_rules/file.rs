@@ -83,6 +83,11 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
         tell: |http| Some(http.tell_key.into()),
     },
     Setting {
+        name: "path_tags",
+        set: |http, value| value.truth().map(|given| http.path_tags = given),
+        tell: |http| Some(http.path_tags.into()),
+    },
+    Setting {
         name: "answer_info",
         set: |http, value| value.truth().map(|given| http.answer_info = given),
         tell: |http| Some(http.answer_info.into()),

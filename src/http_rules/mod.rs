@@ -5,6 +5,7 @@
 pub(crate) mod axum_nesting;
 pub(crate) mod cache_control;
 pub(crate) mod cdn;
+pub(crate) mod changed_resources;
 pub(crate) mod cookies;
 pub(crate) mod credentials;
 pub(crate) mod dates;
@@ -13,7 +14,6 @@ pub(crate) mod fields;
 mod file;
 pub(crate) mod forwarding;
 pub(crate) mod freshness;
-pub(crate) mod invalidation;
 pub(crate) mod location;
 pub(crate) mod normal_form;
 pub(crate) mod normalize;

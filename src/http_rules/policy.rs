@@ -53,6 +53,7 @@ pub struct HttpPolicy {
     pub(crate) heuristic_freshness: bool,
     pub(crate) ignore_request_no_cache: bool,
     pub(crate) tell_key: bool,
+    pub(crate) path_tags: bool,
     pub(crate) answer_info: bool,
     /// Sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
@@ -152,6 +153,33 @@ impl HttpPolicy {
     #[must_use]
     pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
         self.ignore_request_no_cache = ignore;
+        self
+    }
+
+    /// Whether each response has the tag of its path, so that an invalidation of a path reaches all of its queries: one of `/p` by
+    /// [`invalidate_path`](crate::StampedeGuard::invalidate_path) or an unsafe method removes the responses to `/p`, `/p?utm=1` and
+    /// `/p?a=b`, under each [`key`](Self::key) and for each user of [`private`](Self::private). Defaults to no: it removes those of its
+    /// own query.
+    ///
+    /// A hit reads one key more, in the same command (`MGET` instead of `GET`; on a cluster by a second `GET` at the same time). A load
+    /// costs what a [tag](crate::PolicyBuilder::tags) costs, and its waiters get the response at its end. Guards that share a store
+    /// should agree about it: what a guard without it stores is a miss for a guard with it, and what a guard without it invalidates
+    /// stays under the other queries.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// let http = HttpPolicy::default().authority("shop.example").path_tags(true);
+    /// let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
+    /// guard.invalidate_path("/product/7").await?; // also `/product/7?utm_source=mail`
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn path_tags(mut self, tagged: bool) -> Self {
+        self.path_tags = tagged;
         self
     }
 

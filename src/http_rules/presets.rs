@@ -21,6 +21,8 @@ impl Default for HttpPolicy {
             ignore_request_no_cache: false,
             // The key may contain data that a log, or the next client, must not see.
             tell_key: false,
+            // Each path has a tag id in the store, for a day at least, and each hit reads it.
+            path_tags: false,
             answer_info: false,
             vary_on: Vec::new(),
             // Languages times encodings of a large site. With more values, the header is no choice among

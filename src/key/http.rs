@@ -13,13 +13,31 @@ impl Key {
 
     /// A key that belongs to this key's resource; `suffix` begins with `~` and is ASCII.
     pub(crate) fn derived(&self, suffix: &str) -> Self {
-        let full = format!("{}{suffix}", self.full());
-        if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
+        Self::of_full(&format!("{}{suffix}", self.full()))
+    }
+
+    fn of_full(full: &str) -> Self {
+        if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 
     /// The tag of the entries of an HTTP resource under proxies' reports; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
+    }
+
+    /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this is not
+    /// the key of an HTTP resource. No tag of a user contains a `~`.
+    pub(crate) fn of_path(&self, namespace: &str) -> Option<Self> {
+        let mut parts = self.within(namespace).split(':');
+        if parts.next() != Some("http") {
+            return None;
+        }
+        // Between the kind of entry and the authority: the kind of policy, if it is not the default one, and the scheme.
+        let _scheme = parts.find(|part| matches!(*part, "http" | "https"))?;
+        let (_authority, path) = (parts.next()?, parts.next()?);
+        let end = path.find(['?', '~']).unwrap_or(path.len());
+        let begin = self.full().len() - parts.fold(path.len(), |length, part| length + 1 + part.len());
+        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}~p")))
     }
 
     /// The key of a resource under one proxies' report.
@@ -30,10 +48,5 @@ impl Key {
     /// Whether this key was derived from `above`, or equals it.
     pub(crate) fn is_below(&self, above: &Self) -> bool {
         self.full().starts_with(above.full())
-    }
-
-    /// The text of its [`CacheKey`].
-    pub(crate) fn within(&self, namespace: &str) -> &str {
-        self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
 }

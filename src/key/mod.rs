@@ -324,6 +324,18 @@ impl Key {
         self.full.as_ref().unwrap_or(&self.name)
     }
 
+    /// The text of its [`CacheKey`].
+    pub(crate) fn within(&self, namespace: &str) -> &str {
+        self.full().get(namespace.len() + 1..).unwrap_or_default()
+    }
+
+    /// The key as the caller names it.
+    pub(crate) fn cache_key(&self, namespace: &str) -> CacheKey {
+        let mut text = KeyText::new();
+        text.push_str(self.within(namespace));
+        CacheKey { text }
+    }
+
     /// A short fingerprint for errors and events, which never carry the key's text.
     pub(crate) fn digest(&self) -> String {
         let mut text = String::with_capacity(16);

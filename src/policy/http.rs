@@ -14,6 +14,11 @@ pub(super) const LONGEST_HEAD: usize = 192 * 1024;
 /// The HTTP settings of a policy.
 pub(crate) type HttpSettings = Arc<HttpPolicy>;
 
+/// Whether responses have the tag of their path.
+pub(super) fn has_path_tags(http: &HttpSettings) -> bool {
+    http.path_tags
+}
+
 /// The first setting that differs and may not while a guard runs, and why.
 pub(super) fn fixed_setting(new: &HttpSettings, old: &HttpSettings) -> Option<(&'static str, &'static str)> {
     new.fixed_setting(old)

@@ -224,18 +224,28 @@ impl Policy {
     }
 
     pub(crate) fn is_tagged(&self) -> bool {
-        self.invalidate_all || !self.tags.is_empty() || self.resource.is_some()
+        self.invalidate_all || !self.tags.is_empty() || self.resource.is_some() || self.has_path_tags()
     }
 
-    /// The tags of every value, in `namespace`.
+    /// Whether the tags of two values may differ.
+    pub(crate) fn has_path_tags(&self) -> bool {
+        http::has_path_tags(&self.http)
+    }
+
+    /// The tag of the path of an HTTP resource, or of a variant of it, if its responses have one.
+    pub(crate) fn path_tag(&self, namespace: &str, key: &Key) -> Option<Key> {
+        if self.has_path_tags() { key.of_path(namespace) } else { None }
+    }
+
+    /// The tags of every value of `key`, in `namespace`.
     #[inline]
-    pub(crate) fn tag_keys(&self, namespace: &str) -> Vec<Key> {
+    pub(crate) fn tag_keys(&self, namespace: &str, key: &Key) -> Vec<Key> {
         if !self.is_tagged() {
             return Vec::new();
         }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
         let named = named.chain(self.invalidate_all.then(|| tags::everything(namespace)));
-        named.chain(self.resource.clone()).collect()
+        named.chain(self.resource.clone()).chain(self.path_tag(namespace, key)).collect()
     }
 
     /// The TTL of tag ids that are read before a load: longer than a value with the policy's lifetimes. Before a value with

@@ -6,6 +6,10 @@ pub(super) const LONGEST_HEAD: usize = 0;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HttpSettings;
 
+pub(super) fn has_path_tags(_http: &HttpSettings) -> bool {
+    false
+}
+
 pub(super) fn fixed_setting(
     _new: &HttpSettings,
     _old: &HttpSettings,

@@ -263,7 +263,7 @@ impl FlightTask {
             return None;
         }
         let all: Vec<_> = tags.iter().map(|tagged| tagged.tag.clone()).collect();
-        let checked = self.policy.tag_keys(&self.state.namespace).into();
+        let checked = self.policy.tag_keys(&self.state.namespace, &self.flight.key).into();
         Some((self.state.local.ticket(&self.flight.key, &all), checked))
     }
 
@@ -391,7 +391,7 @@ impl FlightTask {
         }
         let Self { state, policy, budget, flight, rejected, .. } = self;
         let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
-        let tags = policy.tag_keys(&state.namespace);
+        let tags = policy.tag_keys(&state.namespace, &flight.key);
         let rules = (&tags[..], state.kept.servable(&flight.key, &tags));
         let found = async {
             match state.store.look_up(&flight.key, within).await? {

@@ -59,8 +59,8 @@ impl CallState<'_> {
             _ => return true,
         };
         let has_tag = |tag: &Key| entry.is_some_and(|entry| entry.tags.id_of(tag).is_some());
-        let Call { state, policy, .. } = self.call;
-        policy.tag_keys(&state.namespace).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
+        let Call { state, policy, key } = self.call;
+        policy.tag_keys(&state.namespace, key).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
     }
 
     /// Waits for the flight's end, or for `wait_timeout` unless `to_the_end`. Also returns the caller's own loader if the flight

@@ -192,7 +192,7 @@ impl FlightTask {
             queue: matches!(self.flight.mode, LoadMode::Leased | LoadMode::ForcedReload),
             rejected: &mut self.rejected,
             budget: &mut self.budget,
-            tags: &self.policy.tag_keys(&self.state.namespace),
+            tags: &self.policy.tag_keys(&self.state.namespace, &self.flight.key),
             span: &self.span,
             waits_for: &mut self.waits_for,
             batch: self.batch.as_mut(),

@@ -82,7 +82,8 @@ impl FlightTask {
         let (span, waits_for) = (Span::current(), None);
         let batch = caller.batch.as_deref().map(Attempt::of_flight);
         // Also without tags: a caller of another policy may have joined already.
-        leader.checks(policy.tag_keys(&state.namespace).iter().map(|tag| tag.name().into()).collect());
+        let tags = policy.tag_keys(&state.namespace, &flight.key);
+        leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
         Self {
             state,
             policy,

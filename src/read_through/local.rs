@@ -28,8 +28,8 @@ pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyL
         return CopyLookup::Nothing;
     }
     match state.local.copy(key, policy.local_for) {
-        Some((copy, at)) => judge(state, policy, &copy, at, reader),
-        None => CopyLookup::Nothing,
+        Some((copy, at)) if has_checked_tags(call, &copy.entry) => judge(state, policy, &copy, at, reader),
+        _ => CopyLookup::Nothing,
     }
 }
 
@@ -81,9 +81,6 @@ fn judge<R: EntryReader>(
 ) -> CopyLookup<R::Value> {
     let copy = &copy.entry;
     let Ok(entry) = &copy.content else { return CopyLookup::Nothing };
-    if !has_checked_tags(state, policy, copy) {
-        return CopyLookup::Nothing;
-    }
     let (now, shared) = (state.store.clock_at(at), copy.shared.as_ref());
     if reader.serves(entry, now, shared) != Freshness::Fresh {
         return CopyLookup::Nothing;
@@ -96,8 +93,9 @@ fn judge<R: EntryReader>(
 
 /// A copy was checked for the tags of the policy that it was read under.
 #[inline]
-fn has_checked_tags(state: &GuardState, policy: &Policy, copy: &StoredEntry) -> bool {
-    !policy.is_tagged() || policy.tag_keys(&state.namespace).iter().all(|tag| copy.checked.contains(tag))
+fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
+    let Call { state, policy, key } = call;
+    !policy.is_tagged() || policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
 }
 
 /// The copy that is served while the store does not answer.
@@ -107,7 +105,7 @@ pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Opt
         return None;
     }
     let copy = &state.local.copy_while_down(key, policy.local_for, policy.local_while_down)?.entry;
-    let entry = copy.content.as_ref().ok().filter(|_| has_checked_tags(state, policy, copy))?;
+    let entry = copy.content.as_ref().ok().filter(|_| has_checked_tags(call, copy))?;
     let (now, shared) = (state.store.now(), copy.shared.as_ref());
     let is_served = reader.serves(entry, now, shared).is_at_once();
     is_served.then(|| reader.open(entry, now, shared)).flatten()

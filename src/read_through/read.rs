@@ -50,7 +50,7 @@ impl<'a> CallState<'a> {
         match (read, self.budget.next()) {
             // The reader of the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
-                let tags = policy.tag_keys(&state.namespace);
+                let tags = policy.tag_keys(&state.namespace, key);
                 let keeps = !policy.local_for.is_zero();
                 Box::pin(read_store(state, key, &tags, keeps, within)).await
             }
@@ -64,7 +64,7 @@ impl<'a> CallState<'a> {
         let Some(within) = self.budget.next() else {
             return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
         };
-        let tags = policy.tag_keys(&state.namespace);
+        let tags = policy.tag_keys(&state.namespace, key);
         let keeps = !policy.local_for.is_zero();
         if state.store.answers_at_once() {
             // A task that does nothing else must let other tasks run.
@@ -236,14 +236,16 @@ pub(super) async fn read_many(
     keys: &[Key],
     within: Duration,
 ) -> Vec<ReadResult> {
-    let tags = policy.tag_keys(&state.namespace);
+    let Some(first) = keys.first() else { return Vec::new() };
     let keeps = !policy.local_for.is_zero();
-    if state.store.is_spread() || state.store.answers_at_once() {
+    if state.store.is_spread() || state.store.answers_at_once() || policy.has_path_tags() {
         // A task that does nothing else must let other tasks run.
         consume_budget().await;
-        let reads: Vec<_> = keys.iter().map(|key| read_store(state, key, &tags, keeps, within)).collect();
-        return stream::iter(reads).buffered(MOST_KEYS).collect().await;
+        let tags: Vec<_> = keys.iter().map(|key| policy.tag_keys(&state.namespace, key)).collect();
+        let reads = keys.iter().zip(&tags).map(|(key, tags)| read_store(state, key, tags, keeps, within));
+        return stream::iter(reads.collect::<Vec<_>>()).buffered(MOST_KEYS).collect().await;
     }
+    let tags = policy.tag_keys(&state.namespace, first);
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
     let mut reads = Vec::with_capacity(keys.len());
     // One after the other: each has a command's time for its bytes, and a store that does not answer costs that time once.

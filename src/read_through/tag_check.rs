@@ -143,11 +143,11 @@ async fn check(
 impl FlightTask {
     /// Reads the ids of the policy's tags, as a load begins.
     pub(crate) async fn load_start(&self) -> LoadStart {
-        let Self { state, policy, .. } = self;
+        let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.is_tagged()).await;
         let asked = SentAt::now();
-        let tags =
-            state.tagged(policy.tag_keys(&state.namespace), policy.tag_life(), policy.command_timeout).await;
+        let tags = policy.tag_keys(&state.namespace, &flight.key);
+        let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }

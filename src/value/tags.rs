@@ -39,9 +39,12 @@ pub(crate) fn keys<K: Into<CacheKey>>(
     Ok(tags.iter().map(|tag| Key::new(namespace, tag)).collect())
 }
 
+/// The reserved name of the tag of everything in a namespace.
+pub(crate) const EVERYTHING: &str = "all";
+
 /// The tag of everything in a namespace.
 pub(crate) fn everything(namespace: &str) -> Key {
-    Key::new(namespace, &CacheKey::reserved("all"))
+    Key::new(namespace, &CacheKey::reserved(EVERYTHING))
 }
 
 /// The tags of an entry in encoded form: `(length of the name 2, name, id 8)` each, little-endian.

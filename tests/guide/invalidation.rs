@@ -157,6 +157,38 @@ async fn everything_of_a_namespace() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
+async fn several_are_invalidated_at_once() -> Result<(), Box<dyn Error>> {
+    let db = Database::default();
+    let policy = Policy::builder().http(HttpPolicy::default().authority("shop.example")).build()?;
+    let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    let page = guard.http_key(&Request::get("/product/7").body(())?).ok_or("no key")?;
+    guard.insert(("price", 7), &499_u64).await?;
+    guard.insert(page.clone(), &499_u64).await?;
+    guard.insert_with_tags(("offer", 7), &499_u64, ["catalog"]).await?;
+
+    db.set_price(7).await?;
+    guard.invalidation().key(("price", 7)).tag("catalog").path("/product/7").send().await?;
+
+    let left: Vec<_> = guard.get_many::<u64, _>([("price", 7).into(), page, ("offer", 7).into()]).await;
+    assert!(left.into_iter().all(|value: Result<Option<u64>, _>| value.is_ok_and(|value| value.is_none())));
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_query_of_a_path_is_invalidated() -> Result<(), Box<dyn Error>> {
+    let guard = StampedeGuard::in_memory();
+
+    let http = HttpPolicy::default().authority("shop.example").path_tags(true);
+    let guard = guard.with_policy(Policy::builder().http(http).build()?);
+    let page = guard.http_key(&Request::get("/product/7?utm_source=mail").body(())?).ok_or("no key")?;
+    guard.insert(page.clone(), &499_u64).await?;
+    assert!(guard.contains(page.clone()).await?);
+    guard.invalidate_path("/product/7").await?;
+    assert!(!guard.contains(page).await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_unconfirmed_invalidation_is_kept() -> Result<(), Box<dyn Error>> {
     let guard = StampedeGuard::new(redis::Client::open("redis://127.0.0.1:1/")?);
     let error = guard.invalidate(("price", 7)).await.expect_err("Redis is away");
@@ -184,10 +216,9 @@ async fn update(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<StatusC
 
 /// An import has changed prices behind the service's back.
 async fn imported(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
-    let gone = shop.guard.invalidate_path("/product/7").await; // needs `HttpPolicy::authority`
-    gone.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-    let gone = shop.guard.invalidate_tag("products").await; // every response under the policy with this tag
-    gone.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let gone = shop.guard.invalidation().path("/product/7"); // needs `HttpPolicy::authority`
+    let gone = gone.tag("products"); // every response under the policy with this tag
+    gone.send().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -4,6 +4,8 @@
 //! On the in-memory store with a paused clock. A replica that is connected again stays silent until the clock moves, so what it
 //! serves before its kept invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
 
+mod together;
+
 use std::time::Duration;
 
 use stampede_guard::testing::{ChaosStore, Replica};

@@ -35,6 +35,7 @@ mod long_heads;
 mod nesting;
 mod panics;
 mod path_forms;
+mod path_tags;
 mod poisoning;
 mod policies;
 mod proxies;

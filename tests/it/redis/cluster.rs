@@ -9,6 +9,7 @@ mod tls;
 mod views;
 
 use redis::cluster::ClusterClient;
+use stampede_guard::InvalidationTarget;
 use stampede_guard::health::{Breaker, Finding, LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
@@ -46,6 +47,31 @@ async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
 /// The same if `home` has the slot of the key.
 async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
     share_a_load_of(home, guards, key, [0, 1]).await;
+}
+
+/// The others are confirmed, and the error names those of the master that is away.
+#[tokio::test]
+async fn one_invalidation_on_all_masters_names_what_one_of_them_has_not_confirmed() {
+    let cluster = Cluster::patient();
+    let [guard, other] = [connected(&cluster, LEASE).await, connected(&cluster, LEASE).await];
+    let keys: Vec<_> = (0..3).map(|master| cluster.key_on(master, "together")).collect();
+    for key in &keys {
+        answer(&guard, key, 1).await;
+    }
+    // Not the one that has the list of the processes with copies, where each change is announced.
+    let away = (cluster.home_of("") + 1) % 3;
+    cluster.node(away).pause();
+    let began = Instant::now();
+    let error = guard.invalidation().keys(&keys).send().await.expect_err("a master is stopped");
+    assert!(began.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", began.elapsed());
+    assert_eq!(error.unconfirmed(), [InvalidationTarget::Key(keys[away].as_str().into())], "{error}");
+    for key in keys.iter().filter(|key| **key != keys[away]) {
+        assert_eq!(other.get::<u32>(key).await.expect("a store"), None, "{key}");
+    }
+    cluster.node(away).resume();
+    eventually("it is sent", FAILOVER, async || guard.stats().kept_invalidations == 0).await;
+    eventually("it is answered", FAILOVER, async || matches!(other.get::<u32>(&keys[away]).await, Ok(None)))
+        .await;
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Promise 19 on a server: what could not be invalidated during an outage is invalidated after it.
 
+use stampede_guard::ErrorKind;
+
 use super::store_down::{Line, Outage};
 use super::*;
 use crate::support::proxy::Mode;
@@ -56,4 +58,56 @@ async fn an_unconfirmed_invalidation_is_sent_when_the_network_is_back() {
 #[tokio::test]
 async fn an_unconfirmed_invalidation_is_sent_when_the_connection_is_back() {
     survives_an_outage(Outage::Network(Mode::Reset)).await;
+}
+
+/// Three changes of one handler: the server is away at the first.
+async fn loses_none_of_three(outage: Outage, patience: Option<Duration>) {
+    let line = Line::with(outage, lease_of(SOON)).await;
+    let other = local(&line.server, lease_of(SOON)).await;
+    connects(&line.guard).await;
+    for key in ["a", "b"] {
+        answer(&line.guard, key, 1).await;
+    }
+    line.guard.insert_with_tags("own", &1_u32, ["sale"]).await.expect("stored");
+    line.begin(outage);
+    let (began, sending) = (Instant::now(), line.guard.invalidation().key("a").tag("sale").key("b").send());
+    match patience {
+        Some(patience) => drop(tokio::time::timeout(patience, sending).await.expect_err("it is dropped")),
+        None => {
+            let error = sending.await.expect_err("not confirmed");
+            assert_eq!(error.unconfirmed().len(), 3, "{error}");
+            assert!(error.to_string().starts_with("not confirmed yet: 3 of 3"), "{error}");
+            assert!(began.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", began.elapsed());
+        }
+    }
+    assert_eq!(line.guard.stats().kept_invalidations, 3);
+    line.end(outage);
+    eventually("all are sent", SOON, async || line.guard.stats().kept_invalidations == 0).await;
+    connects(&other).await;
+    for key in ["a", "b", "own"] {
+        assert_eq!(other.get::<u32>(key).await.expect("answered"), None, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn an_outage_at_the_first_of_three_invalidations_loses_none() {
+    loses_none_of_three(Outage::Stopped, None).await;
+    loses_none_of_three(Outage::Network(Mode::Reset), None).await;
+}
+
+#[tokio::test]
+async fn a_cancellation_after_the_first_of_three_invalidations_loses_none() {
+    loses_none_of_three(Outage::Stopped, Some(ms(50))).await;
+    loses_none_of_three(Outage::Network(Mode::BlackHole), Some(ms(50))).await;
+}
+
+/// A guard that was shut down sends nothing, and does not promise it.
+#[tokio::test]
+async fn after_a_shutdown_the_error_names_all_and_promises_nothing() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(SOON)).await;
+    guard.shutdown(Duration::ZERO).await;
+    let error = guard.invalidation().key("a").tag("b").send().await.expect_err("shut down");
+    assert_eq!((error.kind(), error.unconfirmed().len()), (ErrorKind::Closed, 2), "{error}");
+    assert!(!error.to_string().contains("kept"), "{error}");
 }

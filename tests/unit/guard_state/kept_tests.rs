@@ -6,7 +6,7 @@ use crate::value::entry::{Encoding, EntryKind};
 
 fn kept(text: &str, is_tag: bool, attempt: u64) -> KeptInvalidation {
     let key = Key::new("ns", &CacheKey::from(text));
-    KeptInvalidation { key, is_tag, attempt, policy: Arc::default() }
+    KeptInvalidation { target: ChangeTarget { key, is_tag }, attempt, policy: Arc::default() }
 }
 
 #[test]
@@ -15,11 +15,11 @@ fn a_change_settles_only_what_had_begun_before_it() {
     let [first, second, third] = [(); 3].map(|()| list.next_attempt());
     list.keep(kept("a", false, second));
     // A change that began first may have run before the one that is kept.
-    assert!(!list.confirmed(&kept("a", false, 0).name(), first, |_| 0));
-    assert!(!list.confirmed(&kept("a", true, 0).name(), third, |_| 0), "the tag of that name");
+    assert!(!list.confirmed(&kept("a", false, 0).target.name(), first, |_| 0));
+    assert!(!list.confirmed(&kept("a", true, 0).target.name(), third, |_| 0), "the tag of that name");
     list.keep(kept("a", false, first));
-    assert!(!list.confirmed(&kept("a", false, 0).name(), first, |_| 0), "the latest attempt counts");
-    assert!(list.confirmed(&kept("a", false, 0).name(), third, |_| 0));
+    assert!(!list.confirmed(&kept("a", false, 0).target.name(), first, |_| 0), "the latest attempt counts");
+    assert!(list.confirmed(&kept("a", false, 0).target.name(), third, |_| 0));
     assert!(!list.any() && list.count() == 0);
 }
 
@@ -28,11 +28,11 @@ fn a_name_that_is_kept_already_needs_no_room() {
     let list = KeptInvalidations::new("ns", 1);
     assert!(!list.keep(kept("a", false, 1)) && !list.keep(kept("a", false, 2)));
     assert!(list.keep(kept("b", false, 3)) && !list.keep(kept("c", false, 4)));
-    let everything = KeptInvalidation { key: tags::everything("ns"), ..kept("", true, 0) }.name();
+    let everything = ChangedName::tag(&tags::everything("ns"));
     assert!(!list.confirmed(&everything, 3, |_| 0), "c was kept after that");
     assert!(list.confirmed(&everything, 4, |_| 7));
     assert_eq!(list.count(), 0);
-    let servable = list.servable(&kept("a", false, 0).key, &[]);
+    let servable = list.servable(&kept("a", false, 0).target.key, &[]);
     let serves = |stored_at| {
         let (kind, encoding, payload) = (EntryKind::Value, Encoding::RAW, bytes::Bytes::new());
         let (expiry, validator, tags) = Default::default();
@@ -70,10 +70,10 @@ fn one_task_sends_and_ends_only_without_work() {
     list.keep(kept("a", false, 1));
     assert!(list.begin_to_send() && !list.begin_to_send());
     assert_eq!(list.to_send().len(), 1);
-    assert!(list.confirmed(&kept("a", false, 0).name(), 2, |_| 0));
+    assert!(list.confirmed(&kept("a", false, 0).target.name(), 2, |_| 0));
     list.keep(kept("b", false, 3));
     assert!(!list.begin_to_send(), "the task has not ended");
-    assert!(list.confirmed(&kept("b", false, 0).name(), 4, |_| 0) && list.to_send().is_empty());
+    assert!(list.confirmed(&kept("b", false, 0).target.name(), 4, |_| 0) && list.to_send().is_empty());
     list.keep(kept("c", false, 5));
     assert!(list.begin_to_send());
 }

@@ -11,8 +11,8 @@ use http::{Method, Request, StatusCode};
 use http_body::SizeHint;
 use http_body_util::Full;
 
+use crate::http_rules::changed_resources::ChangedResources;
 use crate::http_rules::fields::storable;
-use crate::http_rules::invalidation::Invalidation;
 use crate::http_rules::normalize::Normalization;
 use crate::http_rules::policy::{HttpPolicy, ResponseRules};
 use crate::http_rules::ranges::{ByteRange, Part, RangeAnswer, answer, if_range_holds};
@@ -69,7 +69,7 @@ impl Cache {
     fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
         let broken = || (502, HeaderMap::new(), Vec::new());
         let Ok(considered) = consider(request, &self.rules.http.requests, CacheKey::from_texts) else {
-            let invalidation = Invalidation::of(request, &self.rules.http.requests);
+            let invalidation = ChangedResources::of(request, &self.rules.http.requests);
             let Some(response) = origin(request.method(), request.headers()) else { return broken() };
             let status = StatusCode::from_u16(response.0).unwrap();
             for key in invalidation.iter().flat_map(|all| all.keys(status, &response.1)) {

@@ -31,7 +31,7 @@ fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let HttpPolicy {
         requests, scope: _, letter: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
-        tell_key: _, answer_info: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        tell_key: _, path_tags: _, answer_info: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
     let RequestRules {
@@ -69,6 +69,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ),
         ("ignore_request_no_cache", &["1"]),
         ("tell_key", &["1"]),
+        ("path_tags", &["1"]),
         ("answer_info", &["1"]),
         ("default_lifetime", &["1"]),
         ("heuristic_freshness", &["1"]),
@@ -125,6 +126,7 @@ fn settings() -> impl Strategy<Value = HttpPolicy> {
             let (kind, variants, ms, authority) = rest;
             let mut http = KINDS[kind].1()
                 .ignore_request_no_cache(ignores)
+                .path_tags(lives)
                 .answer_info(ignores)
                 .default_lifetime(lives)
                 .heuristic_freshness(guesses)

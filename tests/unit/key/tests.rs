@@ -23,6 +23,41 @@ fn a_key_of_texts_is_the_one_of_their_cache_key() {
     }
 }
 
+/// The queries, variants, reports and additions of a path have one tag, which no other path and no tag of a user has.
+#[cfg(feature = "http")]
+#[test]
+fn the_responses_of_a_path_have_one_tag() {
+    let long = format!("/{}", "p".repeat(LONGEST_NAME));
+    for head in ["http:http", "http:https", "http:strict:http", "http:private:https"] {
+        for path in ["/", "/p", "/a/b:c", "/x~y", "/caf%C3%A9", &long] {
+            let of = |parts: &[&str]| Key::from_texts("ns", head, parts);
+            let tag = of(&["http", path]).of_path("ns").expect("a path");
+            let query = format!("{path}?a=b:c?~d");
+            let all = [
+                of(&["http", &query]),
+                of(&["http", path, "/rewritten?x"]),
+                of(&["http", &query, "credentials=7", "key=t"]),
+            ];
+            for key in all.iter().flat_map(|key| [key.clone(), key.derived("~v7"), key.of_report("7")]) {
+                assert_eq!(key.of_path("ns"), Some(tag.clone()), "{}", key.full());
+            }
+            assert!(tag.full().ends_with("~p"), "{}", tag.full());
+            for other in [of(&["http", &format!("{path}q")]), of(&["other", path])] {
+                assert_ne!(other.of_path("ns"), Some(tag.clone()));
+            }
+        }
+    }
+    for key in [
+        key("http"),
+        key(("http", "http")),
+        key(("http", "http", "h")),
+        key("/p"),
+        key(("user", "http", "h", "/p")),
+    ] {
+        assert_eq!(key.of_path("ns"), None, "{}", key.full());
+    }
+}
+
 /// B1
 #[test]
 fn joining_is_unambiguous() {

@@ -10,7 +10,7 @@ use crate::key::CacheKey;
 
 /// The data of an unsafe request that its invalidation needs, taken before the request is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Invalidation {
+pub(crate) struct ChangedResources {
     /// Absolute URIs. Two, if `Host` names another authority than the URI.
     targets: Vec<Uri>,
     keys: Vec<CacheKey>,
@@ -21,7 +21,7 @@ pub(crate) struct Invalidation {
     added: Vec<Vec<String>>,
 }
 
-impl Invalidation {
+impl ChangedResources {
     /// `None` for a method that is known to be safe, and for a target that cannot be a key.
     pub(crate) fn of<B>(request: &Request<B>, rules: &RequestRules) -> Option<Self> {
         if is_safe(request.method()) || request.method() == Method::CONNECT {
@@ -63,8 +63,8 @@ impl Invalidation {
     }
 
     /// The target's keys: they may be invalid if no response came.
-    pub(crate) fn target_keys(&self) -> &[CacheKey] {
-        &self.keys
+    pub(crate) fn target_keys(&self) -> Vec<CacheKey> {
+        self.keys.clone()
     }
 
     fn keys_of(&self, uri: &Uri) -> Vec<CacheKey> {
@@ -135,9 +135,9 @@ mod tests {
 
     fn of(method: &str, status: u16, response: &[(&'static str, &str)]) -> Vec<CacheKey> {
         let request = request(method, "/a/b?c", &[("host", "Shop.example:80")]);
-        let invalidation = Invalidation::of(&request, &RequestRules::default());
+        let changed = ChangedResources::of(&request, &RequestRules::default());
         let status = StatusCode::from_u16(status).unwrap();
-        invalidation.map_or_else(Vec::new, |all| all.keys(status, &headers(response)))
+        changed.map_or_else(Vec::new, |all| all.keys(status, &headers(response)))
     }
 
     fn keys(uris: &[&'static str]) -> Vec<CacheKey> {
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(of(method, 200, &[]), [], "RFC 9110, 9.2.1: {method}");
         }
         let connect = request("CONNECT", "shop.example:80", &[("host", "shop.example:80")]);
-        assert_eq!(Invalidation::of(&connect, &RequestRules::default()), None);
+        assert_eq!(ChangedResources::of(&connect, &RequestRules::default()), None);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
     fn the_targets_of_the_uri_and_the_host_are_invalidated_once_each() {
         let of = |uri: &str, host: &str| {
             let request = request("POST", uri, &[("host", host)]);
-            let all = Invalidation::of(&request, &RequestRules::default()).unwrap();
+            let all = ChangedResources::of(&request, &RequestRules::default()).unwrap();
             assert_eq!(all.target_keys(), all.keys(StatusCode::OK, &HeaderMap::new()));
             all.keys(StatusCode::OK, &headers(&[("location", "/x")]))
         };
@@ -205,7 +205,7 @@ mod tests {
     fn credentials_and_bodies_do_not_keep_a_request_from_invalidating() {
         let fields =
             [("host", "shop.example"), ("authorization", "x"), ("cookie", "a=b"), ("content-length", "5")];
-        let all = Invalidation::of(&request("PUT", "/a/b?c", &fields), &RequestRules::default()).unwrap();
+        let all = ChangedResources::of(&request("PUT", "/a/b?c", &fields), &RequestRules::default()).unwrap();
         assert_eq!(all.keys(StatusCode::NO_CONTENT, &HeaderMap::new()), keys(&[OWN]));
     }
 
@@ -213,7 +213,7 @@ mod tests {
     fn a_target_that_no_key_names_invalidates_nothing() {
         for host in [&[][..], &[("host", "a"), ("host", "a")], &[("host", "a@b")]] {
             assert_eq!(
-                Invalidation::of(&request("PUT", "/", host), &RequestRules::default()),
+                ChangedResources::of(&request("PUT", "/", host), &RequestRules::default()),
                 None,
                 "B2: {host:?}"
             );
@@ -226,7 +226,7 @@ mod tests {
             .key(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned));
         let rules = &policy.requests;
         let fields = [("host", "shop.example"), ("authorization", "x"), ("x-tenant", "t")];
-        let all = Invalidation::of(&request("POST", "/a/b?c", &fields), rules).unwrap();
+        let all = ChangedResources::of(&request("POST", "/a/b?c", &fields), rules).unwrap();
         let key = |path, fields: Lines<'_>| policy.cache_key(&request("GET", path, fields)).unwrap();
         let keys = all.keys(StatusCode::OK, &headers(&[("location", "/x")]));
         let stranger = [fields[0], fields[2]];
@@ -239,11 +239,11 @@ mod tests {
         let others = [("host", "shop.example"), ("authorization", "y"), ("x-tenant", "t")];
         assert!(!keys.contains(&key("/x", &others)), "other credentials are unknown");
         let plain = HttpPolicy::private();
-        let all = Invalidation::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
+        let all = ChangedResources::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
         let own = plain.cache_key(&request("GET", "/x", &fields[..1])).unwrap();
         assert_eq!(all.target_keys(), [own], "there are no credentials that it could be kept for");
         // The hook returns `None` for the sender: of all tenants only the unnamed one is known.
-        let all = Invalidation::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
+        let all = ChangedResources::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
         let bare = HttpPolicy::private().cache_key(&request("GET", "/x", &fields[..1])).unwrap();
         let keys = all.keys(StatusCode::OK, &HeaderMap::new());
         assert_eq!(keys, [bare, key("/x", &[fields[0], ("x-tenant", "")])]);

@@ -1,0 +1,278 @@
+//! One invalidation of many keys, tags and paths: [`StampedeGuard::invalidation`].
+
+use std::collections::{HashMap, HashSet, hash_map};
+use std::fmt;
+use std::future::Future;
+
+use futures_util::stream::{self, StreamExt as _};
+
+use super::StampedeGuard;
+use super::attempt::ChangeAttempt;
+use super::deadline::{CHANGES, SharedDeadline};
+use crate::error::{Error, ErrorKind, InvalidationTarget};
+use crate::guard_state::kept::ChangeTarget;
+use crate::key::{CacheKey, Key};
+#[cfg(feature = "http")]
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How many targets the text of an error names.
+const NAMED: usize = 8;
+
+impl StampedeGuard {
+    /// One invalidation of many keys, tags and paths, for a change of the origin that affects more than one of them. Nothing happens
+    /// before [`send`](Invalidation::send).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert(("price", 7), &499_u32).await?;
+    /// guard.insert_with_tags("offers", &1_u32, ["catalog"]).await?;
+    /// guard.invalidation().key(("price", 7)).tag("catalog").send().await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// assert_eq!(guard.get::<u32>("offers").await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn invalidation(&self) -> Invalidation {
+        Invalidation { guard: self.current().into_owned(), targets: Vec::new() }
+    }
+}
+
+/// Keys, tags and paths that are invalidated together; made by [`StampedeGuard::invalidation`].
+#[must_use = "nothing is invalidated before `send`"]
+#[derive(Clone, Debug)]
+pub struct Invalidation {
+    guard: StampedeGuard,
+    /// What the caller has named, and what that is in the store.
+    targets: Vec<(InvalidationTarget, Result<Vec<ChangeTarget>, Error>)>,
+}
+
+impl Invalidation {
+    /// Adds a key, as in [`invalidate`](StampedeGuard::invalidate).
+    pub fn key(self, key: impl Into<CacheKey>) -> Self {
+        self.keys([key])
+    }
+
+    /// Adds keys.
+    pub fn keys<K: Into<CacheKey>>(mut self, keys: impl IntoIterator<Item = K>) -> Self {
+        for key in keys {
+            let key = key.into();
+            let stored = self.guard.key(key.clone()).map(|key| vec![ChangeTarget::value(key)]);
+            self = self.target(InvalidationTarget::Key(key), stored);
+        }
+        self
+    }
+
+    /// Adds a tag, as in [`invalidate_tag`](StampedeGuard::invalidate_tag).
+    pub fn tag(self, tag: impl Into<CacheKey>) -> Self {
+        let tag = tag.into();
+        let stored = self.guard.key(tag.clone()).map(|tag| vec![ChangeTarget::tag(tag)]);
+        self.target(InvalidationTarget::Tag(tag), stored)
+    }
+
+    pub(crate) fn target(
+        mut self,
+        named: InvalidationTarget,
+        stored: Result<Vec<ChangeTarget>, Error>,
+    ) -> Self {
+        self.targets.push((named, stored));
+        self
+    }
+
+    /// The guard under whose policy it is made.
+    #[cfg(feature = "http")]
+    pub(crate) fn guard(&self) -> &StampedeGuard {
+        &self.guard
+    }
+
+    /// Invalidates all of them, 32 at once; each once, however often it was named. `Ok` once each is confirmed as by
+    /// [`invalidate`](StampedeGuard::invalidate).
+    ///
+    /// # Errors
+    ///
+    /// If the store has not confirmed all of them: [`Error::unconfirmed`] lists the others. They have been tried for two seconds in all,
+    /// or, if there are more than 32, for two seconds since the last confirmation. They are retained, and sent as soon as the store
+    /// answers: no need to repeat them. The kind is that of the first failure.
+    ///
+    /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is no path; all others are invalidated
+    /// nevertheless.
+    ///
+    /// # Cancel safety
+    ///
+    /// The invalidation begins with this call, also if the future is never polled. Dropped, some may have happened in the store; all
+    /// that were not confirmed are retained as after an error.
+    ///
+    /// # Consistency
+    ///
+    /// As [`invalidate`](StampedeGuard::invalidate), for each. They are not atomic: a reader may be given the newer value of one and the
+    /// older value of another until this has returned.
+    pub fn send(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let mut named = HashSet::new();
+        self.targets.retain(|(target, _)| named.insert(target.clone()));
+        let begun = self.begin();
+        async move {
+            let failed = begun.make_each().await.into_iter().filter_map(Result::err).collect();
+            joined(named.len(), failed)
+        }
+    }
+
+    /// Begins all changes, before the first command is sent: from now on an error or a cancellation loses none.
+    pub(crate) fn begin(self) -> BegunInvalidation {
+        let Self { guard, targets } = self;
+        let (mut places, mut attempts) = (HashMap::new(), Vec::new());
+        let mut begin = |target: ChangeTarget| match places.entry(target) {
+            hash_map::Entry::Occupied(known) => *known.get(),
+            hash_map::Entry::Vacant(place) => {
+                attempts.push(Ok(ChangeAttempt::invalidation(&guard, place.key().clone())));
+                *place.insert(attempts.len() - 1)
+            }
+        };
+        let targets = targets
+            .into_iter()
+            .map(|(named, stored)| {
+                let changes = stored.map(|stored| stored.into_iter().map(&mut begin).collect());
+                BegunTarget { named, changes }
+            })
+            .collect();
+        BegunInvalidation { guard, attempts, targets }
+    }
+}
+
+/// An invalidation that has begun. Dropped, it is retained.
+pub(crate) struct BegunInvalidation {
+    guard: StampedeGuard,
+    /// Each change once. `Err`: it was retained without a try.
+    attempts: Vec<Result<ChangeAttempt, FailedChange>>,
+    targets: Vec<BegunTarget>,
+}
+
+struct BegunTarget {
+    named: InvalidationTarget,
+    /// The places of its changes among the attempts.
+    changes: Result<Vec<usize>, Error>,
+}
+
+#[derive(Clone)]
+struct FailedChange {
+    key: Key,
+    error: Error,
+}
+
+/// A target that is not invalidated everywhere.
+pub(crate) struct FailedTarget {
+    named: InvalidationTarget,
+    /// The key of the change that has failed; `None` if the target is no name.
+    key: Option<Key>,
+    pub(crate) error: Error,
+}
+
+impl BegunInvalidation {
+    /// Retains the changes on servers that are known to be down, without a try. Returns how many.
+    #[cfg(feature = "http")]
+    pub(crate) fn retain_unreachable(&mut self) -> usize {
+        let mut retained = 0;
+        for place in &mut self.attempts {
+            if let Ok(attempt) = place
+                && attempt.is_unreachable()
+            {
+                let error = attempt.unconfirmed(StoreError::new(StoreErrorKind::Unavailable));
+                *place = Err(FailedChange { key: attempt.target.key.clone(), error });
+                retained += 1;
+            }
+        }
+        retained
+    }
+
+    /// Whether any changes are left to make.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_attempts(&self) -> bool {
+        self.attempts.iter().any(Result::is_ok)
+    }
+
+    /// Makes all changes. Returns the answer to each target, in their order.
+    pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
+        let Self { guard, attempts, targets } = self;
+        let deadline = &SharedDeadline::new(&guard.policy);
+        let make = async |attempt: Result<ChangeAttempt, FailedChange>| {
+            let attempt = attempt?;
+            let (key, is_unreachable) = (attempt.target.key.clone(), attempt.is_unreachable());
+            let make = async |until| attempt.make(until, None).await;
+            let made = Box::pin(deadline.holds(is_unreachable, make)).await;
+            made.map_err(|error| FailedChange { key, error })
+        };
+        let made: Vec<_> = stream::iter(attempts.into_iter().map(make)).buffered(CHANGES).collect().await;
+        targets.into_iter().map(|target| target.answer(&made)).collect()
+    }
+}
+
+impl BegunTarget {
+    /// The answer to this target: if several of its changes have failed, one that is not confirmed.
+    fn answer(self, made: &[Result<(), FailedChange>]) -> Result<(), FailedTarget> {
+        let Self { named, changes } = self;
+        let changes = match changes {
+            Ok(changes) => changes,
+            Err(error) => return Err(FailedTarget { named, key: None, error }),
+        };
+        let failed = changes.into_iter().filter_map(|place| made.get(place)?.as_ref().err());
+        match failed.min_by_key(|failed| failed.error.unconfirmed().is_empty()).cloned() {
+            None => Ok(()),
+            Some(FailedChange { key, error }) => {
+                let unconfirmed = error.unconfirmed().iter().take(1).map(|_| named.clone()).collect();
+                Err(FailedTarget { named, key: Some(key), error: error.with_unconfirmed(unconfirmed) })
+            }
+        }
+    }
+}
+
+impl FailedTarget {
+    fn is_retained(&self) -> bool {
+        !self.error.unconfirmed().is_empty() && self.error.kind() != ErrorKind::Closed
+    }
+}
+
+/// Never the key itself: an error's text names digests.
+impl fmt::Display for FailedTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.named {
+            InvalidationTarget::Key(_) => "key",
+            InvalidationTarget::Tag(_) => "tag",
+            #[cfg(feature = "http")]
+            InvalidationTarget::Path(_) => "path",
+        };
+        write!(f, "{kind} #{}", self.key.as_ref().map(Key::digest).unwrap_or_default())
+    }
+}
+
+/// The answer to all targets together.
+fn joined(all: usize, failed: Vec<FailedTarget>) -> Result<(), Error> {
+    let Some(first) = failed.first().map(|failed| failed.error.clone()) else { return Ok(()) };
+    if all == 1 {
+        return Err(first);
+    }
+    let unconfirmed = failed.iter().flat_map(|failed| failed.error.unconfirmed()).cloned().collect();
+    let (retained, others): (Vec<_>, Vec<_>) = failed.into_iter().partition(FailedTarget::is_retained);
+    let mut texts = Vec::new();
+    if !retained.is_empty() {
+        texts.push(format!(
+            "not confirmed yet: {} of {all} invalidations ({}). They are kept, and sent as soon as the store answers; until then this \
+             process serves nothing that they invalidate",
+            retained.len(),
+            listed(&retained, FailedTarget::to_string)
+        ));
+    }
+    if !others.is_empty() {
+        texts.push(listed(&others, |failed| failed.error.to_string()));
+    }
+    Err(first.with_text(texts.join("; ")).with_unconfirmed(unconfirmed))
+}
+
+/// The first of them as a text, and how many more there are.
+fn listed(all: &[FailedTarget], text: impl Fn(&FailedTarget) -> String) -> String {
+    let mut texts: Vec<_> = all.iter().take(NAMED).map(text).collect();
+    let more = all.len().saturating_sub(NAMED);
+    texts.extend((more > 0).then(|| format!("and {more} more")));
+    texts.join(", ")
+}
