@@ -59,13 +59,14 @@ impl FlightTask {
             return;
         }
         let asked = start.asked;
+        // A lease that is lost since then may have been taken away by a change.
+        let unstored = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
         let turn = self.batch_turn(lease.is_some()).await;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, policy, flight, leader, rejected, budget, .. } = self;
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let unstored = if lease.is_some() { Storage::NotStored } else { Storage::Unleased };
         let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.

@@ -218,6 +218,7 @@ impl FlightTask {
         mut permit: Option<Arc<BatchShare>>,
         mut turn: Option<LoadPermitId>,
     ) {
+        let had_lease = lease.is_some();
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
         // When the flight stopped waiting for another load, if it had to wait for one.
         let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
@@ -251,7 +252,7 @@ impl FlightTask {
             {
                 self.policy.waited(until - since);
             }
-            let start = self.load_start().await;
+            let start = self.load_start(had_lease).await;
             match self.load(loader, turn.clone(), &mut lease).await {
                 LoadEnd::Loaded(loaded, took) => {
                     drop(permit);

@@ -61,6 +61,8 @@ pub(super) enum LoadEnd {
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
     pub(super) asked: SentAt,
+    /// The flight had the lease when its first load began.
+    pub(super) had_lease: bool,
     /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
     /// it was invalidated.
     pub(super) tags: Result<Vec<TagId>, StoreError>,
@@ -69,7 +71,7 @@ pub(crate) struct LoadStart {
 impl LoadStart {
     /// For a load that does not begin.
     pub(crate) fn none() -> Self {
-        Self { asked: SentAt::now(), tags: Ok(Vec::new()) }
+        Self { asked: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
     }
 }
 

@@ -142,7 +142,7 @@ async fn check(
 
 impl FlightTask {
     /// Reads the ids of the policy's tags, as a load begins.
-    pub(crate) async fn load_start(&self) -> LoadStart {
+    pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
         let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.is_tagged()).await;
         let asked = SentAt::now();
@@ -151,7 +151,7 @@ impl FlightTask {
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }
-        LoadStart { asked, tags }
+        LoadStart { asked, had_lease, tags }
     }
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
