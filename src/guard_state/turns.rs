@@ -1,7 +1,8 @@
-//! Bounds the commands that flights send at once.
+//! Bounds the commands that callers and flights send at once.
 //!
-//! A server answers commands one after the other. Thousands of flights that begin together would each count the time of all the others
-//! against its own budget, time out, and load without the lease. So a flight waits for a turn, and its budget begins with it. A turn
+//! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
+//! the others against its own budget, time out, and load without the lease. So a look-up waits for a turn, and so does a flight; the
+//! time limit of a command begins with its turn. A turn
 //! lasts for commands that have time limits, and never while another load is awaited: turns do not wait for each other in a circle.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,49 +16,56 @@ use super::GuardState;
 use crate::key::Key;
 use crate::sync::lock;
 
-/// How many flights of single callers send at once, at least: more than a server needs to be busy.
-const SINGLE: usize = 64;
+/// How many look-ups are on their way at once, at least. Callers of one key share a look-up.
+const LOOK_UPS: Width = Width { least: 256, per_millisecond: 128.0, most: 16_384 };
+
+/// How many flights of single callers send at once, at least: enough to keep a near server busy.
+const SINGLE: Width = Width { least: 16, per_millisecond: 16.0, most: 512 };
 
 /// How many flights of calls for many keys send at once, at least. Hits of other callers wait behind so many commands of each process.
-const BATCHED: usize = 8;
+const BATCHED: Width = Width { least: 2, per_millisecond: 8.0, most: 256 };
 
-/// How many flights send at once for each millisecond of the round trip, as a distant server is busy with no fewer.
-const PER_MILLISECOND: f64 = 8.0;
+/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer.
+#[derive(Clone, Copy, Debug)]
+struct Width {
+    least: usize,
+    per_millisecond: f64,
+    most: usize,
+}
 
-/// How many flights send at once, at most.
-const MOST: usize = 256;
-
-/// The turns of one guard's flights.
+/// The turns of one guard.
 #[derive(Debug)]
 pub(super) struct Turns {
+    look_ups: Queue,
     single: Queue,
     batched: Queue,
     /// Counts the turns with an answer.
     answers: Arc<AtomicU64>,
 }
 
-/// Flights in the order in which they came.
+/// Turns in the order in which they are asked for.
 #[derive(Debug)]
 struct Queue {
     permits: Arc<Semaphore>,
     size: Mutex<usize>,
-    least: usize,
+    width: Width,
 }
 
-/// A flight may send commands until this is dropped.
+/// A caller or flight may send commands until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     answers: Arc<AtomicU64>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// No flight's command was answered for the time of one.
+/// No command was answered for the time of one.
 #[derive(Debug)]
 pub(crate) struct Stalled;
 
 impl Default for Turns {
     fn default() -> Self {
-        Self { single: Queue::new(SINGLE), batched: Queue::new(BATCHED), answers: Arc::default() }
+        let [look_ups, single, batched] = [LOOK_UPS, SINGLE, BATCHED].map(Queue::new);
+        Self { look_ups, single, batched, answers: Arc::default() }
     }
 }
 
@@ -69,25 +77,38 @@ impl Turn {
 }
 
 impl Queue {
-    fn new(least: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(least)), size: Mutex::new(least), least }
+    fn new(width: Width) -> Self {
+        Self { permits: Arc::new(Semaphore::new(width.least)), size: Mutex::new(width.least), width }
     }
 
     fn resize(&self, round_trip: Duration) {
-        let size = round_trip.as_secs_f64() * 1e3 * PER_MILLISECOND;
-        let size = (size as usize).clamp(self.least, MOST);
+        let Width { least, per_millisecond, most } = self.width;
+        let size = (round_trip.as_secs_f64() * 1e3 * per_millisecond) as usize;
+        let size = size.clamp(least, most);
         let mut present = lock(&self.size);
         if size > *present {
             self.permits.add_permits(size - *present);
             *present = size;
         } else {
-            // Those that flights have at present stay.
+            // Those that are taken at present stay.
             *present -= self.permits.forget_permits(*present - size);
         }
     }
 }
 
 impl GuardState {
+    /// The turn of a look-up, if it need not wait. For hits: the rest is in [`look_up_turn`](Self::look_up_turn).
+    pub(crate) fn look_up_turn_at_once(&self) -> Option<Turn> {
+        let Turns { look_ups, answers, .. } = &self.turns;
+        let permit = Arc::clone(&look_ups.permits).try_acquire_owned().ok()?;
+        Some(Turn { answers: Arc::clone(answers), _permit: permit })
+    }
+
+    /// Waits for the turn of a look-up of this key; otherwise as [`turn`](Self::turn).
+    pub(crate) async fn look_up_turn(&self, key: &Key, within: Duration) -> Result<Option<Turn>, Stalled> {
+        self.turn_in(&self.turns.look_ups, key, within).await
+    }
+
     /// Waits for the turn of a flight of this key. `None` where commands fail at once.
     ///
     /// # Errors
@@ -103,12 +124,16 @@ impl GuardState {
         is_batched: bool,
         within: Duration,
     ) -> Result<Option<Turn>, Stalled> {
+        let Turns { single, batched, .. } = &self.turns;
+        self.turn_in(if is_batched { batched } else { single }, key, within).await
+    }
+
+    async fn turn_in(&self, queue: &Queue, key: &Key, within: Duration) -> Result<Option<Turn>, Stalled> {
         if self.store.is_down(key.name()) {
             return Ok(None);
         }
-        let Turns { single, batched, answers } = &self.turns;
-        let queue = if is_batched { batched } else { single };
         queue.resize(self.store.round_trip());
+        let answers = &self.turns.answers;
         let mut permit = std::pin::pin!(Arc::clone(&queue.permits).acquire_owned());
         loop {
             let before = answers.load(Ordering::Relaxed);
@@ -130,8 +155,8 @@ mod tests {
     #[test]
     fn more_flights_send_at_once_to_a_distant_server() {
         let queue = Queue::new(BATCHED);
-        for (micros, size) in [(0, BATCHED), (200, BATCHED), (20_000, 160), (400_000, MOST), (1_000, BATCHED)]
-        {
+        let Width { least, most, .. } = BATCHED;
+        for (micros, size) in [(0, least), (200, least), (20_000, 160), (400_000, most), (1_000, 8)] {
             queue.resize(Duration::from_micros(micros));
             assert_eq!(queue.permits.available_permits(), size, "{micros}");
         }
@@ -141,10 +166,11 @@ mod tests {
     fn a_queue_becomes_smaller_as_turns_end() {
         let queue = Queue::new(BATCHED);
         queue.resize(Duration::from_secs(1));
-        let turns: Vec<_> = (0..MOST).map(|_| Arc::clone(&queue.permits).try_acquire_owned()).collect();
+        let take = |_| Arc::clone(&queue.permits).try_acquire_owned().expect("free");
+        let turns: Vec<_> = (0..BATCHED.most).map(take).collect();
         queue.resize(Duration::ZERO);
         drop(turns);
         queue.resize(Duration::ZERO);
-        assert_eq!(queue.permits.available_permits(), BATCHED);
+        assert_eq!(queue.permits.available_permits(), BATCHED.least);
     }
 }

@@ -139,7 +139,7 @@ impl CallState<'_> {
             (None, OnOverload::LoadAnyway) => MissOutcome::Alone(loader),
             // A load of the key may have ended since this caller looked, or joined: it may have stored a value or a marker.
             (None, OnOverload::Shed) if self.look_up != LookUpState::Failed => {
-                let again = CallState::new(self.call);
+                let mut again = CallState::new(self.call);
                 let read = Box::pin(again.read_anyway()).await;
                 match again.after_read(read, reader) {
                     Lookup::Hit { value, .. } | Lookup::LocalHit(value) => {

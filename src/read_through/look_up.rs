@@ -135,7 +135,7 @@ pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<O
     if let Some(value) = copied(call, reader) {
         return Ok(Some(value));
     }
-    let caller = CallState::new(call);
+    let mut caller = CallState::new(call);
     let read = caller.read_anyway().await;
     peeked(caller, read, reader)
 }

@@ -10,11 +10,12 @@ use futures_util::{StreamExt as _, stream};
 use tokio::runtime::{Handle, Id};
 use tokio::task::coop::consume_budget;
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::call::{Call, CallState};
 use super::tag_check::{checked, read_checked};
 use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
+use crate::guard_state::turns::{Stalled, Turn};
 use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
@@ -44,7 +45,7 @@ impl<'a> CallState<'a> {
     }
 
     /// The read of a caller that wants to know what is stored, also during a load.
-    pub(super) async fn read_anyway(&self) -> ReadResult {
+    pub(super) async fn read_anyway(&mut self) -> ReadResult {
         let (read, _solo_read) = self.read_past(true).await;
         let Call { state, policy, key } = self.call;
         match (read, self.budget.next()) {
@@ -58,8 +59,16 @@ impl<'a> CallState<'a> {
         }
     }
 
+    /// Waits for the turn of a look-up. The wait costs no budget.
+    async fn look_up_turn(&mut self, within: Duration) -> Result<Option<Turn>, Stalled> {
+        let asked = Instant::now();
+        let turn = self.call.state.look_up_turn(self.call.key, within).await;
+        self.started += asked.elapsed();
+        turn
+    }
+
     /// Callers that ask at the same moment share a read.
-    async fn read_past(&self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
+    async fn read_past(&mut self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
         let Call { state, policy, key } = self.call;
         let Some(within) = self.budget.next() else {
             return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
@@ -74,7 +83,22 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                return (read_store(state, key, &tags, keeps, within).await, Some(solo_read));
+                let turn = match state.look_up_turn_at_once() {
+                    Some(turn) => Some(turn),
+                    None => match Box::pin(self.look_up_turn(within)).await {
+                        Ok(turn) => turn,
+                        Err(Stalled) => {
+                            state.count(GuardCount::store_errors);
+                            let late = StoreError::new(StoreErrorKind::TimedOut);
+                            return (ReadResult::Failed(late), Some(solo_read));
+                        }
+                    },
+                };
+                let read = read_store(state, key, &tags, keeps, within).await;
+                if let (Some(turn), false) = (turn, matches!(read, ReadResult::Failed(_))) {
+                    turn.answered();
+                }
+                return (read, Some(solo_read));
             }
             Err(queued) => queued,
         };
