@@ -146,10 +146,7 @@ impl StampedeGuard {
         let (outcome, result) = self.conclude(key, answer, &own, with_storage).await;
         let result = match result {
             // The store is missing, and has not stored the value: its caller does not wait for it.
-            Ok((value, storage))
-                if storage == Storage::Unleased
-                    || is_away && (storage == Storage::Forbidden || self.passes_by()) =>
-            {
+            Ok((value, storage)) if storage == Storage::Unleased || is_away && self.passes_by() => {
                 self.state.local.forget(&ChangedName::value(key));
                 self.state.local.announce_later(ChangedName::value(key));
                 Ok(value)

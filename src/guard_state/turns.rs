@@ -1,16 +1,16 @@
 //! Bounds the commands that callers and flights send at once.
 //!
 //! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
-//! the others against its own budget, time out, and load without the lease. So a look-up waits for a turn, and so does a flight; the
+//! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so does a flight; the
 //! time limit of a command begins with its turn. A turn
 //! lasts for commands that have time limits, and never while another load is awaited: turns do not wait for each other in a circle.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::GuardState;
 use crate::key::Key;
@@ -39,8 +39,16 @@ pub(super) struct Turns {
     look_ups: Queue,
     single: Queue,
     batched: Queue,
-    /// Counts the turns with an answer.
-    answers: Arc<AtomicU64>,
+    answers: Arc<Answers>,
+}
+
+/// Whether the store answers.
+#[derive(Debug)]
+struct Answers {
+    born: Instant,
+    /// When a turn had its last answer, in milliseconds since `born`.
+    last: AtomicU64,
+    stalled: Notify,
 }
 
 /// Turns in the order in which they are asked for.
@@ -54,7 +62,9 @@ struct Queue {
 /// A caller or flight may send commands until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    answers: Arc<AtomicU64>,
+    answers: Arc<Answers>,
+    is_answered: AtomicBool,
+    within: Duration,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -65,20 +75,55 @@ pub(crate) struct Stalled;
 impl Default for Turns {
     fn default() -> Self {
         let [look_ups, single, batched] = [LOOK_UPS, SINGLE, BATCHED].map(Queue::new);
-        Self { look_ups, single, batched, answers: Arc::default() }
+        let answers = Answers { born: Instant::now(), last: AtomicU64::new(0), stalled: Notify::new() };
+        Self { look_ups, single, batched, answers: Arc::new(answers) }
+    }
+}
+
+impl Answers {
+    fn age(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn note(&self) {
+        self.last.store(self.age(), Ordering::Relaxed);
     }
 }
 
 impl Turn {
+    fn new(answers: &Arc<Answers>, within: Duration, permit: OwnedSemaphorePermit) -> Self {
+        let is_answered = AtomicBool::new(false);
+        Self { answers: Arc::clone(answers), is_answered, within, _permit: permit }
+    }
+
     /// A command of this turn was answered.
     pub(crate) fn answered(&self) {
-        self.answers.fetch_add(1, Ordering::Relaxed);
+        self.is_answered.store(true, Ordering::Relaxed);
+        self.answers.note();
+    }
+}
+
+impl Drop for Turn {
+    /// A timer for each that waits would cost more than the commands.
+    fn drop(&mut self) {
+        let Answers { last, stalled, .. } = &*self.answers;
+        let since = Duration::from_millis(self.answers.age().saturating_sub(last.load(Ordering::Relaxed)));
+        if !*self.is_answered.get_mut() && since >= self.within {
+            stalled.notify_waiters();
+        }
     }
 }
 
 impl Queue {
     fn new(width: Width) -> Self {
         Self { permits: Arc::new(Semaphore::new(width.least)), size: Mutex::new(width.least), width }
+    }
+
+    fn take_at_once(&self, answers: &Arc<Answers>, within: Duration) -> Option<Turn> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        // No command has waited for an answer until now.
+        answers.note();
+        Some(Turn::new(answers, within, permit))
     }
 
     fn resize(&self, round_trip: Duration) {
@@ -97,11 +142,9 @@ impl Queue {
 }
 
 impl GuardState {
-    /// The turn of a look-up, if it need not wait. For hits: the rest is in [`look_up_turn`](Self::look_up_turn).
-    pub(crate) fn look_up_turn_at_once(&self) -> Option<Turn> {
-        let Turns { look_ups, answers, .. } = &self.turns;
-        let permit = Arc::clone(&look_ups.permits).try_acquire_owned().ok()?;
-        Some(Turn { answers: Arc::clone(answers), _permit: permit })
+    /// The turn of a look-up, if it need not wait.
+    pub(crate) fn look_up_turn_at_once(&self, within: Duration) -> Option<Turn> {
+        self.turns.look_ups.take_at_once(&self.turns.answers, within)
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`turn`](Self::turn).
@@ -134,16 +177,16 @@ impl GuardState {
         }
         queue.resize(self.store.round_trip());
         let answers = &self.turns.answers;
-        let mut permit = std::pin::pin!(Arc::clone(&queue.permits).acquire_owned());
-        loop {
-            let before = answers.load(Ordering::Relaxed);
-            match timeout(within, permit.as_mut()).await {
-                Ok(Ok(permit)) => return Ok(Some(Turn { answers: Arc::clone(answers), _permit: permit })),
-                // The semaphore is never closed.
-                Ok(Err(_closed)) => return Ok(None),
-                Err(_) if answers.load(Ordering::Relaxed) == before => return Err(Stalled),
-                Err(_) => {}
+        if let Some(turn) = queue.take_at_once(answers, within) {
+            return Ok(Some(turn));
+        }
+        tokio::select! {
+            biased;
+            permit = Arc::clone(&queue.permits).acquire_owned() => {
+                // It fails only if the semaphore is closed, which is never done.
+                Ok(permit.ok().map(|permit| Turn::new(answers, within, permit)))
             }
+            () = answers.stalled.notified() => Err(Stalled),
         }
     }
 }

@@ -47,8 +47,12 @@ impl StoredResponseToReplace {
 
     /// Until when it may be served instead of failures that are answers: `stale_on_disconnect` counts only while no answer comes.
     pub(crate) fn errors_until(&self) -> u64 {
-        let StaleWindows { if_error, on_disconnect, .. } = self.kept.terms.stale;
-        self.entry.expiry.error_until.saturating_sub(ms(on_disconnect.saturating_sub(if_error)))
+        // From what never changes: the entry's own times are written again with each failure. As in `lifetimes`.
+        let ResponseMeta { age, terms, .. } = &self.kept;
+        let fresh_for = terms.lifetime.saturating_sub(*age);
+        let too_old = age.saturating_sub(terms.lifetime);
+        let window = fresh_for.saturating_add(terms.stale.if_error.saturating_sub(too_old));
+        self.entry.stored_at.saturating_add(ms(window))
     }
 
     /// Which part of the whole its content is.

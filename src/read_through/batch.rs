@@ -5,7 +5,7 @@
 //!
 //! 1. A round is called when no member attempts the lease. A member attempts from its creation, or from [`Attempt::again`], until
 //!    it leads, rests or is dropped.
-//! 2. An attempt lasts for round trips that have time limits. It never lasts while another load is awaited: a flight rests before it
+//! 2. An attempt lasts for round trips that have time limits, and for the turns before them, which wait for such round trips. It never lasts while another load is awaited: a flight rests before it
 //!    waits for another holder's lease, and a caller rests while it waits for another caller's flight. Nor while a permit is: a flight
 //!    is queued then, and all that wait for the same permit attempt again when it is granted. So batches do not wait for each other in
 //!    a circle.

@@ -71,7 +71,9 @@ impl FlightTask {
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut telling).await;
-        let replaces = rejected.as_ref().is_some_and(|rejected| rejected.value().is_some());
+        // Also what only other processes can read.
+        let replaces =
+            rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
         if let Ok(told) = told {
             if let (Some(_), Some(turn)) = (told, &turn) {
                 turn.answered();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{Instrument as _, Span};
 
 use super::batch::{Attempt, BatchShare};
@@ -193,8 +193,9 @@ impl FlightTask {
         if !sends || self.batch.is_none() {
             return None;
         }
-        // Where no other flight is answered either, its commands find that out themselves.
-        self.state.turn(&self.flight.key, true, self.policy.command_timeout).await.ok().flatten()
+        // No renewal comes meanwhile, and where no other flight is answered either, its commands find that out themselves.
+        let turn = self.state.turn(&self.flight.key, true, self.policy.command_timeout);
+        timeout(self.policy.lease / 3, turn).await.ok()?.ok()?
     }
 
     /// What this flight takes once for all flights of its round, or for itself.

@@ -83,7 +83,7 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                let turn = match state.look_up_turn_at_once() {
+                let turn = match state.look_up_turn_at_once(within) {
                     Some(turn) => Some(turn),
                     None => match Box::pin(self.look_up_turn(within)).await {
                         Ok(turn) => turn,

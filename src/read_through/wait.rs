@@ -23,6 +23,8 @@ impl Acquisition<'_> {
     pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
         let AcquireRequest { state, key, policy, .. } = self.request;
         let mut turn = pin!(state.turn(key, self.request.batch.is_some(), policy.command_timeout));
+        // What has ended in time is read, however late.
+        let is_bounded = self.released.is_none();
         loop {
             tokio::select! {
                 biased;
@@ -30,7 +32,7 @@ impl Acquisition<'_> {
                 turn = &mut turn => return turn.map_err(|Stalled| {
                     AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut))
                 }),
-                () = sleep_until(self.request.deadline) => if !self.goes_on() {
+                () = sleep_until(self.request.deadline), if is_bounded => if !self.goes_on() {
                     return Err(AcquireOutcome::WaitedOut);
                 },
             }

@@ -174,7 +174,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// How long a command took that waited for no other, as far as is known: lately, at the most distant server.
+    /// How long the latest reading of the clock took, at the most distant server: in the last minute, or as it connected.
     fn round_trip(&self) -> Duration {
         Duration::ZERO
     }

@@ -156,6 +156,21 @@ async fn a_back_off_extends_no_window() {
     assert_eq!(served_for(&inner, 90).await, 60);
 }
 
+/// Each failure wrote a shorter window.
+#[tokio::test(start_paused = true)]
+async fn failures_one_after_another_leave_the_window_as_it_is() {
+    let inner = origin("max-age=1, stale-while-revalidate=2, stale-if-error=9", with(503, &[]));
+    let shop = replicas_with(1, &inner, policy().back_off(secs(2))).remove(0);
+    ask(&shop, get("/")).await;
+    for age in 1..=9 {
+        sleep(1).await;
+        assert_eq!(ask(&shop, get("/")).await.text(), "old", "at {age}");
+        settle().await;
+    }
+    sleep(2).await;
+    assert_eq!(ask(&shop, get("/")).await.status, 503);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_answer_ends_what_is_served_because_none_came() {
     for status in [429, 503] {
