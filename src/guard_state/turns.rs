@@ -1,16 +1,15 @@
 //! Bounds the commands that callers and flights send at once.
 //!
 //! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
-//! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so does a flight; the
-//! time limit of a command begins with its turn. A turn
-//! lasts for commands that have time limits, and never while another load is awaited: turns do not wait for each other in a circle.
+//! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so
+//! does a flight; the time limit of a command begins with its turn. A turn lasts for commands that have time limits, and never while
+//! another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is given up after the
+//! time of two commands; then commands fail at once, and so do those that wait.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::GuardState;
 use crate::key::Key;
@@ -39,16 +38,6 @@ pub(super) struct Turns {
     look_ups: Queue,
     single: Queue,
     batched: Queue,
-    answers: Arc<Answers>,
-}
-
-/// Whether the store answers.
-#[derive(Debug)]
-struct Answers {
-    born: Instant,
-    /// When a turn had its last answer, in milliseconds since `born`.
-    last: AtomicU64,
-    stalled: Notify,
 }
 
 /// Turns in the order in which they are asked for.
@@ -60,57 +49,12 @@ struct Queue {
 }
 
 /// A caller or flight may send commands until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    answers: Arc<Answers>,
-    is_answered: AtomicBool,
-    within: Duration,
-    _permit: OwnedSemaphorePermit,
-}
-
-/// No command was answered for the time of one.
-#[derive(Debug)]
-pub(crate) struct Stalled;
+pub(crate) type Turn = OwnedSemaphorePermit;
 
 impl Default for Turns {
     fn default() -> Self {
         let [look_ups, single, batched] = [LOOK_UPS, SINGLE, BATCHED].map(Queue::new);
-        let answers = Answers { born: Instant::now(), last: AtomicU64::new(0), stalled: Notify::new() };
-        Self { look_ups, single, batched, answers: Arc::new(answers) }
-    }
-}
-
-impl Answers {
-    fn age(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn note(&self) {
-        self.last.store(self.age(), Ordering::Relaxed);
-    }
-}
-
-impl Turn {
-    fn new(answers: &Arc<Answers>, within: Duration, permit: OwnedSemaphorePermit) -> Self {
-        let is_answered = AtomicBool::new(false);
-        Self { answers: Arc::clone(answers), is_answered, within, _permit: permit }
-    }
-
-    /// A command of this turn was answered.
-    pub(crate) fn answered(&self) {
-        self.is_answered.store(true, Ordering::Relaxed);
-        self.answers.note();
-    }
-}
-
-impl Drop for Turn {
-    /// A timer for each that waits would cost more than the commands.
-    fn drop(&mut self) {
-        let Answers { last, stalled, .. } = &*self.answers;
-        let since = Duration::from_millis(self.answers.age().saturating_sub(last.load(Ordering::Relaxed)));
-        if !*self.is_answered.get_mut() && since >= self.within {
-            stalled.notify_waiters();
-        }
+        Self { look_ups, single, batched }
     }
 }
 
@@ -119,11 +63,8 @@ impl Queue {
         Self { permits: Arc::new(Semaphore::new(width.least)), size: Mutex::new(width.least), width }
     }
 
-    fn take_at_once(&self, answers: &Arc<Answers>, within: Duration) -> Option<Turn> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        // No command has waited for an answer until now.
-        answers.note();
-        Some(Turn::new(answers, within, permit))
+    fn take_at_once(&self) -> Option<Turn> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
     }
 
     fn resize(&self, round_trip: Duration) {
@@ -143,51 +84,32 @@ impl Queue {
 
 impl GuardState {
     /// The turn of a look-up, if it need not wait.
-    pub(crate) fn look_up_turn_at_once(&self, within: Duration) -> Option<Turn> {
-        self.turns.look_ups.take_at_once(&self.turns.answers, within)
+    pub(crate) fn look_up_turn_at_once(&self) -> Option<Turn> {
+        self.turns.look_ups.take_at_once()
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`turn`](Self::turn).
-    pub(crate) async fn look_up_turn(&self, key: &Key, within: Duration) -> Result<Option<Turn>, Stalled> {
-        self.turn_in(&self.turns.look_ups, key, within).await
+    pub(crate) async fn look_up_turn(&self, key: &Key) -> Option<Turn> {
+        self.turn_in(&self.turns.look_ups, key).await
     }
 
     /// Waits for the turn of a flight of this key. `None` where commands fail at once.
     ///
-    /// # Errors
-    ///
-    /// If no command of the others is answered `within` the time of one.
-    ///
     /// # Cancel safety
     ///
     /// Safe; the place in the queue is lost.
-    pub(crate) async fn turn(
-        &self,
-        key: &Key,
-        is_batched: bool,
-        within: Duration,
-    ) -> Result<Option<Turn>, Stalled> {
+    pub(crate) async fn turn(&self, key: &Key, is_batched: bool) -> Option<Turn> {
         let Turns { single, batched, .. } = &self.turns;
-        self.turn_in(if is_batched { batched } else { single }, key, within).await
+        self.turn_in(if is_batched { batched } else { single }, key).await
     }
 
-    async fn turn_in(&self, queue: &Queue, key: &Key, within: Duration) -> Result<Option<Turn>, Stalled> {
+    async fn turn_in(&self, queue: &Queue, key: &Key) -> Option<Turn> {
         if self.store.is_down(key.name()) {
-            return Ok(None);
+            return None;
         }
         queue.resize(self.store.round_trip());
-        let answers = &self.turns.answers;
-        if let Some(turn) = queue.take_at_once(answers, within) {
-            return Ok(Some(turn));
-        }
-        tokio::select! {
-            biased;
-            permit = Arc::clone(&queue.permits).acquire_owned() => {
-                // It fails only if the semaphore is closed, which is never done.
-                Ok(permit.ok().map(|permit| Turn::new(answers, within, permit)))
-            }
-            () = answers.stalled.notified() => Err(Stalled),
-        }
+        // It fails only if the semaphore is closed, which is never done.
+        Arc::clone(&queue.permits).acquire_owned().await.ok()
     }
 }
 

@@ -75,9 +75,6 @@ impl FlightTask {
         let replaces =
             rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
         if let Ok(told) = told {
-            if let (Some(_), Some(turn)) = (told, &turn) {
-                turn.answered();
-            }
             publication.keep_copy(&state, &flight.key, told, (asked, replaces));
         }
         let current = match told {

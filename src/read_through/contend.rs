@@ -25,11 +25,7 @@ impl Acquisition<'_> {
                 self.request.policy.count(Count::budget_exceeded);
                 return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
-            let acquired = self.acquire(within).await;
-            if let (Ok(_), Some(turn)) = (&acquired, &turn) {
-                turn.answered();
-            }
-            match acquired {
+            match self.acquire(within).await {
                 Ok(Acquired::Granted) => {
                     self.note_expired();
                     return Ok(());

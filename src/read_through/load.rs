@@ -193,9 +193,8 @@ impl FlightTask {
         if !sends || self.batch.is_none() {
             return None;
         }
-        // No renewal comes meanwhile, and where no other flight is answered either, its commands find that out themselves.
-        let turn = self.state.turn(&self.flight.key, true, self.policy.command_timeout);
-        timeout(self.policy.lease / 3, turn).await.ok()?.ok()?
+        // No renewal comes meanwhile.
+        timeout(self.policy.lease / 3, self.state.turn(&self.flight.key, true)).await.ok()?
     }
 
     /// What this flight takes once for all flights of its round, or for itself.

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::call::{Call, CallState};
 use super::tag_check::{checked, read_checked};
 use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
-use crate::guard_state::turns::{Stalled, Turn};
+use crate::guard_state::turns::Turn;
 use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
@@ -60,9 +60,9 @@ impl<'a> CallState<'a> {
     }
 
     /// Waits for the turn of a look-up. The wait costs no budget.
-    async fn look_up_turn(&mut self, within: Duration) -> Result<Option<Turn>, Stalled> {
+    async fn look_up_turn(&mut self) -> Option<Turn> {
         let asked = Instant::now();
-        let turn = self.call.state.look_up_turn(self.call.key, within).await;
+        let turn = self.call.state.look_up_turn(self.call.key).await;
         self.started += asked.elapsed();
         turn
     }
@@ -83,21 +83,11 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                let turn = match state.look_up_turn_at_once(within) {
+                let _turn = match state.look_up_turn_at_once() {
                     Some(turn) => Some(turn),
-                    None => match Box::pin(self.look_up_turn(within)).await {
-                        Ok(turn) => turn,
-                        Err(Stalled) => {
-                            state.count(GuardCount::store_errors);
-                            let late = StoreError::new(StoreErrorKind::TimedOut);
-                            return (ReadResult::Failed(late), Some(solo_read));
-                        }
-                    },
+                    None => Box::pin(self.look_up_turn()).await,
                 };
                 let read = read_store(state, key, &tags, keeps, within).await;
-                if let (Some(turn), false) = (turn, matches!(read, ReadResult::Failed(_))) {
-                    turn.answered();
-                }
                 return (read, Some(solo_read));
             }
             Err(queued) => queued,

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::acquire::{AcquireOutcome, AcquireRequest, Acquisition};
 use super::lease::{detach_unleased, release_later};
-use crate::guard_state::turns::{Stalled, Turn};
+use crate::guard_state::turns::Turn;
 use crate::observe::{Count, GuardCount};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{StoreError, StoreErrorKind, Token};
@@ -21,17 +21,15 @@ pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 impl Acquisition<'_> {
     /// Waits for the turn to send an ACQUIRE.
     pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
-        let AcquireRequest { state, key, policy, .. } = self.request;
-        let mut turn = pin!(state.turn(key, self.request.batch.is_some(), policy.command_timeout));
+        let AcquireRequest { state, key, .. } = self.request;
+        let mut turn = pin!(state.turn(key, self.request.batch.is_some()));
         // What has ended in time is read, however late.
         let is_bounded = self.released.is_none();
         loop {
             tokio::select! {
                 biased;
                 () = state.leaving() => return Err(AcquireOutcome::Leaving),
-                turn = &mut turn => return turn.map_err(|Stalled| {
-                    AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut))
-                }),
+                turn = &mut turn => return Ok(turn),
                 () = sleep_until(self.request.deadline), if is_bounded => if !self.goes_on() {
                     return Err(AcquireOutcome::WaitedOut);
                 },
