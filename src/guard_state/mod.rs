@@ -73,7 +73,7 @@ pub(crate) struct GuardState {
     /// Invalidations that the store has not confirmed.
     pub(crate) kept: KeptInvalidations,
     pub(crate) late_commits: LateCommits,
-    turns: Turns,
+    pub(crate) turns: Turns,
     pub(crate) audits: Audits,
     pub(crate) unusable: UnusableEntries,
     /// Limits warnings about values that cannot be shared.

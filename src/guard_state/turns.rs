@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::GuardState;
 use crate::key::Key;
+use crate::store::StoreHandle;
 use crate::sync::lock;
 
 /// How many look-ups are on their way at once, at least. Callers of one key share a look-up.
@@ -34,7 +34,7 @@ struct Width {
 
 /// The turns of one guard.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     look_ups: Queue,
     single: Queue,
     batched: Queue,
@@ -67,6 +67,15 @@ impl Queue {
         Arc::clone(&self.permits).try_acquire_owned().ok()
     }
 
+    async fn take(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
+        if store.is_down(key.name()) {
+            return None;
+        }
+        self.resize(store.round_trip());
+        // It fails only if the semaphore is closed, which is never done.
+        Arc::clone(&self.permits).acquire_owned().await.ok()
+    }
+
     fn resize(&self, round_trip: Duration) {
         let Width { least, per_millisecond, most } = self.width;
         let size = (round_trip.as_secs_f64() * 1e3 * per_millisecond) as usize;
@@ -82,15 +91,15 @@ impl Queue {
     }
 }
 
-impl GuardState {
+impl Turns {
     /// The turn of a look-up, if it need not wait.
-    pub(crate) fn look_up_turn_at_once(&self) -> Option<Turn> {
-        self.turns.look_ups.take_at_once()
+    pub(crate) fn look_up_at_once(&self) -> Option<Turn> {
+        self.look_ups.take_at_once()
     }
 
-    /// Waits for the turn of a look-up of this key; otherwise as [`turn`](Self::turn).
-    pub(crate) async fn look_up_turn(&self, key: &Key) -> Option<Turn> {
-        self.turn_in(&self.turns.look_ups, key).await
+    /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).
+    pub(crate) async fn look_up(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
+        self.look_ups.take(store, key).await
     }
 
     /// Waits for the turn of a flight of this key. `None` where commands fail at once.
@@ -98,18 +107,9 @@ impl GuardState {
     /// # Cancel safety
     ///
     /// Safe; the place in the queue is lost.
-    pub(crate) async fn turn(&self, key: &Key, is_batched: bool) -> Option<Turn> {
-        let Turns { single, batched, .. } = &self.turns;
-        self.turn_in(if is_batched { batched } else { single }, key).await
-    }
-
-    async fn turn_in(&self, queue: &Queue, key: &Key) -> Option<Turn> {
-        if self.store.is_down(key.name()) {
-            return None;
-        }
-        queue.resize(self.store.round_trip());
-        // It fails only if the semaphore is closed, which is never done.
-        Arc::clone(&queue.permits).acquire_owned().await.ok()
+    pub(crate) async fn flight(&self, store: &StoreHandle, key: &Key, is_batched: bool) -> Option<Turn> {
+        let queue = if is_batched { &self.batched } else { &self.single };
+        queue.take(store, key).await
     }
 }
 

@@ -194,7 +194,8 @@ impl FlightTask {
             return None;
         }
         // No renewal comes meanwhile.
-        timeout(self.policy.lease / 3, self.state.turn(&self.flight.key, true)).await.ok()?
+        let turn = self.state.turns.flight(&self.state.store, &self.flight.key, true);
+        timeout(self.policy.lease / 3, turn).await.ok()?
     }
 
     /// What this flight takes once for all flights of its round, or for itself.

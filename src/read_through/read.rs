@@ -62,7 +62,8 @@ impl<'a> CallState<'a> {
     /// Waits for the turn of a look-up. The wait costs no budget.
     async fn look_up_turn(&mut self) -> Option<Turn> {
         let asked = Instant::now();
-        let turn = self.call.state.look_up_turn(self.call.key).await;
+        let Call { state, key, .. } = self.call;
+        let turn = state.turns.look_up(&state.store, key).await;
         self.started += asked.elapsed();
         turn
     }
@@ -83,7 +84,7 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                let _turn = match state.look_up_turn_at_once() {
+                let _turn = match state.turns.look_up_at_once() {
                     Some(turn) => Some(turn),
                     None => Box::pin(self.look_up_turn()).await,
                 };

@@ -22,7 +22,7 @@ impl Acquisition<'_> {
     /// Waits for the turn to send an ACQUIRE.
     pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
         let AcquireRequest { state, key, .. } = self.request;
-        let mut turn = pin!(state.turn(key, self.request.batch.is_some()));
+        let mut turn = pin!(state.turns.flight(&state.store, key, self.request.batch.is_some()));
         // What has ended in time is read, however late.
         let is_bounded = self.released.is_none();
         loop {
