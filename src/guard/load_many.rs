@@ -35,13 +35,13 @@ use crate::sync::lock;
 use crate::value::freshness::Storage;
 
 /// What one call of a caller's `load` returns.
-pub(super) type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
+type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
 pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
 type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
 /// How many keys one call of a caller's `load` is given at most. So many leases are held, and so many values are stored, in much less
 /// than the shortest lease, also by a slow server.
-pub(super) const MOST_TOGETHER: usize = 1_000;
+const MOST_TOGETHER: usize = 1_000;
 
 /// How one key's caller was answered.
 pub(super) struct Answer<T, E> {

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
-use super::typed::{ForcedReader, OwnResult, TypedReader};
+use super::typed::{ForcedReader, OwnResult, StorageReader, TypedReader};
 use crate::error::{Failure, LoadError};
 use crate::failure_text::panic_text;
 use crate::key::Key;
@@ -132,7 +132,7 @@ impl StampedeGuard {
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
         let own = OwnResult::default();
-        let reader = ForcedReader(TypedReader::new());
+        let reader = ForcedReader(StorageReader(TypedReader::new()));
         let looked = look_past(call).await;
         let is_away = looked.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
         let answer = match (looked, self.passes_by()) {

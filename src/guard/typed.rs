@@ -77,7 +77,7 @@ impl<T: DeserializeOwned + 'static> EntryReader for StorageReader<T> {
 }
 
 /// As [`StorageReader`], for a caller that wants a new load: it accepts no older value.
-pub(crate) struct ForcedReader<T>(pub(crate) TypedReader<T>);
+pub(crate) struct ForcedReader<T>(pub(crate) StorageReader<T>);
 
 impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
     type Value = (T, Storage);
@@ -96,7 +96,7 @@ impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
     }
 
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, Storage)> {
-        Some((self.0.open(entry, now, shared)?, entry.expiry.storage()))
+        self.0.open(entry, now, shared)
     }
 }
 

@@ -24,7 +24,7 @@ const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
 /// How long one wait for a connection lasts.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// How often a warm-up loads a key whose value the store has not taken.
+/// How often a warm-up loads a key until the store has its value.
 const TRIES: usize = 3;
 
 /// What a warm-up has done: each key is counted once.
@@ -38,7 +38,7 @@ pub struct Warmed {
     /// Keys with a value that was loaded and may not be stored, as one that is longer than
     /// [`max_body`](crate::PolicyBuilder::max_body).
     pub unstorable: u64,
-    /// Keys whose value the store has not confirmed in three tries: it failed each time, or the key was invalidated during each load.
+    /// Keys that the store has not confirmed in three tries: it failed each time, or the key was invalidated during each load.
     pub unconfirmed: u64,
     /// Keys that were not loaded, because the guard is [bypassed](StampedeGuard::set_bypass) or on
     /// [trial](crate::PolicyBuilder::shadow): its loads answer their own callers.
@@ -118,7 +118,7 @@ impl StampedeGuard {
         warmed
     }
 
-    /// Loads the keys of a group once. Returns those whose values the store has not confirmed.
+    /// Loads the keys of a group once. Returns those that the store has not confirmed.
     async fn warm_group<K, T, E, L>(&self, keys: Vec<K>, load: &Arc<L>, warmed: &mut Warmed) -> Vec<K>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,

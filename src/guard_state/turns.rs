@@ -63,10 +63,6 @@ impl Queue {
         Self { permits: Arc::new(Semaphore::new(width.least)), size: Mutex::new(width.least), width }
     }
 
-    fn take_at_once(&self) -> Option<Turn> {
-        Arc::clone(&self.permits).try_acquire_owned().ok()
-    }
-
     async fn take(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
         if store.is_down(key.name()) {
             return None;
@@ -94,7 +90,7 @@ impl Queue {
 impl Turns {
     /// The turn of a look-up, if it need not wait.
     pub(crate) fn look_up_at_once(&self) -> Option<Turn> {
-        self.look_ups.take_at_once()
+        Arc::clone(&self.look_ups.permits).try_acquire_owned().ok()
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).

@@ -60,7 +60,7 @@ impl FlightTask {
         }
         let asked = start.asked;
         // A lease that is lost since then may have been taken away by a change.
-        let unstored = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
+        let if_lost = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
         let turn = self.batch_turn(lease.is_some()).await;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, policy, flight, leader, rejected, budget, .. } = self;
@@ -86,7 +86,7 @@ impl FlightTask {
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
         let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        tell_waiters(leader, publication.for_waiters(told.ok(), unstored), current, settled);
+        tell_waiters(leader, publication.for_waiters(told.ok(), if_lost), current, settled);
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
@@ -218,14 +218,14 @@ impl Publication {
         }
     }
 
-    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet. `unstored` says
-    /// why, if it has stored nothing.
-    fn for_waiters(&self, told: Option<Option<TokenCheck>>, unstored: Storage) -> FlightOutcome {
+    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet. `if_lost` says
+    /// why nothing is stored, if the load has no lease any more.
+    fn for_waiters(&self, told: Option<Option<TokenCheck>>, if_lost: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
         let expiry = match told {
             Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => {
-                times.not_stored(entry.stored_at).marked(unstored)
+                times.not_stored(entry.stored_at).marked(if_lost)
             }
             _ if self.stored.is_none() => times.marked(Storage::Forbidden),
             Some(Some(TokenCheck::Held)) => times,

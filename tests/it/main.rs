@@ -21,6 +21,8 @@ mod coalescing;
 #[cfg(feature = "lz4")]
 mod compression;
 mod context;
+#[cfg(any(feature = "redis", feature = "testing"))]
+mod crowd;
 #[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls", feature = "http"))]
 mod deployments_to_try;
 mod drops;

@@ -2,28 +2,20 @@
 //! clock, so that the time of this process does not count.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use stampede_guard::testing::ChaosStore;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
+
+use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 
 const NODES: usize = 3;
 
 /// As a command of this server takes, all of them at once would take several times a command's time limit.
 const EACH: Duration = Duration::from_micros(50);
-
-type Loading = BoxFuture<'static, Result<Vec<(u64, u64)>, String>>;
-
-fn counted(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sync + 'static {
-    let loads = Arc::clone(loads);
-    move |keys: Vec<u64>| {
-        loads.fetch_add(keys.len(), Ordering::Relaxed);
-        Box::pin(async move { Ok(keys.into_iter().map(|key| (key, key)).collect()) })
-    }
-}
 
 /// All nodes ask at once, under this policy; each key is loaded once, and stored. Meanwhile hits of one key take no longer than this.
 async fn at_once(
@@ -54,10 +46,7 @@ async fn at_once(
         () = hot => {}
     }
     let stats = guards.each_ref().map(StampedeGuard::stats);
-    assert_eq!(loads.load(Ordering::Relaxed) as u64, keys, "{stats:#?}");
-    let stored = other.get_many::<u64, _>(0..keys).await;
-    let stored = stored.into_iter().filter(|found| matches!(found, Ok(Some(_)))).count();
-    assert_eq!(stored as u64, keys, "{stats:#?}");
+    loaded_and_stored_once(&other, keys, &loads, stats).await;
     slowest
 }
 
@@ -69,15 +58,7 @@ fn tagged() -> Policy {
 async fn calls_for_thousands_of_keys_load_each_once() {
     const KEYS: u64 = 2_500;
     for policy in [Policy::default, tagged] {
-        let slowest = at_once(KEYS, policy, async |guard, loads| {
-            let answers = guard.get_or_load_many(0..KEYS, counted(loads)).await;
-            assert!(
-                answers
-                    .iter()
-                    .zip(0..)
-                    .all(|(answer, key)| matches!(answer, Ok(Some(found)) if *found == key))
-            );
-        });
+        let slowest = at_once(KEYS, policy, async |guard, loads| by_one_call(guard, KEYS, loads).await);
         let slowest = slowest.await;
         assert!(slowest < Duration::from_millis(15), "{slowest:?}");
     }
@@ -86,31 +67,11 @@ async fn calls_for_thousands_of_keys_load_each_once() {
 #[tokio::test(start_paused = true)]
 async fn warm_ups_of_several_nodes_store_each_key_once() {
     const KEYS: u64 = 2_500;
-    at_once(KEYS, Policy::default, async |guard, loads| {
-        let warmed = guard.warm(0..KEYS, KEYS as usize, counted(loads)).await;
-        assert_eq!((warmed.stored + warmed.found, warmed.failed), (KEYS, 0), "{warmed:?}");
-    })
-    .await;
+    at_once(KEYS, Policy::default, async |guard, loads| by_a_warm_up(guard, KEYS, loads).await).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn single_callers_of_thousands_of_keys_load_each_once() {
     const KEYS: u64 = 2_500;
-    at_once(KEYS, Policy::default, async |guard, loads| {
-        let answers = (0..KEYS).map(|key| {
-            let loads = Arc::clone(loads);
-            guard.get_or_load(key, move || async move {
-                loads.fetch_add(1, Ordering::Relaxed);
-                Ok::<_, String>(key)
-            })
-        });
-        assert!(
-            join_all(answers)
-                .await
-                .into_iter()
-                .zip(0..)
-                .all(|(answer, key)| matches!(answer, Ok(found) if found == key))
-        );
-    })
-    .await;
+    at_once(KEYS, Policy::default, async |guard, loads| by_a_call_each(guard, KEYS, loads).await).await;
 }

@@ -52,6 +52,9 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Runtime;
+use tokio::task::LocalSet;
+
 use mutants::Mutant;
 use plan::{Plan, Profile};
 use world::World;
@@ -91,13 +94,17 @@ fn listen() {
     });
 }
 
+fn paused() -> Runtime {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime")
+}
+
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> Report {
     listen();
     // The guard draws its jitter from this thread's generator.
     fastrand::seed(seed);
     PANICS.set(Some(Vec::new()));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let runtime = runtime.expect("a runtime");
+    let runtime = paused();
     let simulated = || {
         runtime.block_on(async {
             let world = World::new(Plan::draw(seed, profile), seed, is_shown);
@@ -114,8 +121,12 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     let mut report = mutants::with(mutant, || floods::counting(simulated));
     drop(runtime);
     if profile == Profile::None && mutant.is_none() {
-        report.violations.extend(trials::violations(seed));
-        report.violations.extend(crowds::violations(seed));
+        // Two seeds of eight have a world more.
+        report.violations.extend(match seed % 8 {
+            3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
+            5 => paused().block_on(crowds::violations(seed)),
+            _ => Vec::new(),
+        });
     }
     let panics = PANICS.take().unwrap_or_default();
     report.violations.extend(panics.into_iter().map(|panic| format!("I11: {panic}")));

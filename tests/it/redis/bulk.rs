@@ -1,24 +1,14 @@
 //! Thousands of keys at once, in several nodes: a healthy server stays healthy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use tokio::time::sleep;
 
 use super::*;
+use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 
 const NODES: usize = 3;
-
-type Loading = BoxFuture<'static, Result<Vec<(u64, u64)>, String>>;
-
-/// A loader of many keys that counts its calls for each key.
-fn counted(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sync + 'static {
-    let loads = Arc::clone(loads);
-    move |keys: Vec<u64>| {
-        loads.fetch_add(keys.len(), Ordering::Relaxed);
-        Box::pin(async move { Ok(keys.into_iter().map(|key| (key, key)).collect()) })
-    }
-}
 
 /// All nodes ask for the same keys at once, beside requests for one hot key.
 async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGuard, &Arc<AtomicUsize>)) {
@@ -39,10 +29,7 @@ async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGua
     };
     futures_util::future::join(asked, hot).await;
     let stats: Vec<_> = guards.iter().map(StampedeGuard::stats).collect();
-    assert_eq!(loads.load(Ordering::Relaxed) as u64, keys, "{stats:?}");
-    let stored = guards[0].get_many::<u64, _>(0..keys).await;
-    let stored = stored.into_iter().filter(|found| matches!(found, Ok(Some(_)))).count();
-    assert_eq!(stored as u64, keys, "{stats:?}");
+    loaded_and_stored_once(&guards[0], keys, &loads, &stats).await;
     assert!(stats.iter().all(|stats| stats.fail_open_loads == 0), "{stats:?}");
 }
 
@@ -51,13 +38,7 @@ async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGua
 async fn nodes_that_ask_for_the_same_thousands_of_keys_load_each_once() {
     const KEYS: u64 = 5_000;
     let server = RedisServer::start();
-    at_once(&server, KEYS, async |guard, loads| {
-        let answers = guard.get_or_load_many(0..KEYS, counted(loads)).await;
-        assert!(
-            answers.iter().zip(0..).all(|(answer, key)| matches!(answer, Ok(Some(found)) if *found == key))
-        );
-    })
-    .await;
+    at_once(&server, KEYS, async |guard, loads| by_one_call(guard, KEYS, loads).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,34 +46,14 @@ async fn a_thousand_single_callers_of_each_node_load_each_key_once() {
     // Without optimisation, more reads than these take longer than a read may.
     const KEYS: u64 = 1_000;
     let server = RedisServer::start();
-    at_once(&server, KEYS, async |guard, loads| {
-        let answers = (0..KEYS).map(|key| {
-            let loads = Arc::clone(loads);
-            guard.get_or_load(key, move || async move {
-                loads.fetch_add(1, Ordering::Relaxed);
-                Ok::<_, String>(key)
-            })
-        });
-        assert!(
-            join_all(answers)
-                .await
-                .into_iter()
-                .zip(0..)
-                .all(|(answer, key)| matches!(answer, Ok(found) if found == key))
-        );
-    })
-    .await;
+    at_once(&server, KEYS, async |guard, loads| by_a_call_each(guard, KEYS, loads).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_warm_up_of_thousands_of_keys_by_several_nodes_stores_each_once() {
     const KEYS: u64 = 5_000;
     let server = RedisServer::start();
-    at_once(&server, KEYS, async |guard, loads| {
-        let warmed = guard.warm(0..KEYS, KEYS as usize, counted(loads)).await;
-        assert_eq!((warmed.stored + warmed.found, warmed.failed), (KEYS, 0), "{warmed:?}");
-    })
-    .await;
+    at_once(&server, KEYS, async |guard, loads| by_a_warm_up(guard, KEYS, loads).await).await;
 }
 
 /// The server hangs as the loads end: no call waits for each of its values.
