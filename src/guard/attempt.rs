@@ -116,10 +116,12 @@ impl ChangeAttempt {
     }
 
     pub(super) fn detach_flights(&self) {
-        match self.target.is_tag {
+        let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
+        match is_tag {
+            true if key.is_path() => state.detach_path(key),
             // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
-            true => self.guard.state.flights.detach_all(),
-            false => self.guard.state.detach_resource(&self.target.key),
+            true => state.flights.detach_all(),
+            false => state.detach_resource(key),
         }
     }
 

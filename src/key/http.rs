@@ -40,6 +40,11 @@ impl Key {
         self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}~p")))
     }
 
+    /// Whether this is the [tag of a path](Self::of_path).
+    pub(crate) fn is_path(&self) -> bool {
+        self.full().ends_with("~p")
+    }
+
     /// The key of a resource under one proxies' report.
     pub(crate) fn of_report(&self, digest: &str) -> Self {
         self.derived(&format!("~f{digest}"))

@@ -253,7 +253,8 @@ pub(super) async fn read_many(
 ) -> Vec<ReadResult> {
     let Some(first) = keys.first() else { return Vec::new() };
     let keeps = !policy.local_for.is_zero();
-    if state.store.is_spread() || state.store.answers_at_once() || policy.has_path_tags() {
+    let has_path = || keys.iter().any(|key| policy.path_tag(&state.namespace, key).is_some());
+    if state.store.is_spread() || state.store.answers_at_once() || has_path() {
         // A task that does nothing else must let other tasks run.
         consume_budget().await;
         let tags: Vec<_> = keys.iter().map(|key| policy.tag_keys(&state.namespace, key)).collect();

@@ -146,6 +146,52 @@ async fn an_invalidation_of_the_path_wins_over_a_running_load_of_a_query() {
     assert!(!is_stored(&other, "/p?a").await);
 }
 
+/// A change of one path must not make the loads of others run twice; here in an outage, in which only the process coalesces.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_change_of_one_path_leaves_the_running_loads_of_others() {
+    for (changed, more) in [("/other", 0), ("/p/x", 0), ("/p", 1), ("/p?b", 1)] {
+        let (store, inner) = (stampede_guard::testing::ChaosStore::new(1).replica(), origin().held());
+        let policy = of(http().path_tags(true)).build().unwrap();
+        let guard = StampedeGuard::new(store.clone()).with_policy(policy);
+        let shop: Shop = guard.layer(inner.clone());
+        store.cut();
+        let mut waiting = Vec::new();
+        let mut ask_once_more = async || {
+            waiting.push(super::kit::send(&shop, get("/p?a")));
+            // Longer than a look-up.
+            tokio::time::sleep(super::kit::secs(1)).await;
+            inner.calls()
+        };
+        // The second one knows from the beginning that the store is away, and later ones join its load.
+        let mut calls = 0;
+        for _ in 0..3 {
+            calls = ask_once_more().await;
+        }
+        let changed_in_outage = guard.invalidate_path(changed).await;
+        assert!(changed_in_outage.is_err());
+        assert_eq!(ask_once_more().await, calls + more, "{changed}");
+        inner.gate.open();
+        for answer in waiting {
+            answer.await.unwrap();
+        }
+    }
+}
+
+/// A name this long is a digest in the store.
+#[tokio::test(start_paused = true)]
+async fn a_path_reaches_the_longest_queries_and_the_longest_path_its_queries() {
+    let (guard, shop) = process(&MemoryStore::new(), &origin(), of(http().path_tags(true)));
+    let long = "a".repeat(5_000);
+    for (path, query) in [("/p", &*long), (&*format!("/{long}"), "a")] {
+        let uri = format!("{path}?{query}");
+        ask(&shop, get(&uri)).await;
+        assert!(is_stored(&shop, &uri).await);
+        guard.invalidate_path(path).await.unwrap();
+        assert!(!is_stored(&shop, &uri).await);
+    }
+}
+
 #[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn copies_in_memory_of_each_query_are_dropped_in_each_process() {
