@@ -160,9 +160,12 @@ impl Error {
         self.kind() == ErrorKind::Store
     }
 
-    /// The targets of an [invalidation](crate::StampedeGuard::invalidation), and of its short forms, that are not confirmed; empty for
-    /// every other error. The guard has retained them, and sends them as soon as the store answers, unless it was
-    /// [shut down](crate::StampedeGuard::shutdown).
+    /// The targets of an [invalidation](crate::StampedeGuard::invalidation), of its short forms and of an
+    /// [`expire`](crate::StampedeGuard::expire) that are not confirmed; empty for every other error. The guard has retained them, and
+    /// sends them as soon as the store answers, unless it was [shut down](crate::StampedeGuard::shutdown).
+    ///
+    /// Not among them: an `insert`, which is not retained, a change that the store has confirmed and its
+    /// [replicas](crate::PolicyBuilder::invalidate_replicas) have not, and names that were refused.
     pub fn unconfirmed(&self) -> &[InvalidationTarget] {
         &self.repr.unconfirmed
     }

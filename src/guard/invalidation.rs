@@ -97,13 +97,15 @@ impl Invalidation {
     /// or, if there are more than 32, for two seconds since the last confirmation. They are retained, and sent as soon as the store
     /// answers: no need to repeat them. The kind is that of the first failure.
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is no path; all others are invalidated
+    /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is no path,
+    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) for a path under a policy without an authority; all others are invalidated
     /// nevertheless.
     ///
     /// # Cancel safety
     ///
-    /// The invalidation begins with this call, also if the future is never polled. Dropped, some may have happened in the store; all
-    /// that were not confirmed are retained as after an error.
+    /// From this call on this process drops its copies and shares no load that began before. The commands are sent by polling the
+    /// future. Dropped, also if it was never polled, some may have happened in the store; all that were not confirmed are retained as
+    /// after an error.
     ///
     /// # Consistency
     ///

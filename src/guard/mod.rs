@@ -84,8 +84,8 @@ pub struct Shutdown {
     /// end, and leases that this process may hold without knowing. Waiters in other processes wait for such a lease
     /// until its TTL ends.
     pub abandoned: usize,
-    /// Keys and tags with an invalidation that the store has not confirmed. Other processes may serve what they invalidate until it
-    /// expires.
+    /// Keys and tags with a retained invalidation that the store has not confirmed. Other processes may serve what they invalidate
+    /// until it expires. An invalidation that another task is still sending is not counted: that task is given the error.
     pub unsent_invalidations: usize,
 }
 

@@ -123,12 +123,16 @@ async fn in_a_mixed_fleet_nothing_untagged_is_served_as_tagged() {
     ask(&without, request("POST", "/p", &[])).await;
     assert!(is_stored(&with, "/p?a").await);
     // .. and the other one reaches all that have the tag, in both, and its own query without the tag.
-    ask(&without, get("/p")).await;
+    for uri in ["/p", "/p?c"] {
+        ask(&without, get(uri)).await;
+    }
     guard.invalidate_path("/p").await.unwrap();
-    for shop in [&without, &with] {
+    for (shop, has_own) in [(&without, true), (&with, false)] {
         for uri in ["/p", "/p?a", "/p?b"] {
             assert!(!is_stored(shop, uri).await, "{uri}");
         }
+        // .. but not what the process without it has stored under another query, which that process alone serves.
+        assert_eq!(is_stored(shop, "/p?c").await, has_own);
     }
 }
 
