@@ -150,7 +150,7 @@ impl<'a> Acquisition<'a> {
 
     /// The acquire found an entry that this flight has not seen.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, tags, since, .. } = self.request;
+        let AcquireRequest { state, key, tags, .. } = self.request;
         let rules = (tags, self.servable);
         let content = current(state, raw, key, rules, within).await.map_err(AcquireOutcome::StoreDown)?;
         if let Ok(entry) = &content {
@@ -162,7 +162,7 @@ impl<'a> Acquisition<'a> {
                 // The load that this flight has waited for, or would have repeated, has failed; its leader stored the older value again.
                 Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry.clone()))),
                 // Stored while this flight waited, so it counts whatever its lifetime, unless `expire` has ended that meanwhile.
-                _ if !entry.expiry.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
+                _ if !entry.expiry.is_expired() && entry.stored_at >= self.waits_since() => {
                     return Err(self.ended_with(FlightOutcome::Value(entry.clone())));
                 }
                 _ => {}
@@ -174,6 +174,14 @@ impl<'a> Acquisition<'a> {
         self.unusable += 1;
         *self.request.rejected = Some(Arc::new(StoredEntry::new(content)));
         Ok(())
+    }
+
+    /// Since when this flight has waited for a value, on the store's clock: a value that was stored before that is not the awaited one,
+    /// as one that a late attempt at an insertion or a failover has brought. A commit carries the time at which it was first sent.
+    fn waits_since(&self) -> u64 {
+        let AcquireRequest { policy, since, .. } = self.request;
+        let commit = if self.behind.is_some() { policy.coordination_budget } else { Duration::ZERO };
+        since.saturating_sub(commit.as_millis().try_into().unwrap_or(u64::MAX))
     }
 
     fn ended_with(&self, outcome: FlightOutcome) -> AcquireOutcome {

@@ -210,3 +210,34 @@ async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_fo
     assert_eq!(answers, [true, false, true], "each has its answer");
     assert_eq!(guard.get::<u32>("k").await.unwrap(), Some(6));
 }
+
+/// A change that is not confirmed may still happen. A caller that waits for a load meanwhile finds its value, which was stored only now
+/// and is as old as the call.
+///
+/// Regression: whatever was found in place of an awaited lease was served, however old.
+#[tokio::test(start_paused = true)]
+async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime() {
+    let chaos = ChaosStore::new(1);
+    let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
+    let guard = || StampedeGuard::new(chaos.replica()).with_policy(policy.clone());
+    let (stopped, leads, waits) = (chaos.replica(), guard(), guard());
+    let late = StampedeGuard::new(stopped.clone()).with_policy(policy.clone());
+    stopped.stop();
+    let inserted = tokio::spawn(async move { late.insert("k", &1_u32).await });
+    sleep(Duration::from_millis(300)).await;
+    let slow = leads.get_or_load("k", || async {
+        sleep(Duration::from_millis(400)).await;
+        Ok::<_, String>(2)
+    });
+    let found = async {
+        sleep(Duration::from_millis(50)).await;
+        waits.get_or_load("k", || async { Ok::<_, String>(3) }).await
+    };
+    let resumes = async {
+        sleep(Duration::from_millis(100)).await;
+        stopped.resume();
+    };
+    let (led, found, ()) = tokio::join!(slow, found, resumes);
+    inserted.await.expect("no panic").expect("it was sent once more, or late");
+    assert_eq!((led.unwrap(), found.unwrap()), (2, 3));
+}

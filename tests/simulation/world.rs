@@ -47,7 +47,7 @@ impl World {
             window: plan
                 .faults
                 .iter()
-                .all(|(fault, _)| ![Fault::ClockStep, Fault::FailOver].contains(fault))
+                .all(|(fault, _)| *fault != Fault::ClockStep)
                 .then(|| policy.stale_while_revalidate.max(policy.stale_if_error)),
             copies_for: match (plan.keeps.contains(&true), plan.profile) {
                 (false, _) => Some(Duration::ZERO),
