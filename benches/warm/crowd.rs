@@ -22,7 +22,17 @@ const ROUNDS: usize = 5;
 #[derive(Debug, Serialize, Deserialize)]
 struct Config {
     redis: String,
-    by_many: bool,
+    asks: Asks,
+}
+
+/// How each process asks for the keys.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Asks {
+    OneCall,
+    CallEach,
+    /// The control: two plain GETs at once without the guard, one after another, for as long as the others take, while two threads
+    /// compute.
+    PlainGets,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,20 +54,36 @@ struct Round {
 }
 
 pub(crate) async fn crowds(table: &mut Table) {
-    for (how, by_many) in [("by one call for many keys each", true), ("by one call for each key", false)] {
-        let mut rounds = Vec::new();
-        for _ in 0..ROUNDS {
-            rounds.push(round(by_many).await);
+    let all = [
+        ("by plain GETs", Asks::PlainGets),
+        ("by one call for many keys each", Asks::OneCall),
+        ("by one call for each key", Asks::CallEach),
+    ];
+    let mut rounds: [Vec<Round>; 3] = Default::default();
+    for _ in 0..ROUNDS {
+        for ((_, asks), rounds) in all.iter().zip(&mut rounds) {
+            rounds.push(round(*asks).await);
         }
-        rows(table, how, &rounds);
+    }
+    let [plain, ..] = &rounds;
+    let control = Spread::of(&plain.iter().map(Round::slower).collect::<Vec<_>>());
+    for ((how, _), rounds) in all.iter().zip(&rounds).skip(1) {
+        rows(table, how, rounds, &control);
     }
 }
 
-async fn round(by_many: bool) -> Round {
+impl Round {
+    /// How much slower hits were beside the crowd.
+    fn slower(&self) -> f64 {
+        self.hit[0] / self.hit[1]
+    }
+}
+
+async fn round(asks: Asks) -> Round {
     let server = RedisServer::start();
     let other = connected(&server.url()).await;
     other.insert("hot", &1_u64).await.expect("stored");
-    let fleet = Fleet::spawn(PROCESSES, "crowd", &Config { redis: server.url(), by_many });
+    let fleet = Fleet::spawn(PROCESSES, "crowd", &Config { redis: server.url(), asks });
     fleet.wait_ready().await;
     let (is_over, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let before = hits(&other, &lost, async || sleep(Duration::from_millis(500)).await).await;
@@ -98,7 +124,7 @@ async fn hits(guard: &StampedeGuard, lost: &AtomicU64, beside: impl AsyncFnOnce(
     Spread::of(&times).median
 }
 
-fn rows(table: &mut Table, how: &str, rounds: &[Round]) {
+fn rows(table: &mut Table, how: &str, rounds: &[Round], control: &Spread) {
     let most = |of: fn(&Round) -> u64| rounds.iter().map(of).max().unwrap_or(0) as f64;
     let took = Spread::of(&rounds.iter().map(|round| round.took_ms).collect::<Vec<_>>());
     let mut count = |what: &str, must: f64, measured: f64, detail: String| {
@@ -121,7 +147,7 @@ fn rows(table: &mut Table, how: &str, rounds: &[Round]) {
         most(|round| round.failed) + lost,
         String::new(),
     );
-    let ratio = Spread::of(&rounds.iter().map(|round| round.hit[0] / round.hit[1]).collect::<Vec<_>>());
+    let ratio = Spread::of(&rounds.iter().map(Round::slower).collect::<Vec<_>>());
     let [beside, before] =
         [0, 1].map(|at| Spread::of(&rounds.iter().map(|round| round.hit[at]).collect::<Vec<_>>()));
     table.add(Row {
@@ -130,7 +156,10 @@ fn rows(table: &mut Table, how: &str, rounds: &[Round]) {
         must: Limit::AtMost(2.0),
         aim: Limit::None,
         measured: ratio.median,
-        detail: format!("{ratio}; {:.2} / {:.2} ms", beside.median, before.median),
+        detail: format!(
+            "{ratio}; {:.2} / {:.2} ms; beside three that compute and send plain GETs {:.2}, {control}",
+            beside.median, before.median, control.median
+        ),
     });
 }
 
@@ -147,7 +176,11 @@ fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
         child.ready();
         child.wait_go().await;
         let (began, loads) = (Instant::now(), Arc::new(AtomicU64::new(0)));
-        let failed = if config.by_many { many(&guard, &loads).await } else { each(&guard, &loads).await };
+        let failed = match config.asks {
+            Asks::OneCall => many(&guard, &loads).await,
+            Asks::CallEach => each(&guard, &loads).await,
+            Asks::PlainGets => plain_gets(&config.redis).await,
+        };
         let took_ms = began.elapsed().as_secs_f64() * 1e3;
         child.result(&Seen { loads: loads.load(Ordering::Relaxed), failed, took_ms });
     })
@@ -177,4 +210,23 @@ async fn each(guard: &StampedeGuard, loads: &Arc<AtomicU64>) -> u64 {
     });
     let answers = futures_util::future::join_all(answers.collect::<Vec<_>>()).await;
     answers.into_iter().filter(|answer| !matches!(answer, Ok(true))).count() as u64
+}
+
+async fn plain_gets(url: &str) -> u64 {
+    let client = redis::Client::open(url).expect("an address");
+    let connection = client.get_multiplexed_async_connection().await.expect("connects");
+    let end = Instant::now() + Duration::from_secs(3);
+    let gets = (0..2).map(|_| {
+        let mut connection = connection.clone();
+        tokio::spawn(async move {
+            while Instant::now() < end {
+                let none: Option<u64> =
+                    redis::cmd("GET").arg("none").query_async(&mut connection).await.expect("an answer");
+                assert_eq!(none, None);
+            }
+        })
+    });
+    let spinning = (0..2).map(|_| tokio::task::spawn_blocking(move || while Instant::now() < end {}));
+    let gets = gets.chain(spinning);
+    futures_util::future::join_all(gets).await.iter().filter(|gets| gets.is_err()).count() as u64
 }

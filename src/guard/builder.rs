@@ -118,8 +118,8 @@ impl StampedeGuardBuilder {
     }
 
     pub(crate) const DEFAULT_NAMESPACE: &str = "default";
-    /// Beyond this many different cold keys at once the guard's own memory is the problem.
-    const DEFAULT_MAX_FLIGHTS: usize = 10_000;
+    /// Beyond this many different cold keys at once memory is the problem: a caller and its flight take some 18 kB.
+    const DEFAULT_MAX_FLIGHTS: usize = 50_000;
 
     /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different ones.
     /// 1 to 64 characters. Defaults to `default`.

@@ -1,4 +1,4 @@
-//! Bounds the commands that callers and flights send at once.
+//! Bounds the commands that callers and flights send to a server at once.
 //!
 //! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
 //! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so
@@ -6,10 +6,12 @@
 //! another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is given up after the
 //! time of two commands; then commands fail at once, and so do those that wait.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use crate::key::Key;
 use crate::store::StoreHandle;
@@ -18,13 +20,21 @@ use crate::sync::lock;
 /// How many look-ups are on their way at once, at least. Callers of one key share a look-up.
 const LOOK_UPS: Width = Width { least: 256, per_millisecond: 128.0, most: 16_384 };
 
-/// How many flights of single callers send at once, at least: enough to keep a near server busy.
-const SINGLE: Width = Width { least: 16, per_millisecond: 16.0, most: 512 };
+/// How many flights of single callers send at once, at least. Hits of other callers wait behind so many commands of each process; a near
+/// server is busy with no more.
+const SINGLE: Width = Width { least: 2, per_millisecond: 4.0, most: 512 };
 
-/// How many flights of calls for many keys send at once, at least. Hits of other callers wait behind so many commands of each process.
-const BATCHED: Width = Width { least: 2, per_millisecond: 8.0, most: 256 };
+/// How many flights of calls for many keys send at once, at least.
+const BATCHED: Width = Width { least: 1, per_millisecond: 4.0, most: 512 };
 
-/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer.
+/// The servers of a cluster with turns of their own. If there are more, some share theirs, and a slow one delays the others.
+const SERVERS: usize = 16;
+
+/// After this wait for a turn the round trip is measured again: the server may have become slower, or more distant.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
+/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer. The more
+/// there are for each, the fewer processes it takes whose commands, waiting for each other, look like a longer way.
 #[derive(Clone, Copy, Debug)]
 struct Width {
     least: usize,
@@ -32,9 +42,14 @@ struct Width {
     most: usize,
 }
 
-/// The turns of one guard.
-#[derive(Debug)]
+/// The turns of one guard, for each server.
+#[derive(Debug, Default)]
 pub(crate) struct Turns {
+    servers: [ServerTurns; SERVERS],
+}
+
+#[derive(Debug)]
+struct ServerTurns {
     look_ups: Queue,
     single: Queue,
     batched: Queue,
@@ -51,7 +66,7 @@ struct Queue {
 /// A caller or flight may send commands until this is dropped.
 pub(crate) type Turn = OwnedSemaphorePermit;
 
-impl Default for Turns {
+impl Default for ServerTurns {
     fn default() -> Self {
         let [look_ups, single, batched] = [LOOK_UPS, SINGLE, BATCHED].map(Queue::new);
         Self { look_ups, single, batched }
@@ -61,15 +76,6 @@ impl Default for Turns {
 impl Queue {
     fn new(width: Width) -> Self {
         Self { permits: Arc::new(Semaphore::new(width.least)), size: Mutex::new(width.least), width }
-    }
-
-    async fn take(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
-        if store.is_down(key.name()) {
-            return None;
-        }
-        self.resize(store.round_trip());
-        // It fails only if the semaphore is closed, which is never done.
-        Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 
     fn resize(&self, round_trip: Duration) {
@@ -88,14 +94,15 @@ impl Queue {
 }
 
 impl Turns {
-    /// The turn of a look-up, if it need not wait.
-    pub(crate) fn look_up_at_once(&self) -> Option<Turn> {
-        Arc::clone(&self.look_ups.permits).try_acquire_owned().ok()
+    /// The turn of a look-up of this key, if it need not wait.
+    pub(crate) fn look_up_at_once(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
+        let server = self.servers.get(store.server_of(key.name()).number % SERVERS)?;
+        Arc::clone(&server.look_ups.permits).try_acquire_owned().ok()
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).
     pub(crate) async fn look_up(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
-        self.look_ups.take(store, key).await
+        self.take(store, key, |server| &server.look_ups).await
     }
 
     /// Waits for the turn of a flight of this key. `None` where commands fail at once.
@@ -104,8 +111,28 @@ impl Turns {
     ///
     /// Safe; the place in the queue is lost.
     pub(crate) async fn flight(&self, store: &StoreHandle, key: &Key, is_batched: bool) -> Option<Turn> {
-        let queue = if is_batched { &self.batched } else { &self.single };
-        queue.take(store, key).await
+        self.take(store, key, |server| if is_batched { &server.batched } else { &server.single }).await
+    }
+
+    async fn take(
+        &self,
+        store: &StoreHandle,
+        key: &Key,
+        queue: impl Fn(&ServerTurns) -> &Queue,
+    ) -> Option<Turn> {
+        if store.is_down(key.name()) {
+            return None;
+        }
+        let queue = queue(self.servers.get(store.server_of(key.name()).number % SERVERS)?);
+        let mut turn = pin!(Arc::clone(&queue.permits).acquire_owned());
+        loop {
+            queue.resize(store.server_of(key.name()).round_trip);
+            match timeout(LONG_WAIT, &mut turn).await {
+                // It fails only if the semaphore is closed, which is never done.
+                Ok(turn) => return turn.ok(),
+                Err(_) => store.is_slow(),
+            }
+        }
     }
 }
 
@@ -117,7 +144,7 @@ mod tests {
     fn more_flights_send_at_once_to_a_distant_server() {
         let queue = Queue::new(BATCHED);
         let Width { least, most, .. } = BATCHED;
-        for (micros, size) in [(0, least), (200, least), (20_000, 160), (400_000, most), (1_000, 8)] {
+        for (micros, size) in [(0, least), (200, least), (20_000, 80), (400_000, most), (1_000, 4)] {
             queue.resize(Duration::from_micros(micros));
             assert_eq!(queue.permits.available_permits(), size, "{micros}");
         }

@@ -84,7 +84,7 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                let _turn = match state.turns.look_up_at_once() {
+                let _turn = match state.turns.look_up_at_once(&state.store, key) {
                     Some(turn) => Some(turn),
                     None => Box::pin(self.look_up_turn()).await,
                 };

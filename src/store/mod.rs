@@ -174,9 +174,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// How long the latest reading of the clock took, at the most distant server: in the last minute, or as it connected.
-    fn round_trip(&self) -> Duration {
-        Duration::ZERO
+    /// A caller has waited long for its turn to send: the round trips may have changed, and are measured again.
+    fn is_slow(&self) {}
+
+    /// The server of this name, as far as is known.
+    fn server_of(&self, _name: &str) -> NamedServer {
+        NamedServer::default()
     }
 
     /// The longest entry that the store takes; `usize::MAX` while no limit is known.
@@ -267,6 +270,15 @@ pub(crate) struct Insert {
     /// The only entry that it may replace; otherwise nothing is stored. A repeated step whose first answer was lost also
     /// finds its own entry.
     pub(crate) over: Option<Bytes>,
+}
+
+/// The server that has a name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NamedServer {
+    /// Its place among the store's servers.
+    pub(crate) number: usize,
+    /// How long the latest reading of its clock took: in the last minute, or as it connected.
+    pub(crate) round_trip: Duration,
 }
 
 /// Whether the token still held the lease, so that the step was done.

@@ -60,7 +60,8 @@ async fn calls_for_thousands_of_keys_load_each_once() {
     for policy in [Policy::default, tagged] {
         let slowest = at_once(KEYS, policy, async |guard, loads| by_one_call(guard, KEYS, loads).await);
         let slowest = slowest.await;
-        assert!(slowest < Duration::from_millis(15), "{slowest:?}");
+        // Half of a command's time limit.
+        assert!(slowest < Duration::from_millis(25), "{slowest:?}");
     }
 }
 
@@ -72,6 +73,7 @@ async fn warm_ups_of_several_nodes_store_each_key_once() {
 
 #[tokio::test(start_paused = true)]
 async fn single_callers_of_thousands_of_keys_load_each_once() {
-    const KEYS: u64 = 2_500;
+    // More than 10,000 in each: regression: so many flights there could be, and the other callers loaded for themselves.
+    const KEYS: u64 = 10_500;
     at_once(KEYS, Policy::default, async |guard, loads| by_a_call_each(guard, KEYS, loads).await).await;
 }

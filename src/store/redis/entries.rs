@@ -20,8 +20,8 @@ use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::volume::{Announced, Announcement};
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
-    StoreError, StoreErrorKind, Token, TokenCheck,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, NamedServer, OlderEntry,
+    Reply, Store, StoreError, StoreErrorKind, Token, TokenCheck,
 };
 
 impl RedisStore {
@@ -221,8 +221,12 @@ impl Store for RedisStore {
         })
     }
 
-    fn round_trip(&self) -> Duration {
-        self.commands.round_trip()
+    fn server_of(&self, name: &str) -> NamedServer {
+        self.commands.server_of(name)
+    }
+
+    fn is_slow(&self) {
+        self.commands.suspect();
     }
 
     fn is_down(&self, name: &str) -> bool {

@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
+use crate::support::proxy::{Mode, Proxy};
 
 const NODES: usize = 3;
 
@@ -72,4 +73,58 @@ async fn a_server_that_hangs_under_thousands_of_keys_costs_a_bounded_time() {
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Some(_)))));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     server.resume();
+}
+
+/// Regression: few commands go at once to a near server. Where the way has become long, there must be more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_of_many_keys_at_a_server_that_has_become_distant_do_not_wait_one_behind_the_other() {
+    // As many at once as to the near server would take 15 seconds.
+    const KEYS: u64 = 1_000;
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let policy = Policy::builder()
+        .command_timeout(Duration::from_millis(500))
+        .coordination_budget(Duration::from_secs(2))
+        .lease(Duration::from_secs(10));
+    let client = redis::Client::open(proxy.url()).expect("an address");
+    let guard = StampedeGuard::builder(client).policy(policy.build().expect("valid")).build().expect("valid");
+    connects(&guard).await;
+    proxy.set(Mode::Delay(Duration::from_millis(100)));
+    let (began, loads) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    by_a_call_each(&guard, KEYS, &loads).await;
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert_eq!(guard.stats().fail_open_loads, 0);
+}
+
+/// Each command waits for tens of milliseconds at one of the masters.
+#[cfg(feature = "cluster")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_master_does_not_delay_the_keys_of_another_one() {
+    let cluster = crate::support::cluster::Cluster::calm();
+    let guard = unconnected(&cluster.url(), lease_of(Duration::from_secs(10)));
+    connects(&guard).await;
+    let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let busy = {
+        let (mut admin, is_over) = (cluster.node(0).conn(), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let spin = "local t = redis.call('TIME') local from = t[1] * 1000000 + t[2] \
+                        repeat t = redis.call('TIME') until t[1] * 1000000 + t[2] - from > 20000";
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                redis::cmd("EVAL").arg(spin).arg(0).exec(&mut admin).expect("it runs");
+            }
+        })
+    };
+    let slow = (0..60).map(|n| cluster.key_on(0, &format!("slow-{n}"))).collect::<Vec<_>>();
+    let slow = slow.into_iter().map(|key| {
+        let guard = guard.clone();
+        tokio::spawn(async move { answer(&guard, &key, 1).await })
+    });
+    let slow: Vec<_> = slow.collect();
+    sleep(Duration::from_millis(60)).await;
+    answer(&guard, &cluster.key_on(1, "quick"), 2).await;
+    let waiting = slow.iter().filter(|slow| !slow.is_finished()).count();
+    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    busy.join().expect("no panic");
+    assert!(waiting > 30, "only {waiting} were still waiting");
+    join_all(slow).await;
 }

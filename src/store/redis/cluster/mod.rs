@@ -42,7 +42,7 @@ use super::topology::cluster::slots::{Address, slot_of};
 #[cfg(any(test, fuzzing))]
 pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};
-use crate::store::StoreError;
+use crate::store::{NamedServer, StoreError};
 use crate::sync::lock;
 
 pub(super) struct Cluster {
@@ -208,11 +208,13 @@ impl Cluster {
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
     }
 
-    pub(super) fn round_trip(&self) -> Duration {
+    pub(super) fn server_of(&self, name: &str) -> NamedServer {
         let layout = self.state().chart.layout().ok().flatten();
-        let trips =
-            layout.iter().flat_map(|layout| layout.masters.iter().map(|master| master.server.round_trip()));
-        trips.max().unwrap_or_default()
+        let server = layout.as_ref().and_then(|layout| {
+            let number = layout.place(slot_of(name))?;
+            Some(NamedServer { number, round_trip: layout.masters.get(number)?.server.round_trip() })
+        });
+        server.unwrap_or_default()
     }
 
     /// The latest reading of that clock.

@@ -93,7 +93,12 @@ impl SlotLayout {
     }
 
     pub(super) fn master(&self, slot: u16) -> Option<&MasterNode> {
-        self.masters.get(usize::from(*self.slots.get(usize::from(slot))?))
+        self.masters.get(self.place(slot)?)
+    }
+
+    /// The place of the slot's master among the masters.
+    pub(super) fn place(&self, slot: u16) -> Option<usize> {
+        self.slots.get(usize::from(slot)).map(|at| usize::from(*at))
     }
 
     /// For each master with slots, a name similar to this one in a slot of that master. The first is the name itself.

@@ -28,7 +28,7 @@ use super::connection::{OnBreak, Supervisor};
 use super::errors::classify::reason;
 use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{NamedServer, StoreError, StoreErrorKind};
 
 /// The connections of one node for commands.
 #[derive(Clone, Debug)]
@@ -165,11 +165,11 @@ impl Commands {
         }
     }
 
-    /// How long a reading of that clock took; in a cluster the longest of all masters'.
-    pub(super) fn round_trip(&self) -> Duration {
+    /// The server of this name, and how long a reading of its clock took.
+    pub(super) fn server_of(&self, name: &str) -> NamedServer {
         match &self.to {
-            Servers::One(server) => server.round_trip(),
-            Servers::Cluster(cluster) => cluster.round_trip(),
+            Servers::One(server) => NamedServer { number: 0, round_trip: server.round_trip() },
+            Servers::Cluster(cluster) => cluster.server_of(name),
         }
     }
 
