@@ -12,7 +12,7 @@ use super::engine::wait_terms::WaitTerms;
 use super::held::{Claim, HELD};
 use super::{Held, LockError, MutexGuard, MutexOptions};
 use crate::store::StoreError;
-use crate::store::lock_store::{Announced, MutexHolder};
+use crate::store::lock_store::{KeyspaceAnswer, MutexHolder};
 
 /// A lock with at most one holder among all processes.
 ///
@@ -195,8 +195,8 @@ impl Mutex {
         let MutexTarget { home, name, .. } = &*self.target;
         let announced = home.ask(name, async |within| home.locks()?.announce(name, within).await);
         match announced.await.map_err(self.failed("asking for the events of"))? {
-            Announced::Yes => Ok(()),
-            Announced::No { why } => Err(LockError::NotificationsUnavailable { why }),
+            KeyspaceAnswer::Yes => Ok(()),
+            KeyspaceAnswer::No { why } => Err(LockError::NotificationsUnavailable { why }),
         }
     }
 

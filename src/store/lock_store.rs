@@ -138,7 +138,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// registered; the first waiter is then told `missed` at each deletion and expiry. A wait may rely on it for events
     /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
     /// available, the answer says so.
-    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced>;
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer>;
 }
 
 /// The arguments of a TAKE.
@@ -282,7 +282,7 @@ pub(crate) enum Change {
 
 /// Whether the server announces changes of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Announced {
+pub(crate) enum KeyspaceAnswer {
     Yes,
     /// It does not; the reason, as one sentence for a log.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]

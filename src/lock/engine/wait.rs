@@ -18,7 +18,7 @@ use super::wait_terms::{WaitTerms, reached};
 use crate::lock::{LockError, Waiting};
 use crate::observe::log;
 use crate::store::StoreErrorKind;
-use crate::store::lock_store::{Announced, MutexTaken, Taken};
+use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
 use crate::store::wake::lock_waiters::{ClockDuty, LockHints};
 
 /// While grants may not arrive, the first waiter of a process asks at least this often.
@@ -252,10 +252,10 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         let name = self.place.duty.target.name();
         self.place.heard.asks();
         let announced = self.home().store.locks().announce(name, self.within()).await;
-        let yes = matches!(announced, Ok(Announced::Yes));
+        let yes = matches!(announced, Ok(KeyspaceAnswer::Yes));
         self.waiting = match announced {
-            Ok(Announced::Yes) => Waiting::Notify,
-            Ok(Announced::No { why }) => {
+            Ok(KeyspaceAnswer::Yes) => Waiting::Notify,
+            Ok(KeyspaceAnswer::No { why }) => {
                 if !self.home().warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(target: log::LOCK, why, "the server announces no key events: locks are polled for");
                 }

@@ -11,8 +11,8 @@ use super::lock_table::LockTable;
 use super::mutexes::MutexStep;
 use super::{MemoryNode, reply};
 use crate::store::lock_store::{
-    Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
-    Take, TakePermit,
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
 };
 use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::LockWaiter;
@@ -144,7 +144,7 @@ impl LockStore for MemoryNode {
     }
 
     /// A mutex of this store changes only by this contract, which tells its waiters.
-    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, Announced> {
-        reply(Announced::Yes)
+    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, KeyspaceAnswer> {
+        reply(KeyspaceAnswer::Yes)
     }
 }

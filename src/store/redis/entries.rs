@@ -12,10 +12,10 @@ use uuid::Uuid;
 use super::commands::acquire::acquire;
 use super::commands::call::{refused, run};
 use super::commands::lease_end::{REST, hand_over, wake_rest};
+use super::doctor;
 use super::errors::reply::unexpected;
 use super::redis_store::RedisStore;
 use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
-use super::{commands, doctor};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::volume::{Announced, Announcement};
@@ -172,7 +172,13 @@ impl Store for RedisStore {
     ) -> Reply<'a, Announced> {
         Box::pin(async move {
             let change = |attempt, left| {
-                commands::invalidate::invalidate(&self.commands, key, insert.as_ref(), attempt, left)
+                crate::store::redis::commands::invalidate::invalidate(
+                    &self.commands,
+                    key,
+                    insert.as_ref(),
+                    attempt,
+                    left,
+                )
             };
             self.changing(announcement, within, change).await
         })
@@ -206,7 +212,7 @@ impl Store for RedisStore {
             // A command that stays unanswered for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout()) {
                 Duration::ZERO => Ok(()),
-                within => doctor::probe::probe(&self.commands, key.name(), within).await,
+                within => crate::store::redis::doctor::probe::probe(&self.commands, key.name(), within).await,
             }
         })
     }

@@ -27,7 +27,7 @@ use super::commands::lock_scripts::{self, barge};
 use super::commands::lock_step::{LockStep, end, place};
 use super::scripts::{self, millis};
 use crate::store::lock_store::{
-    Announced, Change, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    Change, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;
@@ -222,7 +222,7 @@ impl LockStore for RedisStore {
         self.commands.is_spread()
     }
 
-    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer> {
         Box::pin(self.keyspace.announce(&name.key, within))
     }
 }

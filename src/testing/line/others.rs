@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::WireStore;
 use crate::key::Key;
 use crate::store::lock_store::{
-    Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
-    Take, TakePermit,
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
 };
 use crate::store::names::LockName;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
@@ -279,7 +279,7 @@ impl LockStore for WireStore {
         self.0.node.locks().grants_are_claims()
     }
 
-    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer> {
         self.ask_of(name, false, within, move |node, name| async move {
             node.locks().announce(&name, within).await
         })

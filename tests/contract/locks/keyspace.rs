@@ -3,7 +3,7 @@
 use super::super::on_redis::world_of;
 use super::super::support::redis_server::RedisServer;
 use super::*;
-use crate::store::lock_store::Announced;
+use crate::store::lock_store::KeyspaceAnswer;
 use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
@@ -26,7 +26,7 @@ fn channels(server: &RedisServer) -> usize {
 }
 
 impl Asker {
-    async fn announced(&self) -> Announced {
+    async fn announced(&self) -> KeyspaceAnswer {
         self.node.locks().announce(&self.name, WITHIN).await.expect("an answer")
     }
 
@@ -34,7 +34,7 @@ impl Asker {
     async fn behind_a_foreign_holder(server: &RedisServer, node: &StoreHandle, name: &LockName) -> Self {
         server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
         let asker = Self::on(node, name);
-        assert_eq!(asker.announced().await, Announced::Yes);
+        assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
         asker.must_wait().await;
         asker
     }
@@ -94,7 +94,7 @@ async fn an_event_that_frees_nothing_wakes_no_waiter() {
 async fn existing_flags_are_kept() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "El"]);
     let asker = Asker::on(&connected(&server.url()).await, &mutex("k"));
-    assert_eq!(asker.announced().await, Announced::Yes);
+    assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     let flags = flags(&server);
     assert!("ElKgxe".chars().all(|flag| flags.contains(flag)), "{flags}");
 }
@@ -106,7 +106,7 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     let world = World::redis();
     let server = world_of(&world);
     let asker = Asker::apart(&world, &mutex("k")).await;
-    let Announced::No { why } = asker.announced().await else { panic!("the minimal user may not") };
+    let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("the minimal user may not") };
     assert!(why.contains("CONFIG"), "{why}");
     assert_eq!(flags(server), "");
     assert!(asker.node.locks().grants_arrive(), "nothing was promised");
@@ -119,7 +119,7 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     server.run::<()>(user);
     let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
     let deaf = Asker::on(&connected(&url).await, &mutex("k"));
-    let Announced::No { why } = deaf.announced().await else { panic!("it may not listen") };
+    let KeyspaceAnswer::No { why } = deaf.announced().await else { panic!("it may not listen") };
     assert!(why.contains("SUBSCRIBE"), "{why}");
 }
 
@@ -137,7 +137,7 @@ async fn databases_are_distinguished() {
     };
     on("5", &["SET", "lock:k", "foreign"]);
     on("6", &["SET", "lock:k", "foreign"]);
-    assert_eq!(asker.announced().await, Announced::Yes);
+    assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     asker.must_wait().await;
     on("6", &["DEL", "lock:k"]);
     assert!(asker.heard_nothing().await);
@@ -156,7 +156,7 @@ async fn many_waiters_are_one_connection_and_one_command() {
     let askers: Vec<_> = (0..100).map(|_| Asker::on(&node, &name)).collect();
     server.run::<()>(&["SET", "lock:k", "foreign"]);
     let answers = join_all(askers.iter().map(Asker::announced)).await;
-    assert!(answers.iter().all(|answer| *answer == Announced::Yes));
+    assert!(answers.iter().all(|answer| *answer == KeyspaceAnswer::Yes));
     for asker in &askers {
         asker.must_wait().await;
     }
@@ -176,7 +176,7 @@ async fn nothing_is_left_without_waiters() {
     let node = connected(&server.url()).await;
     let before = server.client_count();
     let (stays, goes) = (Asker::on(&node, &mutex("stays")), Asker::on(&node, &mutex("goes")));
-    assert_eq!((stays.announced().await, goes.announced().await), (Announced::Yes, Announced::Yes));
+    assert_eq!((stays.announced().await, goes.announced().await), (KeyspaceAnswer::Yes, KeyspaceAnswer::Yes));
     assert_eq!(channels(&server), 2);
     goes.wait.hold();
     until(async || channels(&server) == 1).await;
@@ -187,7 +187,7 @@ async fn nothing_is_left_without_waiters() {
         tokio::time::sleep(ms(50)).await;
     }
     let again = Asker::on(&node, &mutex("again"));
-    assert_eq!(again.announced().await, Announced::Yes);
+    assert_eq!(again.announced().await, KeyspaceAnswer::Yes);
     assert_eq!(channels(&server), 1);
 }
 
@@ -210,14 +210,14 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
 
     // A restarted server has lost its setting of announcements.
     let asker = Asker::on(&node, &name);
-    assert_eq!(asker.announced().await, Announced::Yes);
+    assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     server.restart();
     until(async || {
         let locks = node.locks();
         locks.look_at_mutex(&name, WITHIN).await.is_ok() && locks.grants_arrive() && channels(&server) == 1
     })
     .await;
-    assert_eq!(asker.announced().await, Announced::Yes);
+    assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     server.run::<()>(&["SET", "lock:k", "foreign"]);
     asker.must_wait().await;
     while timeout(Duration::ZERO, asker.wait.told()).await.is_ok() {}
@@ -233,13 +233,13 @@ async fn a_promise_that_can_not_be_kept_is_known() {
     let server = RedisServer::start();
     let node = connected(&server.url()).await;
     let asker = Asker::on(&node, &mutex("k"));
-    assert_eq!(asker.announced().await, Announced::Yes);
+    assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     assert!(node.locks().grants_arrive());
     server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
     server.kill_pubsub();
     // The inbox is back at once; the announcements are not.
     while !asker.told().await.missed {}
-    until(async || matches!(asker.announced().await, Announced::No { .. })).await;
+    until(async || matches!(asker.announced().await, KeyspaceAnswer::No { .. })).await;
     assert!(!node.locks().grants_arrive());
     drop(asker);
     until(async || node.locks().grants_arrive()).await;

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::session::{KeyspaceReader, serve};
 use super::{Announcements, Keyspace, REFUSED};
-use crate::store::lock_store::Announced;
+use crate::store::lock_store::KeyspaceAnswer;
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Keyspace {
@@ -17,10 +17,10 @@ impl Keyspace {
         self: &Arc<Self>,
         key: &Arc<str>,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> Result<KeyspaceAnswer, StoreError> {
         if self.commands.is_spread() {
             // A node announces its own keys to its own subscribers only, and keys move.
-            return Ok(Announced::No { why: "a cluster announces keys on their own nodes only" });
+            return Ok(KeyspaceAnswer::No { why: "a cluster announces keys on their own nodes only" });
         }
         let mut changes = self.changes.subscribe();
         let answered = async {
@@ -40,7 +40,7 @@ impl Keyspace {
     }
 
     /// The answer, if it is known; else requests it.
-    fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<Announced>, StoreError> {
+    fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<KeyspaceAnswer>, StoreError> {
         {
             let mut state = self.state();
             if state.closed {
@@ -49,12 +49,12 @@ impl Keyspace {
             if let Some((why, since)) = state.refused
                 && (state.running || since.elapsed() < REFUSED)
             {
-                return Ok(Some(Announced::No { why }));
+                return Ok(Some(KeyspaceAnswer::No { why }));
             }
             match state.keys.get_mut(key) {
                 Some(standing) if standing.confirmed => {
                     standing.promised = true;
-                    return Ok(Some(Announced::Yes));
+                    return Ok(Some(KeyspaceAnswer::Yes));
                 }
                 Some(_) => {}
                 None => {
