@@ -14,4 +14,8 @@ impl Key {
     pub(crate) fn is_below(&self, _above: &Self) -> bool {
         false
     }
+
+    pub(crate) fn is_path(&self) -> bool {
+        false
+    }
 }
