@@ -456,3 +456,41 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
     };
     (marker.encode(key), MARKER_FOR)
 }
+
+impl FlightTask {
+    /// Reads the ids of the policy's tags, as a load begins.
+    pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
+        let Self { state, policy, flight, .. } = self;
+        let _turn = self.batch_turn(policy.is_tagged()).await;
+        let asked = SentAt::now();
+        let tags = policy.tag_keys(&state.namespace, &flight.key);
+        let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        if tags.is_err() {
+            state.count(GuardCount::store_errors);
+        }
+        LoadStart { asked, had_lease, tags }
+    }
+
+    /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
+    /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
+    pub(super) async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
+        let Some(first) = tagged.first() else { return false };
+        let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
+        let (store, within) = (&self.state.store, self.policy.command_timeout);
+        let ask = async || match life {
+            // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
+            Some(life) => {
+                let ids = store.tags().tag_ids(&tags, life, within).await?;
+                Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
+            }
+            None => store.tags().present_ids(&tags, within).await,
+        };
+        let mut ids = ask().await;
+        if ids.is_err() {
+            // Waiting for the reconnect is cheaper than another load.
+            let _ = store.reach(first.tag.name(), self.budget.left()).await;
+            ids = ask().await;
+        }
+        ids.is_err() || ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
+    }
+}
