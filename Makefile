@@ -206,8 +206,8 @@ deny:
 # The protocol, the callers of the scripts, the encodings, the rules of HTTP.
 PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
-  $(addprefix src/store/redis/,scripts.rs messages/message.rs mod.rs locks.rs tags.rs errors/classify.rs doctor/probe.rs)
-ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/mod.rs src/key/http.rs src/value/freshness.rs
+  $(addprefix src/store/redis/,scripts.rs messages/message.rs contract.rs errors/mod.rs doctor/server.rs)
+ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/http.rs
 RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis

@@ -6,9 +6,9 @@
 use bytes::Bytes;
 
 use crate::key::{CacheKey, Key};
+use crate::value::FlightOutcome;
 use crate::value::codec::Codec;
 use crate::value::entry::{Encoding, Entry, sealed};
-use crate::value::outcome::FlightOutcome;
 
 /// Reads any bytes, and panics where what must hold does not.
 pub type Reader = fn(&[u8]);

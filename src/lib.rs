@@ -110,13 +110,13 @@ mod value;
 /// Traits that every suitable type has by itself, so that the compiler names what is missing where another type is given. There is nothing to
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
-    pub use crate::guard::bounds::{CloneService, ServiceError, SharedError, StoredResponse};
     #[cfg(feature = "macros")]
     #[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
     pub use crate::guard::function::{
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
     pub use crate::guard::memoize::MemoizedService;
+    pub use crate::guard::memoize::{CloneService, ServiceError, SharedError, StoredResponse};
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub use crate::http::HttpService;
@@ -125,10 +125,10 @@ pub mod bounds {
 
 pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::invalidation::Invalidation;
-pub use crate::guard::load_context::LoadContext;
+pub use crate::guard::load::AnswerInfo;
+pub use crate::guard::load_many::Warmed;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
-pub use crate::guard::outcome::AnswerInfo;
-pub use crate::guard::warm::Warmed;
+pub use crate::guard::typed::LoadContext;
 pub use crate::store::backend::Backend;
 pub use crate::value::codec::Codec;
 pub use error::{Error, ErrorKind, InvalidationTarget, LoadError};

@@ -15,7 +15,6 @@
 //! Locks nest in the order map, flight, slot. No waker and no user code (a loader's drop) runs under any of them. The slots are
 //! not iterated under the map's lock, except now and then to remove closed ones. A single flight is in `waiter`.
 
-pub(crate) mod oneshot;
 pub(crate) mod order;
 pub(crate) mod shared_read;
 pub(crate) mod waiter;

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use tokio::runtime::Id;
 
-use super::oneshot::Oneshot;
+use super::waiter::Oneshot;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
 /// The reads of one guard that are on their way, by key.

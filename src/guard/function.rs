@@ -1,6 +1,6 @@
 //! What the attribute `memoize` writes for an async function: one call of the guard, under a policy with the function's settings.
 //!
-//! Its traits are those of every suitable type, as in [`bounds`](super::bounds).
+//! Its traits are those of every suitable type, as in [`bounds`](super::memoize).
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::{Arc, RwLock, Weak};
 
 use super::StampedeGuard;
-use super::bounds::{SharedError, StoredResponse};
+use super::memoize::{SharedError, StoredResponse};
 use crate::error::{Error, LoadError};
 use crate::key::CacheKey;
 use crate::policy::{Policy, PolicyBuilder};

@@ -7,8 +7,8 @@ use std::future::Future;
 use futures_util::stream::{self, StreamExt as _};
 
 use super::StampedeGuard;
-use super::attempt::ChangeAttempt;
-use super::deadline::{CHANGES, SharedDeadline};
+use super::change::ChangeAttempt;
+use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::kept::ChangeTarget;
 use crate::key::{CacheKey, Key};

@@ -1,43 +1,50 @@
 //! [`StampedeGuard`], the handle to all functions of the crate.
+//!
+//! The policy of a running guard, which [`StampedeGuard::set_policy`] replaces.
+//!
+//! A handle knows the policy that it was made with, and its version. All its clones share a slot for the newest one: each call compares the
+//! versions, and looks for a newer policy only if they differ. So a call has one policy from its first step to its last.
+//!
+//! The newest policy of a handle and its clones, and what each thread remembers of it.
+//!
+//! Handles that are older than the newest policy stay in use, in layers and in the program's state. So that their hits neither lock nor
+//! write to memory that processors share, each thread remembers the policies that it has found.
 
-pub(crate) mod bounds;
 pub(crate) mod builder;
+mod change;
+mod doctor;
+mod entries;
 #[cfg(feature = "macros")]
 pub(crate) mod function;
 pub(crate) mod invalidation;
-pub(crate) mod load_context;
+pub(crate) mod load;
+pub(crate) mod load_many;
 pub(crate) mod memoize;
+mod steps;
+#[cfg(test)]
+#[path = "../../tests/unit/guard/current_tests.rs"]
+mod tests;
 pub(crate) mod typed;
 
-mod attempt;
-mod confirmed;
-pub(crate) mod current;
-mod deadline;
-mod doctor;
-mod entries;
-mod load;
-mod load_many;
-mod many;
-pub(crate) mod outcome;
-mod policy_slot;
-mod resend;
-mod steps;
-pub(crate) mod warm;
-
+use std::cell::Cell;
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::policy_slot::PolicySlot;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LAST_RELEASES, Locks};
 use crate::observe::{Outcome, Requests, Stats};
 use crate::policy::Policy;
+use crate::read_through::look_up::hit_at_once;
 use crate::store::StoreError;
+use crate::sync::lock;
+use crate::value::EntryReader;
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
 /// store.
@@ -329,5 +336,209 @@ impl fmt::Debug for StampedeGuard {
             .field("namespace", &self.state.namespace)
             .field("policy", &self.policy())
             .finish_non_exhaustive()
+    }
+}
+
+/// A handle that knows the newest policy, for one call.
+pub(crate) enum Current<'a> {
+    Same(&'a StampedeGuard),
+    Newer(StampedeGuard),
+}
+
+impl Current<'_> {
+    /// The handle itself, or a clone.
+    pub(crate) fn into_owned(self) -> StampedeGuard {
+        match self {
+            Self::Same(guard) => guard.clone(),
+            Self::Newer(guard) => guard,
+        }
+    }
+}
+
+impl Deref for Current<'_> {
+    type Target = StampedeGuard;
+
+    #[inline]
+    fn deref(&self) -> &StampedeGuard {
+        match self {
+            Self::Same(guard) => guard,
+            Self::Newer(guard) => guard,
+        }
+    }
+}
+
+impl StampedeGuard {
+    /// The version of the newest policy, if the handle has an older one.
+    #[inline]
+    fn newer_version(&self) -> Option<u64> {
+        let version = self.state.version();
+        (version != self.version).then_some(version)
+    }
+
+    /// This handle, or one that knows the newest policy: a call uses it for all its steps.
+    #[inline]
+    pub(crate) fn current(&self) -> Current<'_> {
+        match self.newer_version() {
+            None => Current::Same(self),
+            Some(version) => Current::Newer(self.renewed(version)),
+        }
+    }
+
+    #[inline(never)]
+    fn renewed(&self, version: u64) -> Self {
+        let found = self.state.find(version);
+        let (state, policy) = (Arc::clone(&self.state), Arc::clone(&found.policy));
+        found.remember();
+        Self { state, policy, version, route: self.route.clone() }
+    }
+
+    /// A hit from memory, before anything else is done; or whether a later hit is to be audited.
+    #[inline]
+    fn hit_at_once<R: EntryReader>(&self, key: &CacheKey, reader: &R) -> Result<R::Value, bool> {
+        let Some(version) = self.newer_version() else { return self.hit_under(&self.policy, key, reader) };
+        let found = self.state.find(version);
+        let hit = self.hit_under(&found.policy, key, reader);
+        found.remember();
+        hit
+    }
+
+    #[inline]
+    fn hit_under<R: EntryReader>(
+        &self,
+        policy: &Policy,
+        key: &CacheKey,
+        reader: &R,
+    ) -> Result<R::Value, bool> {
+        let audits = policy.audit.draws();
+        let hit = if audits { None } else { hit_at_once(&self.state, policy, key, reader) };
+        hit.ok_or(audits)
+    }
+
+    /// Gives this guard another policy while it runs: this handle, all its clones, and the layers and services that were made of
+    /// them. Each call that begins later has it; calls and loads that run end with the policy that they began with, except that
+    /// [`warm`](Self::warm) takes the newest for each group. Handles that [`with_policy`](Self::with_policy) has made keep theirs:
+    /// each of them can be set by itself.
+    ///
+    /// What is stored keeps the lifetimes and tags that it was stored with. A new
+    /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) is another queue: until the loads of the old one have
+    /// ended, both may run. The connections keep the `command_timeout` after which they are opened anew, as with `with_policy`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidPolicy`](crate::ErrorKind::InvalidPolicy), and the policy stays, if a setting differs that cannot change
+    /// at run time: `name`, under which counters count; `codec`; over HTTP what makes the keys (the kind of the policy, `scheme`,
+    /// `authority`, `behind_proxy`, and in a private cache the credentials), because invalidations would miss what is stored under
+    /// the old ones. Likewise if a function or type is missing (`audit_by`, `share_errors`, `key`, `personal_extension`), or if such
+    /// a function is new: a policy that was read from a file has none.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// let layer = guard.clone();
+    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// guard.set_policy(brief.clone())?;
+    /// assert_eq!(*layer.policy(), brief);
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+        self.state.replace(policy)
+    }
+}
+
+/// What the clones of one handle share: the guard state, and their newest policy.
+#[derive(Debug)]
+struct PolicySlot {
+    state: Arc<GuardState>,
+    /// Unlike an address, never that of another slot.
+    id: u64,
+    /// How often the policy was replaced.
+    version: AtomicU64,
+    newest: Mutex<Arc<Policy>>,
+}
+
+/// A policy that a thread has found in a slot.
+struct Found {
+    slot: u64,
+    /// The version before the policy was read: a policy that is newer than that is only looked for once more.
+    version: u64,
+    policy: Arc<Policy>,
+}
+
+/// Of this many slots a thread remembers the policies. Slots that share a place displace each other.
+const PLACES: usize = 8;
+
+thread_local! {
+    static REMEMBERED: [Cell<Option<Found>>; PLACES] = const { [const { Cell::new(None) }; PLACES] };
+}
+
+impl PolicySlot {
+    fn new(state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
+        static SLOTS: AtomicU64 = AtomicU64::new(0);
+        let id = SLOTS.fetch_add(1, Ordering::Relaxed);
+        Self { state, id, version: AtomicU64::new(0), newest: Mutex::new(policy) }
+    }
+
+    /// The newest version.
+    #[inline]
+    fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The policy of this version, or a newer one.
+    #[inline]
+    fn find(&self, version: u64) -> Found {
+        // Taken out of its place, so that no count of owners changes.
+        let found = place_of(self.id, Cell::take).flatten();
+        match found {
+            Some(found) if (found.slot, found.version) == (self.id, version) => found,
+            _ => self.read(version),
+        }
+    }
+
+    /// Replaces the policy, if it allows that.
+    fn replace(&self, mut policy: Policy) -> Result<(), Error> {
+        let mut newest = lock(&self.newest);
+        if let Some(text) = policy.refusal_after(&newest) {
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        }
+        if policy != **newest {
+            // Its name is known, so no recorder is told of new counters under this lock.
+            self.state.takes(&mut policy);
+            *newest = Arc::new(policy);
+            self.version.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn read(&self, version: u64) -> Found {
+        Found { slot: self.id, version, policy: Arc::clone(&lock(&self.newest)) }
+    }
+}
+
+impl Found {
+    #[inline]
+    fn remember(self) {
+        place_of(self.slot, |place| place.set(Some(self)));
+    }
+}
+
+/// Where this thread remembers the policy of a slot; `None` while the thread ends.
+#[inline]
+fn place_of<R>(slot: u64, change: impl FnOnce(&Cell<Option<Found>>) -> R) -> Option<R> {
+    let remembered = |places: &[_; PLACES]| change(&places[slot as usize % PLACES]);
+    REMEMBERED.try_with(remembered).ok()
+}
+
+impl Deref for PolicySlot {
+    type Target = Arc<GuardState>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<GuardState> {
+        &self.state
     }
 }

@@ -9,18 +9,18 @@ use crate::failure_text::panic_text;
 use crate::key::Key;
 use crate::loader::Loader;
 use crate::observe::Outcome;
-use crate::read_through::alone::run_alone;
-use crate::read_through::audit::Audit;
 use crate::read_through::call::{Call, LookUpState};
 use crate::read_through::look_up::{Lookup, look, look_past};
 use crate::read_through::miss::MissOutcome;
-use crate::read_through::shadow::shadow;
+use crate::read_through::outside::Audit;
+use crate::read_through::outside::run_alone;
+use crate::read_through::outside::shadow;
 use crate::store::volume::ChangedName;
 use crate::sync::lock;
+use crate::value::EntryReader;
+use crate::value::FlightOutcome;
 use crate::value::entry::Entry;
-use crate::value::freshness::Storage;
-use crate::value::outcome::FlightOutcome;
-use crate::value::reader::EntryReader;
+use crate::value::entry::Storage;
 
 /// A value that a caller has loaded, and whether it is stored, by the entry that its flight ended with.
 pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {

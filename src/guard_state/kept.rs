@@ -30,8 +30,8 @@ use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::policy::Policy;
 use crate::store::volume::ChangedName;
 use crate::sync::lock;
+use crate::value::entry;
 use crate::value::entry::Entry;
-use crate::value::tags;
 
 /// How many names are kept unless the builder says otherwise.
 pub(crate) const DEFAULT_MOST_KEPT: usize = 10_000;
@@ -138,7 +138,7 @@ impl KeptInvalidations {
             any: AtomicBool::new(false),
             attempts: AtomicU64::new(0),
             most,
-            everything: tags::everything(namespace),
+            everything: entry::everything(namespace),
             names: Mutex::default(),
             all_sent: Notify::new(),
             begin_log: LogEveryMinute::default(),

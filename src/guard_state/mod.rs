@@ -1,10 +1,14 @@
 //! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
+//!
+//! Which hits may be audited now: few at once, and each key rarely.
+//!
+//! The commits that go on after their loads have answered their callers, because they take longer than callers wait.
+//!
+//! Which stored entries this process could not use, and why.
 
-mod audits;
 #[cfg(feature = "http")]
 mod http;
 pub(crate) mod kept;
-pub(crate) mod late_commits;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_publish.rs"]
 mod publish;
@@ -13,33 +17,27 @@ mod publish;
 #[cfg(feature = "metrics")]
 mod published;
 pub(crate) mod turns;
-mod unusable;
 
+use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use self::audits::Audits;
 #[cfg(feature = "http")]
 use self::http::HttpState;
 use self::kept::KeptInvalidations;
-use self::late_commits::LateCommits;
 #[cfg(feature = "metrics")]
 use self::published::Published;
 use self::turns::Turns;
-use self::unusable::UnusableEntries;
-
-use crate::flight::shared_read::{self, SharedReads};
-use crate::flight::waiter;
-use crate::flight::{self, Flights};
-use crate::key::flight::{FlightKey, LoadMode};
-use crate::key::probe::{KeyProbe, Prober};
-use crate::key::{Hashed, Key};
-use crate::loader::Loader;
-use crate::loader::nesting::LoadPermitId;
+use crate::flight;
+use crate::flight::shared_read::SharedReads;
+use crate::flight::{Flights, shared_read, waiter};
+use crate::key::{FlightKey, Hashed, Key, KeyProbe, LoadMode, Prober};
+use crate::loader::{LoadPermitId, Loader};
 use crate::local::LocalTier;
 use crate::observe::{
     Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, Spans, log,
@@ -49,11 +47,10 @@ use crate::policy::Policy;
 #[cfg(feature = "http")]
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
-use crate::tracker::{StoppableWaiters, Tracker};
-use crate::value::entry::Unreadable;
-use crate::value::outcome::FlightOutcome;
-use crate::value::stored::{Found, StoredEntry};
-use crate::value::tags::TagId;
+use crate::sync::lock;
+use crate::tracker::{StoppableWaiters, Tracked, Tracker};
+use crate::value::entry::{TagId, Unreadable};
+use crate::value::{FlightOutcome, Found, StoredEntry};
 
 /// How long a payload may be to which an entry of another process is decompressed, whatever the policies of this one say. A bound,
 /// because a few bytes can state any length.
@@ -403,5 +400,167 @@ impl Drop for GuardState {
         }
         self.store.close();
         self.publish();
+    }
+}
+
+/// How often a key is audited at most.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How many audits a guard runs at once, and how many it begins in a second.
+const MOST_AT_ONCE: usize = 8;
+const MOST_IN_A_PAUSE: usize = 1_024;
+
+/// The audits of one guard.
+#[derive(Debug, Default)]
+pub(crate) struct Audits {
+    /// When a key was audited last, by its hash.
+    begun: Mutex<HashMap<u64, Instant, Hashed>>,
+    running: Arc<Tracker>,
+    pub(crate) log: LogEveryMinute,
+}
+
+impl Audits {
+    /// A turn to audit this key, unless it was audited a moment ago or too many audits run.
+    pub(crate) fn begin(&self, key: &Key) -> Option<Tracked> {
+        let turn = self.running.try_enter(MOST_AT_ONCE)?;
+        let (mut begun, now) = (lock(&self.begun), Instant::now());
+        let is_recent = |at: &Instant| now.duration_since(*at) < PAUSE;
+        if begun.len() >= MOST_IN_A_PAUSE {
+            begun.retain(|_, at| is_recent(at));
+        }
+        if begun.len() >= MOST_IN_A_PAUSE || begun.get(&key.hash_of_name()).is_some_and(is_recent) {
+            return None;
+        }
+        begun.insert(key.hash_of_name(), now);
+        Some(turn)
+    }
+}
+
+/// The commits that are on their way although their callers were answered. A refresh waits for those of its key.
+#[derive(Debug, Default)]
+pub(crate) struct LateCommits {
+    commits: Mutex<CommitsByKey>,
+}
+
+#[derive(Debug, Default)]
+struct CommitsByKey {
+    by_key: HashMap<Key, Vec<UnansweredCommit>, Hashed>,
+    /// The number of keys at which those without a running commit are removed.
+    sweep_at: usize,
+}
+
+#[derive(Clone, Debug)]
+struct UnansweredCommit {
+    /// Counts the commit until it ends.
+    running: Arc<Tracker>,
+    /// When no refresh waits for it any more: in a runtime that is not driven it never ends.
+    deadline: Instant,
+}
+
+impl UnansweredCommit {
+    fn is_over(&self) -> bool {
+        self.running.count() == 0 || self.deadline <= Instant::now()
+    }
+}
+
+impl LateCommits {
+    /// To be called before the callers of the load are answered. The commit is on its way until what is returned is dropped, and
+    /// `within` this time at most.
+    pub(crate) fn begin(&self, key: &Key, within: Duration) -> Tracked {
+        let running = Arc::<Tracker>::default();
+        let late = running.enter();
+        let mut commits = lock(&self.commits);
+        if commits.by_key.len() >= commits.sweep_at {
+            commits.by_key.retain(|_, of_key| {
+                of_key.retain(|commit| !commit.is_over());
+                !of_key.is_empty()
+            });
+            commits.sweep_at = (2 * commits.by_key.len()).max(64);
+        }
+        let of_key = commits.by_key.entry(key.clone()).or_default();
+        of_key.retain(|commit| !commit.is_over());
+        of_key.push(UnansweredCommit { running, deadline: Instant::now() + within });
+        late
+    }
+
+    /// Waits until the commits of this key that are on their way now have ended.
+    pub(crate) async fn ended(&self, key: &Key) {
+        let of_key = lock(&self.commits).by_key.get(key).cloned().unwrap_or_default();
+        for commit in of_key {
+            commit.running.empty(commit.deadline).await;
+        }
+    }
+}
+
+/// How many entries were found that this process cannot use, by the reason.
+#[derive(Debug, Default)]
+pub(crate) struct UnusableEntries {
+    compressed: AtomicU64,
+    other_type: AtomicU64,
+    other_version: AtomicU64,
+    damaged: AtomicU64,
+}
+
+impl UnusableEntries {
+    fn count(&self, reason: &Unreadable) {
+        let counter = match reason {
+            Unreadable::Compressed { .. } => &self.compressed,
+            Unreadable::OtherType => &self.other_type,
+            Unreadable::Version(_) => &self.other_version,
+            Unreadable::Foreign | Unreadable::Corrupt | Unreadable::OtherKey => &self.damaged,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many, and what to do, for each reason that there was.
+    pub(crate) fn reasons(&self) -> Vec<(u64, &'static str, &'static str)> {
+        let all = [
+            (
+                &self.compressed,
+                "compressed",
+                "turn the feature `lz4` on, and raise `max_body`, in every process",
+            ),
+            (
+                &self.other_type,
+                "of another type",
+                "give keys of different types, or versions of one, different names",
+            ),
+            (&self.other_version, "in another version's layout", "end the rolling update"),
+            (&self.damaged, "damaged, or no entries", "keep other programs out of the namespace"),
+        ];
+        let counted = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
+        counted.into_iter().filter(|(count, ..)| *count > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::CacheKey;
+
+    const WITHIN: Duration = Duration::from_secs(2);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refresh_waits_for_the_commits_of_its_key_until_their_deadline() {
+        let (commits, began) = (LateCommits::default(), Instant::now());
+        let [k, other] = ["k", "other"].map(|text| Key::new("ns", &CacheKey::from(text)));
+        let never_answered = commits.begin(&k, WITHIN);
+        commits.ended(&other).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        commits.ended(&k).await;
+        assert!(began.elapsed() >= WITHIN && began.elapsed() < WITHIN * 2, "{:?}", began.elapsed());
+        drop(never_answered);
+        let began = Instant::now();
+        drop(commits.begin(&k, WITHIN));
+        commits.ended(&k).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_whose_commits_have_ended_are_removed() {
+        let commits = LateCommits::default();
+        for n in 0..10_000_u32 {
+            drop(commits.begin(&Key::new("ns", &CacheKey::from(("k", n))), WITHIN));
+        }
+        assert!(lock(&commits.commits).by_key.len() <= 64);
     }
 }

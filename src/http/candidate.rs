@@ -9,20 +9,20 @@ use http::response::Parts;
 use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
-use super::encoding::StoredResponse;
-use super::metadata::{ResponseMeta, VariantId};
-use super::shared_body::SharedBody;
+use super::body::SharedBody;
+use super::stored::StoredResponse;
+use super::stored::{ResponseMeta, VariantId};
+use crate::http_rules::conditional::{Part, join};
+use crate::http_rules::conditional::{freshened, has_validator, is_about, is_same_representation};
 use crate::http_rules::fields::{is_encoded, remove_content_digests};
 use crate::http_rules::freshness::is_failure;
-use crate::http_rules::ranges::{Part, join};
+use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
 use crate::http_rules::response::StoreDecision;
-use crate::http_rules::reuse::{ReuseTerms, StaleWindows};
-use crate::http_rules::validation::{freshened, has_validator, is_about, is_same_representation};
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
-use crate::value::freshness::{Lifetimes, Unstored, ms};
+use crate::value::entry::{Lifetimes, Unstored, ms};
 use crate::value::lz4::Packed;
 
 /// A longer failure is sent to other processes without its body.

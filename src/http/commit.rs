@@ -1,43 +1,47 @@
 //! [`ResponseCommit`]: decides at the head which requests a response answers, and reads its body for them.
+//!
+//! [`RetryableRequest`], a request that can be sent a second time.
+//!
+//! [`LoadRequest`], the request for which a response is loaded, and the call of the inner service.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http::response::Parts;
-use http::{Method, Response, StatusCode, Uri};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tower_service::Service;
 
-use super::answer_info::tell_forwarded;
+use super::answer::{CacheStatus, Fwd, VariantPlace, tell_forwarded};
 use super::body::{BoxError, GuardedBody};
-use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
-use super::encoding::{is_replayable, is_storable};
-use super::load_request::{ClientAnswer, LoadRequest, Purpose, no_content};
-use super::metadata::VariantId;
 use super::side_commit::SideCommit;
+use super::stored::{VariantId, is_replayable, is_storable};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use crate::error::Failure;
 use crate::guard_state::GuardState;
+use crate::http_rules::Rule;
+use crate::http_rules::conditional::{is_not_modified, not_modified};
 use crate::http_rules::fields::{content_length, least_length};
-use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_unstorable};
-use crate::http_rules::normalize::is_encoded_by_chance;
-use crate::http_rules::policy::ResponseRules;
-use crate::http_rules::reason::Rule;
+use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_reload, is_unstorable};
+use crate::http_rules::request::RequestDemands;
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, judge};
-use crate::http_rules::reuse::is_reload;
-use crate::http_rules::validation::{is_not_modified, not_modified};
-use crate::http_rules::vary::{Variant, Vary};
+use crate::http_rules::settings::ResponseRules;
+use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
+use crate::key::Key;
 use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult};
-use crate::observe::{self, Outcome, log, warn_if};
+use crate::observe;
+use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
-use crate::value::freshness::Unstored;
-use crate::value::outcome::{ArrivingValue, FlightOutcome};
+use crate::sync::lock;
+use crate::value::entry::Unstored;
+use crate::value::{ArrivingValue, FlightOutcome};
 
 pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
 
@@ -419,5 +423,154 @@ where
 impl ResponseRules {
     pub(crate) fn of(policy: &Policy) -> Self {
         Self { http: Arc::clone(&policy.http), fresh_for: policy.fresh_for, max_body: policy.max_body }
+    }
+}
+
+/// A copy of a request without a body, made before it is sent for the first time. Only the head can be copied, so
+/// the body's type must have a known empty value: that of axum's requests, with the feature `axum`.
+pub(crate) struct RetryableRequest<S, Q> {
+    pub(crate) inner: S,
+    pub(crate) request: Request<Q>,
+}
+
+impl<S, Q> RetryableRequest<S, Q>
+where
+    S: Service<Request<Q>> + Clone,
+    Q: 'static,
+{
+    pub(crate) fn of(inner: &S, request: &Request<Q>) -> Option<Self> {
+        let mut again = Request::new(empty::<Q>()?);
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.version_mut() = request.version();
+        *again.headers_mut() = request.headers().clone();
+        *again.extensions_mut() = request.extensions().clone();
+        Some(Self { inner: inner.clone(), request: again })
+    }
+
+    pub(crate) async fn send(self) -> Result<S::Response, S::Error> {
+        call(self.inner, self.request).await
+    }
+}
+
+#[cfg(feature = "axum")]
+fn empty<Q: 'static>() -> Option<Q> {
+    let body: Box<dyn std::any::Any> = Box::new(axum::body::Body::empty());
+    body.downcast().ok().map(|body| *body)
+}
+
+#[cfg(not(feature = "axum"))]
+fn empty<Q: 'static>() -> Option<Q> {
+    None
+}
+
+/// The answer to the client that led a load, sent as soon as its head is known.
+pub(crate) type ClientAnswer<B, E> = Result<Response<GuardedBody<B>>, E>;
+
+/// The request for which a response is loaded.
+pub(crate) struct LoadRequest {
+    pub(crate) asked: RequestDemands,
+    /// The headers as they came.
+    pub(crate) headers: HeaderMap,
+    pub(crate) resource: Key,
+    /// The key of its variant, if that is another than the resource's.
+    pub(crate) variant: OnceLock<VariantPlace>,
+    stored_at: Mutex<Option<Key>>,
+    purpose: Mutex<Purpose>,
+    progress: Mutex<Progress>,
+}
+
+/// The client's need of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The client waits for the answer.
+    Answer,
+    /// As [`Answer`](Self::Answer); a look-up for the request failed or was skipped.
+    AnswerUnread,
+    /// The client was answered; the load refreshes the stored response for all clients.
+    Refresh,
+}
+
+/// How far the request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The inner service was not asked for it.
+    Waiting,
+    Forwarded,
+    /// The inner service answered with this status, and a stale response is served instead.
+    Refused(StatusCode),
+}
+
+impl LoadRequest {
+    pub(crate) fn new(asked: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
+        let (variant, stored_at) = (OnceLock::new(), Mutex::default());
+        let (purpose, progress) = (Mutex::new(Purpose::Answer), Mutex::new(Progress::Waiting));
+        Arc::new(Self { asked, headers, resource, variant, stored_at, purpose, progress })
+    }
+
+    pub(crate) fn set_purpose(&self, purpose: Purpose) {
+        *lock(&self.purpose) = purpose;
+    }
+
+    pub(crate) fn purpose(&self) -> Purpose {
+        *lock(&self.purpose)
+    }
+
+    pub(crate) fn set_progress(&self, progress: Progress) {
+        *lock(&self.progress) = progress;
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        *lock(&self.progress)
+    }
+
+    pub(crate) fn store_at(&self, key: &Key) {
+        *lock(&self.stored_at) = Some(key.clone());
+    }
+
+    /// The key of the resource or variant under which the response is stored, if it is loaded apart from it.
+    pub(crate) fn stored_at(&self) -> Option<Key> {
+        lock(&self.stored_at).clone()
+    }
+
+    /// Whether a part is loaded.
+    pub(crate) fn is_part(&self) -> bool {
+        self.asked.ranged && self.purpose() != Purpose::Refresh
+    }
+}
+
+/// Makes the service ready here, because `poll_ready` of the guard does not.
+pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
+    ready(&mut service).await?;
+    service.call(request).await
+}
+
+pub(crate) async fn ready<S: Service<R>, R>(service: &mut S) -> Result<(), S::Error> {
+    poll_fn(|cx| service.poll_ready(cx)).await
+}
+
+/// An empty body.
+pub(crate) fn no_content<B>() -> GuardedBody<B> {
+    GuardedBody::from(Bytes::new())
+}
+
+#[cfg(all(test, feature = "axum"))]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use axum::body::Body;
+    use http::Version;
+
+    use super::*;
+
+    #[test]
+    fn a_retry_repeats_the_whole_head() {
+        let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
+        let request = request.body(Body::empty()).unwrap();
+        let again =
+            RetryableRequest::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;
+        let line =
+            |request: &Request<Body>| (request.method().clone(), request.uri().clone(), request.version());
+        assert_eq!(line(&again), line(&request), "RFC 9111, 4.3.4: the same request");
+        assert_eq!((again.headers(), again.extensions().get()), (request.headers(), Some(&7_u8)));
     }
 }

@@ -5,43 +5,57 @@
 //!   have the response, and reads its body (`tee.rs`, `shared_body.rs`).
 //! - A stale response: as a hit, and `miss.rs` begins the load in the background.
 //! - Unsafe methods and HEAD: `unsafe_methods.rs`.
+//!
+//! [`MissHandler`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
+//!
+//! Audits over HTTP, and the trial of a guard beside a service: the inner service is asked beside a client that has its answer.
+//!
+//! Warns the operator that a layer outside the guard hides where request bodies end.
 
 use std::fmt;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
-use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue};
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
+use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::answer_info::{tell, tell_forwarded};
-use super::body::{BoxError, GuardedBody};
-use super::body_warning;
-use super::cache_status::{CacheStatus, write_key};
+use super::answer::{
+    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantPlace, own_answer, tell,
+    tell_forwarded, write_key, write_stand_in,
+};
+use super::body::{BoxError, GuardedBody, to_bytes};
+use super::candidate::StoredResponseToReplace;
+use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, RetryableRequest, call};
 use super::load::loader;
-use super::load_request::{ClientAnswer, LoadRequest, call};
-use super::miss::{MissHandler, MissStep, failed};
-use super::respond::{LookUpKey, Replay, ResponseReader, StoredAnswer, own_answer};
 use super::tee::has_no_content;
 use crate::error::{Error, ErrorKind, Failure};
-use crate::guard::StampedeGuard;
-use crate::guard::current::Current;
-use crate::guard::outcome::Times;
-use crate::http_rules::axum_nesting::matched_route;
-use crate::http_rules::forwarding::forwarding;
-use crate::http_rules::personal;
-use crate::http_rules::reason::Rule;
-use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider};
-use crate::http_rules::target::sent_target;
+use crate::guard::load::Times;
+use crate::guard::{Current, StampedeGuard};
+use crate::http::exchange;
+use crate::http_rules::conditional::remove_conditions;
+use crate::http_rules::key::{matched_route, sent_target};
+use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, is_zero};
+use crate::http_rules::request_settings::forwarding;
 use crate::http_rules::vary::Fingerprint;
+use crate::http_rules::{Rule, request_settings};
 use crate::key::Key;
-use crate::observe::{self, Outcome};
-use crate::policy::{OnStoreDown, Policy};
-use crate::read_through::call::Call;
-use crate::read_through::local::hit_at_once_by_key;
-use crate::read_through::look_up::{Lookup, look, peek};
+use crate::loader::{LoadScope, Loader};
+use crate::observe;
+use crate::observe::{LogEveryMinute, Outcome, log};
+use crate::policy::{Encoded, OnStoreDown, Policy};
+use crate::read_through::call::{Call, CallState, LookUpState};
+use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
+use crate::read_through::miss::MissOutcome;
+use crate::read_through::outside::{Audit, run_alone};
 use crate::store::StoreError;
+use crate::value::entry::Encoding;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -154,8 +168,10 @@ where
             Err(rule) => {
                 observe::judged("not looked up", &rule);
                 match rule {
-                    Rule::Body => body_warning::tell(&self.request),
-                    Rule::Extension => personal::tell(&self.request, &guard.parts().1.http.requests.personal),
+                    Rule::Body => exchange::warn_of_body(&self.request),
+                    Rule::Extension => {
+                        request_settings::tell(&self.request, &guard.parts().1.http.requests.personal)
+                    }
                     _ => {}
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
@@ -375,6 +391,318 @@ fn without_body(replay: &mut Replay) {
     replay.response.body_mut().clear();
 }
 
+/// A request with its loader and the receiver of that loader's answer.
+pub(super) struct MissHandler<'a, B, E> {
+    pub(super) guard: &'a StampedeGuard,
+    pub(super) wanted: &'a Arc<LoadRequest>,
+    /// The request's own answer, if its own loader runs.
+    pub(super) head: oneshot::Receiver<ClientAnswer<B, E>>,
+}
+
+/// The outcome at one key.
+pub(super) enum MissStep<B, E> {
+    Answered(ClientAnswer<B, E>),
+    /// The stored response is another variant than this request's.
+    Elsewhere(Box<VariantPlace>, Loader),
+}
+
+impl<B, E> MissHandler<'_, B, E> {
+    pub(super) fn wants<'w>(
+        &'w self,
+        at: LookUpKey<'w>,
+        status: fn(u64) -> CacheStatus,
+    ) -> ResponseReader<'w> {
+        let LoadRequest { asked, headers, .. } = &**self.wanted;
+        let (_, policy) = self.guard.parts();
+        ResponseReader { asked, headers, http: &policy.http, at, status }
+    }
+
+    /// Steps 3 to 8 at one place.
+    pub(super) async fn answer(
+        &mut self,
+        at: LookUpKey<'_>,
+        key: &Key,
+        lookup: Lookup<'_, StoredAnswer>,
+        loader: Loader,
+    ) -> MissStep<B, E> {
+        let (found, outcome, loader) = match lookup {
+            Lookup::Hit { value, stale, refresh } => {
+                let is_response = matches!(value, StoredAnswer::Response(_));
+                let outcome =
+                    if stale && (is_response || refresh.is_none()) { Outcome::Stale } else { Outcome::Hit };
+                match refresh {
+                    // The request that triggered the refresh lends its loader; its own answer is the stored response.
+                    Some(caller) if is_response => {
+                        self.wanted.set_purpose(Purpose::Refresh);
+                        caller.refresh(loader, !stale);
+                        (value, outcome, None)
+                    }
+                    // If the entry belongs to another variant, requests for that variant refresh it.
+                    _ => (value, outcome, Some(loader)),
+                }
+            }
+            Lookup::LocalHit(value) => (value, Outcome::LocalHit, Some(loader)),
+            Lookup::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
+            Lookup::Miss(caller) => match self.load(at, key, caller, loader).await {
+                LoadedAnswer::Found(found, outcome, loader) => (found, outcome, loader),
+                LoadedAnswer::Answered(answered) => return MissStep::Answered(answered),
+            },
+        };
+        let http = &self.guard.parts().1.http;
+        match (found, loader) {
+            (StoredAnswer::Response(replay), _) => {
+                self.guard.count_answer(key, outcome);
+                MissStep::Answered(Ok(replay.respond(http, outcome)))
+            }
+            (StoredAnswer::Arriving(arrival), _) => {
+                self.guard.count_answer(key, outcome);
+                MissStep::Answered(Ok(arrival.respond(http, outcome)))
+            }
+            (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
+            (StoredAnswer::NotForThis, Some(loader)) => {
+                MissStep::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
+            }
+            // The loader was used by the flight, and its result does not suit this request.
+            (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => MissStep::Answered(
+                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, Failure::vanished()))),
+            ),
+        }
+    }
+
+    /// Steps 3 to 8 if nothing usable is stored.
+    async fn load(
+        &mut self,
+        at: LookUpKey<'_>,
+        key: &Key,
+        caller: CallState<'_>,
+        loader: Loader,
+    ) -> LoadedAnswer<B, E> {
+        let (state, policy) = self.guard.parts();
+        let asked = &self.wanted.asked;
+        let apart;
+        let caller = if asked.ranged {
+            // Each request wants another part, so none waits for another's load.
+            caller.unattended()
+        } else if asked.has_credentials() {
+            // Leave the flight of the resource: callers behind this one must not wait for it.
+            drop(caller);
+            // Coalesce with other requests that have credentials, under a separate key: their response may not be
+            // shareable.
+            self.wanted.store_at(key);
+            apart = key.derived("~a");
+            let ask = Call { state, policy, key: &apart };
+            match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
+                Lookup::Miss(caller) => caller,
+                _ => {
+                    return LoadedAnswer::Answered(
+                        self.alone(key, loader, CacheStatus::miss("credentials")).await,
+                    );
+                }
+            }
+        } else {
+            caller
+        };
+        if caller.look_up != LookUpState::Answered {
+            self.wanted.set_purpose(Purpose::AnswerUnread);
+        }
+        let LoadRequest { asked, headers, .. } = &**self.wanted;
+        let wants = ResponseReader { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
+        let answer = tokio::select! {
+            biased;
+            // Before the load's end: the client gets its first byte when the inner service sends it.
+            Ok(head) = &mut self.head => {
+                self.guard.count_answer(key, Outcome::Led);
+                return LoadedAnswer::Answered(head);
+            }
+            answer = caller.load(&wants, loader) => answer,
+        };
+        match answer {
+            MissOutcome::Coalesced(found, loader) => {
+                LoadedAnswer::Found(found, Outcome::Coalesced, Some(loader))
+            }
+            MissOutcome::Stale(mut found, loader) => {
+                // If its loader was not used, the request waited for another one's load.
+                let stand_in = match (&loader, self.wanted.progress()) {
+                    (Some(_), _) => Some(StandIn::Collapsed),
+                    (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
+                    (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
+                    (None, Progress::Waiting) => None,
+                };
+                if let (StoredAnswer::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
+                    write_stand_in(replay.response.headers_mut(), stand_in);
+                }
+                LoadedAnswer::Found(found, Outcome::Stale, loader)
+            }
+            MissOutcome::Failed(failure) => LoadedAnswer::Answered(Ok(failed(self.guard, key, failure))),
+            MissOutcome::Led(ending) => LoadedAnswer::Answered(
+                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, ending.into_failure()))),
+            ),
+            MissOutcome::Alone(loader) => {
+                LoadedAnswer::Answered(self.alone(key, loader, CacheStatus::miss("uncoordinated")).await)
+            }
+        }
+    }
+
+    /// The answer of the request's own loader, if it ran.
+    fn own(&mut self, key: &Key) -> Option<ClientAnswer<B, E>> {
+        let head = self.head.try_recv().ok()?;
+        self.guard.count_answer(key, Outcome::Led);
+        Some(head)
+    }
+
+    /// Asks the inner service for this request alone.
+    pub(super) async fn alone(
+        &mut self,
+        key: &Key,
+        loader: Loader,
+        status: CacheStatus,
+    ) -> ClientAnswer<B, E> {
+        let (state, policy) = self.guard.parts();
+        let failure = match run_alone(Call { state, policy, key }, loader).await {
+            Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+            // Unwinds this request's task, as without the guard.
+            Err(panic) => resume_unwind(panic),
+        };
+        let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
+        self.guard.count_answer(key, Outcome::Bypassed);
+        head.map(|mut response| {
+            tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
+            response
+        })
+    }
+}
+
+/// The outcome of a load for a request that waited for it.
+enum LoadedAnswer<B, E> {
+    Answered(ClientAnswer<B, E>),
+    Found(StoredAnswer, Outcome, Option<Loader>),
+}
+
+/// The guard's own answer if there is no value. The text tells the failure, never the key.
+pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
+    guard.count_answer(key, Outcome::Failed);
+    const FAILED: &str = "the load of this resource failed\n";
+    const TOO_LONG: &str = "the load of this resource took longer than the guard's load_timeout, or the wait for it longer than \
+                            wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";
+    const OVERLOADED: &str = "too many other resources are being loaded\n";
+    const DOWN: &str = "the cache in front of this resource is unavailable\n";
+    let mut response = match failure {
+        Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
+        Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
+        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
+            own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED)
+        }
+        Failure::Guard(error) if error.is_timeout() => {
+            own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
+        }
+        Failure::Guard(error) if error.kind() == ErrorKind::Overloaded => {
+            own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
+        }
+        Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
+    };
+    tell(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
+    response
+}
+
+/// What an audit compares.
+struct Seen {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl<S, Q, B> Exchange<S, Q>
+where
+    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: fmt::Display + Send + 'static,
+    Q: Body + Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    /// Audits the hit that this request, which is no longer needed, was answered with.
+    pub(super) fn audit(self, guard: &StampedeGuard, key: &Key) {
+        let (state, policy) = guard.parts();
+        let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
+        let Self { inner, mut request } = self;
+        remove_conditions(request.headers_mut());
+        let (asked, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
+        let load = async move {
+            let (head, body) = call(inner, request).await.ok()?.into_parts();
+            let is_answer = !head.status.is_server_error();
+            Some(Seen { status: head.status, body: whole(body, max_body).await? }).filter(|_| is_answer)
+        };
+        let load = LoadScope::scope(state.store.place(), key, LoadScope::current(), load);
+        let now = state.store.now();
+        audit.spawn(load, move |policy, served, loaded| {
+            let served = StoredResponseToReplace::of(served.clone(), now)?;
+            // Meanwhile another variant may have come to this place.
+            let is_own = served.kept.is_for(&asked, normal) && served.kept.part.is_none();
+            is_own.then(|| is_same(policy, &served, loaded)).flatten()
+        });
+    }
+
+    /// Answers by the inner service alone. The guard goes its way beside it, with a request of its own.
+    pub(super) async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
+        if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
+            let (_, policy) = guard.parts();
+            let guard = guard.with_policy_here(Policy { shadow: false, ..Policy::clone(policy) });
+            tokio::spawn(async move {
+                // The response is dropped: a load that has begun goes on and is stored.
+                drop(Self::begin(&inner, request, Current::Newer(guard)).await);
+            });
+        }
+        Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))
+    }
+}
+
+fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &Seen) -> Option<bool> {
+    if served.response.status != loaded.status {
+        return Some(false);
+    }
+    let bodies = [&served.response.body, &loaded.body];
+    let json = bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload });
+    policy.audit.is_same(json)
+}
+
+/// The whole body, if it is not longer than `max_body`.
+async fn whole<B>(body: B, max_body: usize) -> Option<Bytes>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let (mut body, mut whole) = (pin!(body), BytesMut::new());
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        if let Ok(data) = to_bytes(frame.ok()?).into_data() {
+            if whole.len() + data.len() > max_body {
+                return None;
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+    Some(whole.freeze())
+}
+
+/// One limit for all guards of the process, which are usually behind the same layers. Not one of the node's limits:
+/// this warning would be due with every request, and would suppress all others.
+static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
+
+/// Called for a GET or HEAD that is not looked up because of its body. If no header announces a body, most likely
+/// there is none: a layer has wrapped it in a stream, and does so for all requests.
+pub(super) fn warn_of_body<B>(request: &Request<B>) {
+    let headers = request.headers();
+    let announces =
+        headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|n| !is_zero(n));
+    if !announces && WARNED.is_due() {
+        tracing::warn!(
+            target: log::HTTP,
+            version = ?request.version(),
+            "a request that announces no body has one that may go on: it passes the cache by; if a layer outside of the \
+             guard wraps requests' bodies (a timeout, decompression), all requests do: put the guard outside of it"
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -399,5 +727,71 @@ mod tests {
         let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default(), false);
         let size = size_of_val(&hit);
         assert!(size - own <= 2_816, "{} bytes beside the request", size - own);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod body_warning_tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use http::Response;
+    use http_body::Frame;
+    use http_body_util::combinators::UnsyncBoxBody;
+    use http_body_util::{BodyExt as _, Empty, StreamBody};
+    use tower::{Layer as _, ServiceExt as _, service_fn};
+    use tracing::{Event, Level, Subscriber};
+    use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+    use crate::guard::StampedeGuard;
+
+    /// Counts warnings of this module.
+    #[derive(Clone, Default)]
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl<S: Subscriber> tracing_subscriber::Layer<S> for Warnings {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            let meta = event.metadata();
+            if *meta.level() == Level::WARN && meta.target() == "stampede_guard::http" {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+    /// A single test, because the process has only one rate limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_wrapped_body_bypasses_and_warns_at_a_limited_rate() {
+        let warnings = Warnings::default();
+        // With a single subscriber, tracing would cache the interest that another test's thread registered.
+        let _second = tracing::Dispatch::new(tracing_subscriber::registry());
+        let _listening =
+            tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+        let shop = StampedeGuard::in_memory().layer(service_fn(|_: http::Request<Body>| async {
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        }));
+        let wrapped = || {
+            let nothing = futures_util::stream::empty::<Result<Frame<Bytes>, Infallible>>();
+            StreamBody::new(nothing).boxed_unsync()
+        };
+        let ask = async |method: &str, field: (&str, &str), body: Body| {
+            let request = http::Request::builder().method(method).uri("http://h/").header(field.0, field.1);
+            let response = shop.clone().oneshot(request.body(body).unwrap()).await.unwrap();
+            let status = response.headers()["cache-status"].to_str().unwrap().to_owned();
+            (warnings.0.load(Ordering::Relaxed), status.ends_with("fwd=bypass; detail=body"))
+        };
+        assert_eq!(ask("GET", ("accept", "*/*"), Empty::new().boxed_unsync()).await, (0, false));
+        for announced in [("content-length", "5"), ("transfer-encoding", "chunked")] {
+            assert_eq!(ask("GET", announced, wrapped()).await, (0, true), "{announced:?}");
+        }
+        for method in ["GET", "HEAD", "GET"] {
+            assert_eq!(ask(method, ("content-length", "0"), wrapped()).await, (1, true), "{method}");
+        }
+        tokio::time::advance(std::time::Duration::from_secs(3_600)).await;
+        assert_eq!(ask("HEAD", ("accept", "*/*"), wrapped()).await, (2, true));
     }
 }

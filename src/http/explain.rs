@@ -8,12 +8,12 @@ use http::header::{DATE, HeaderName};
 use http::{Method, Request, Response, Uri};
 use http_body::SizeHint;
 
-use crate::http_rules::dates::date;
-use crate::http_rules::policy::{HttpPolicy, ResponseRules};
-use crate::http_rules::reason::Rule;
+use crate::http_rules::Rule;
+use crate::http_rules::fields::date;
+use crate::http_rules::key::key;
 use crate::http_rules::request::{ConsideredRequest, Content, consider_post, survey};
 use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, judge};
-use crate::http_rules::target::key;
+use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
 

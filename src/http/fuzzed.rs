@@ -9,18 +9,18 @@ use http::header::{
 };
 use http::{Uri, uri};
 
-use super::encoding::StoredResponse;
-use super::metadata::ResponseMeta;
+use super::stored::ResponseMeta;
+use super::stored::StoredResponse;
+use crate::http_rules::cache_control::{CDN_CACHE_CONTROL, targeted};
 use crate::http_rules::cache_control::{CacheControl, RequestDirectives};
-use crate::http_rules::cdn::{CDN_CACHE_CONTROL, targeted};
-use crate::http_rules::dates;
-use crate::http_rules::location::resolve;
-use crate::http_rules::normalize::Normalization;
-use crate::http_rules::ranges::{ByteRange, Part, RangeAnswer, answer, join};
+use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, answer, join};
+use crate::http_rules::fields;
+use crate::http_rules::key::resolve;
+use crate::http_rules::vary::Normalization;
 use crate::http_rules::vary::{Names, Vary};
+use crate::value::entry::Expiry;
+use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, Entry, EntryKind};
-use crate::value::freshness::Expiry;
-use crate::value::tags::TagList;
 
 /// 2026-11-21.
 const NOW: Duration = Duration::from_secs(1_795_219_200);
@@ -97,11 +97,11 @@ pub(crate) fn vary(bytes: &[u8]) {
 
 /// A date has one written form, which parses to the same date.
 pub(crate) fn date(bytes: &[u8]) {
-    let Some(date) = dates::parse(bytes, now()) else { return };
+    let Some(date) = fields::parse(bytes, now()) else { return };
     let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     if (SystemTime::UNIX_EPOCH..=year_9999).contains(&date) {
         let text = httpdate::fmt_http_date(date);
-        assert_eq!(dates::parse(text.as_bytes(), now()), Some(date), "{text}");
+        assert_eq!(fields::parse(text.as_bytes(), now()), Some(date), "{text}");
     }
 }
 

@@ -13,7 +13,7 @@ use tower_service::Service;
 use super::body::{BoxError, GuardedBody};
 use super::exchange::{AnswerFuture, Exchange};
 use crate::guard::StampedeGuard;
-use crate::guard::bounds::{CloneService, ServiceError};
+use crate::guard::memoize::{CloneService, ServiceError};
 
 impl<S: CloneService> Layer<S> for StampedeGuard {
     type Service = Guarded<S>;

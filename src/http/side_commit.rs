@@ -15,15 +15,15 @@ use crate::key::Key;
 use crate::loader::LoadResult;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
+use crate::read_through::acquire::contend;
 use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
-use crate::read_through::contend::contend;
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
+use crate::value::StoredEntry;
 use crate::value::entry::{Encoding, Entry, EntryKind};
-use crate::value::freshness::{Lifetimes, Unstored};
+use crate::value::entry::{Lifetimes, Unstored};
+use crate::value::entry::{TagId, TagList};
 use crate::value::lz4::Packed;
-use crate::value::stored::StoredEntry;
-use crate::value::tags::{TagId, TagList};
 
 /// Whether a response is stored under another key than the one of its flight.
 #[derive(Default)]

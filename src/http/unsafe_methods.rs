@@ -18,25 +18,25 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::answer_info::{tell, tell_forwarded};
+use super::answer::own_answer;
+use super::answer::{CacheStatus, Fwd};
+use super::answer::{tell, tell_forwarded};
 use super::body::{BoxError, GuardedBody};
-use super::cache_status::{CacheStatus, Fwd};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
+use super::commit::{ClientAnswer, LoadRequest, call, ready};
 use super::exchange::{Exchange, at_own_key};
-use super::keys::of_keys;
-use super::load_request::{ClientAnswer, LoadRequest, call, ready};
-use super::respond::own_answer;
+use super::of_keys;
 use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
-use crate::guard::outcome::Times;
+use crate::guard::load::Times;
 use crate::guard_state::GuardState;
-use crate::http_rules::changed_resources::ChangedResources;
-use crate::http_rules::policy::ResponseRules;
+use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
+use crate::http_rules::invalidation::ChangedResources;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{self, DoNotStore, Verdict, judge};
-use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
+use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
@@ -44,8 +44,8 @@ use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
-use crate::value::freshness::Unstored;
-use crate::value::stored::StoredEntry;
+use crate::value::StoredEntry;
+use crate::value::entry::Unstored;
 
 impl<S, Q, B> Exchange<S, Q>
 where

@@ -1,6 +1,15 @@
 //! Header fields in general: which ones are stored, and the length in `Content-Length`.
+//!
+//! `HTTP-date` in its three formats, and in no other (RFC 9110, 5.6.7).
+//!
+//! A date decides about freshness, so an invalid one must not be accepted: an `Expires` with an unreadable date is
+//! in the past (RFC 9111, 5.3). Only the case of letters is ignored, as RFC 9111, 4.2 asks. The weekday is not
+//! checked against the date, because it decides nothing.
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::header;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http_body::SizeHint;
 
 /// A `Content-Length` that is not a number, or several that differ.
@@ -102,6 +111,158 @@ pub(crate) fn contains_token(list: &[u8], token: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
 }
 
+/// The field's date, if the field occurs exactly once and is valid. Two dates are no valid one.
+pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
+    let mut lines = headers.get_all(name).iter();
+    let (line, None) = (lines.next()?, lines.next()) else { return None };
+    parse(line.as_bytes(), now)
+}
+
+/// Parses a date. `now` determines the century of a two-digit year.
+pub(crate) fn parse(text: &[u8], now: SystemTime) -> Option<SystemTime> {
+    let seconds = imf_fixdate(text).or_else(|| rfc850(text, now)).or_else(|| asctime(text))?;
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    if seconds < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) }
+}
+
+/// `Sun, 06 Nov 1994 08:49:37 GMT`
+fn imf_fixdate(text: &[u8]) -> Option<i64> {
+    let mut at = Cursor(text);
+    at.name(&WEEKDAYS)?;
+    at.literal(b", ")?;
+    let day = at.number(2)?;
+    at.literal(b" ")?;
+    let month = at.month()?;
+    at.literal(b" ")?;
+    let year = at.number(4)?;
+    at.literal(b" ")?;
+    let time = at.time()?;
+    at.literal(b" GMT")?;
+    at.end()?;
+    seconds(year, month, day, time)
+}
+
+/// `Sunday, 06-Nov-94 08:49:37 GMT`
+fn rfc850(text: &[u8], now: SystemTime) -> Option<i64> {
+    let mut at = Cursor(text);
+    at.name(&LONG_WEEKDAYS)?;
+    at.literal(b", ")?;
+    let day = at.number(2)?;
+    at.literal(b"-")?;
+    let month = at.month()?;
+    at.literal(b"-")?;
+    let of_century = at.number(2)?;
+    at.literal(b" ")?;
+    let time = at.time()?;
+    at.literal(b" GMT")?;
+    at.end()?;
+    // "A timestamp that appears to be more than 50 years in the future" is the most recent year in the past with
+    // these digits. So it is the latest such year that is at most 50 years ahead.
+    let now = i64::try_from(now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())).ok()?;
+    let (this_year, month_now, day_now) = civil(now.div_euclid(DAY));
+    let limit = days_until(this_year + 50, month_now, day_now) * DAY + now.rem_euclid(DAY);
+    let century = (this_year + 50) / 100 * 100;
+    let last = seconds(century + of_century, month, day, time).filter(|&date| date <= limit);
+    last.or_else(|| seconds(century - 100 + of_century, month, day, time))
+}
+
+/// `Sun Nov  6 08:49:37 1994`
+fn asctime(text: &[u8]) -> Option<i64> {
+    let mut at = Cursor(text);
+    at.name(&WEEKDAYS)?;
+    at.literal(b" ")?;
+    let month = at.month()?;
+    at.literal(b" ")?;
+    let day = if at.literal(b" ").is_some() { at.number(1)? } else { at.number(2)? };
+    at.literal(b" ")?;
+    let time = at.time()?;
+    at.literal(b" ")?;
+    let year = at.number(4)?;
+    at.end()?;
+    seconds(year, month, day, time)
+}
+
+const WEEKDAYS: [&[u8]; 7] = [b"mon", b"tue", b"wed", b"thu", b"fri", b"sat", b"sun"];
+const LONG_WEEKDAYS: [&[u8]; 7] =
+    [b"monday", b"tuesday", b"wednesday", b"thursday", b"friday", b"saturday", b"sunday"];
+const MONTHS: [&[u8]; 12] =
+    [b"jan", b"feb", b"mar", b"apr", b"may", b"jun", b"jul", b"aug", b"sep", b"oct", b"nov", b"dec"];
+const DAY: i64 = 86_400;
+
+/// The unread rest of the text.
+struct Cursor<'a>(&'a [u8]);
+
+impl Cursor<'_> {
+    fn literal(&mut self, text: &[u8]) -> Option<()> {
+        let (head, rest) = self.0.split_at_checked(text.len())?;
+        self.0 = head.eq_ignore_ascii_case(text).then_some(rest)?;
+        Some(())
+    }
+
+    /// The index of the name that comes next.
+    fn name(&mut self, names: &[&[u8]]) -> Option<usize> {
+        names.iter().position(|name| self.literal(name).is_some())
+    }
+
+    fn month(&mut self) -> Option<i64> {
+        Some(self.name(&MONTHS)? as i64 + 1)
+    }
+
+    fn number(&mut self, digits: usize) -> Option<i64> {
+        let (head, rest) = self.0.split_at_checked(digits)?;
+        self.0 = rest;
+        head.iter()
+            .try_fold(0, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + i64::from(digit - b'0')))
+    }
+
+    /// `08:49:37`, as seconds of the day.
+    fn time(&mut self) -> Option<i64> {
+        let hour = self.number(2)?;
+        self.literal(b":")?;
+        let minute = self.number(2)?;
+        self.literal(b":")?;
+        // A leap second is valid (RFC 5322, 3.3); it counts as the first second of the next minute.
+        let second = self.number(2)?;
+        (hour < 24 && minute < 60 && second <= 60).then_some((hour * 60 + minute) * 60 + second)
+    }
+
+    fn end(&self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+/// Seconds since 1970; `None` for a day that the calendar does not have.
+fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> Option<i64> {
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 if leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    (1..=days).contains(&day).then(|| days_until(year, month, day) * DAY + of_day)
+}
+
+/// Days since 1970-01-01 in the proleptic Gregorian calendar. Years begin in March, so that the leap day is the
+/// last of its year.
+fn days_until(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+/// The inverse of [`days_until`]: year, month and day.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_month = (5 * of_year + 2) / 153;
+    let (day, month) = (of_year - (153 * march_month + 2) / 5 + 1, (march_month + 2) % 12 + 1);
+    (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 mod tests {
@@ -177,6 +338,158 @@ mod tests {
         assert_eq!(length(&["5, 5", "5"]), Ok(Some(5)), "RFC 9110, 8.6");
         for lines in [&["5", "6"][..], &["5, 6"], &["+5"], &[""], &["5,"], &["18446744073709551616"]] {
             assert_eq!(length(lines), Err(Unsound), "B14: {lines:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod dates_tests {
+    use super::*;
+
+    /// 2026-11-21, 12:00:00 GMT.
+    const NOW: u64 = 1_795_262_400;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn read(text: &str) -> Option<i64> {
+        let time = parse(text.as_bytes(), at(NOW))?;
+        Some(
+            time.duration_since(UNIX_EPOCH)
+                .map_or_else(|before| -(before.duration().as_secs() as i64), |since| since.as_secs() as i64),
+        )
+    }
+
+    #[test]
+    fn all_three_formats_are_read_in_any_case() {
+        let cases = [
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", 784_111_777),
+            ("Sun Nov  6 08:49:37 1994", 784_111_777),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Wed, 31 Dec 1969 23:59:59 GMT", -1),
+            ("Sat, 01 Jan 0000 00:00:00 GMT", -62_167_219_200),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_799),
+            ("Thu, 29 Feb 2024 00:00:00 GMT", 1_709_164_800),
+            ("Fri, 31 Dec 2016 23:59:60 GMT", 1_483_228_800),
+            // The dates of the conformance suite.
+            ("Tue, 19 Jan 2038 14:14:08 GMT", 2_147_523_248),
+            ("Sun, 21 Nov 2286 04:46:39 GMT", 10_000_039_599),
+            ("Thursday, 18-Aug-50 02:01:18 GMT", 2_544_400_878),
+            ("Thu Aug  8 02:01:18 2050", 2_543_536_878),
+            ("THU, 18 Aug 2050 02:01:18 GMT", 2_544_400_878),
+            ("Thu, 18 AUG 2050 02:01:18 GMT", 2_544_400_878),
+            ("Thu, 18 Aug 2050 02:01:18 gMT", 2_544_400_878),
+        ];
+        for (text, seconds) in cases {
+            assert_eq!(read(text), Some(seconds), "RFC 9110, 5.6.7: {text}");
+        }
+    }
+
+    #[test]
+    fn a_nearly_valid_date_is_refused() {
+        let cases = [
+            "",
+            "0",
+            "-1",
+            "soon",
+            "Thu, 18 Aug 2050 02:01:18 UTC",
+            "Thu, 18 Aug 2050 02:01:18 AEST",
+            "Thu, 18 Aug 2050 02:01:18 +0000",
+            "Thu, 18 Aug 2050 02:01:18",
+            "Thu, 18 Aug 50 02:01:18 GMT",
+            "Thu 18 Aug 2050 02:01:18 GMT",
+            "Thu, 18  Aug  2050 02:01:18 GMT",
+            "Thu, 18-Aug-2050 02:01:18 GMT",
+            "Thu, 18-Aug-50 02:01:18 GMT",
+            "Thursday, 18 Aug 2050 02:01:18 GMT",
+            "Thursday, 18-Aug-2050 02:01:18 GMT",
+            "Thu, 18 Aug 2050 02.01.18 GMT",
+            "Thu, 18 Aug 2050 2:01:18 GMT",
+            "Thu, 8 Aug 2050 02:01:18 GMT",
+            "Xxx, 18 Aug 2050 02:01:18 GMT",
+            "Thu, 18 Xxx 2050 02:01:18 GMT",
+            "Thu, 31 Apr 2050 02:01:18 GMT",
+            "Wed, 29 Feb 2023 00:00:00 GMT",
+            "Mon, 29 Feb 1900 00:00:00 GMT",
+            "Thu, 00 Aug 2050 02:01:18 GMT",
+            "Thu, 18 Aug 2050 24:00:00 GMT",
+            "Thu, 18 Aug 2050 02:60:18 GMT",
+            "Thu, 18 Aug 2050 02:01:61 GMT",
+            "Thu, 18 Aug 2050 02:01:18 GMT ",
+            " Thu, 18 Aug 2050 02:01:18 GMT",
+            "Thu, 18 Aug 2050 02:01:18 GMT, x",
+            "Thu Aug 8 02:01:18 2050",
+            "Thu Aug 08 02:01:18 2050 GMT",
+            "Thu, +8 Aug 2050 02:01:18 GMT",
+        ];
+        for text in cases {
+            assert_eq!(read(text), None, "RFC 9111, 4.2 and 5.3: {text}");
+        }
+    }
+
+    #[test]
+    fn a_two_digit_year_is_at_most_fifty_years_ahead() {
+        let year = |of_century: u32, now: u64| {
+            let text = format!("Monday, 01-Jun-{of_century:02} 00:00:00 GMT");
+            let time = parse(text.as_bytes(), at(now)).unwrap();
+            let since = time.duration_since(UNIX_EPOCH);
+            let days = since.map_or_else(|e| -(e.duration().as_secs() as i64), |s| s.as_secs() as i64) / DAY;
+            civil(days).0
+        };
+        for (of_century, expected) in
+            [(26, 2026), (27, 2027), (50, 2050), (76, 2076), (77, 1977), (99, 1999), (0, 2000)]
+        {
+            assert_eq!(year(of_century, NOW), expected, "RFC 9110, 5.6.7: {of_century}");
+        }
+        let in_2099 = 4_086_000_000;
+        for (of_century, expected) in [(99, 2099), (0, 2100), (49, 2149), (50, 2050), (98, 2098)] {
+            assert_eq!(year(of_century, in_2099), expected, "{of_century}");
+        }
+        assert_eq!(year(94, 0), 1994, "a clock at its start");
+    }
+
+    #[test]
+    fn a_repeated_date_field_has_no_date() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(date(&headers, &http::header::EXPIRES, at(NOW)), None);
+        let value = http::HeaderValue::from_static("Thu, 18 Aug 2050 02:01:18 GMT");
+        headers.append("expires", value.clone());
+        assert!(date(&headers, &http::header::EXPIRES, at(NOW)).is_some());
+        headers.append("expires", value);
+        assert_eq!(date(&headers, &http::header::EXPIRES, at(NOW)), None, "section 4.2.1 of RFC 9111");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_written_date_is_read_back(seconds in 0_u64..253_402_300_800) {
+            let text = httpdate::fmt_http_date(at(seconds));
+            proptest::prop_assert_eq!(read(&text), Some(seconds as i64));
+            proptest::prop_assert_eq!(read(&text.to_uppercase()), Some(seconds as i64));
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_a_panic(text in proptest::collection::vec(0x20u8..0x7f, 0..40), now: u32) {
+            parse(&text, at(now.into()));
+        }
+
+        #[test]
+        fn a_date_with_one_byte_more_or_less_is_refused(at in 0_usize..29, byte in 0x20u8..0x7f) {
+            let text = b"Sun, 06 Nov 1994 08:49:37 GMT";
+            let mut more = text.to_vec();
+            more.insert(at, byte);
+            proptest::prop_assert_eq!(parse(&more, UNIX_EPOCH), None);
+            let mut less = text.to_vec();
+            less.remove(at);
+            proptest::prop_assert_eq!(parse(&less, UNIX_EPOCH), None);
+        }
+
+        #[test]
+        fn days_and_dates_convert_both_ways(days in -800_000_i64..3_000_000) {
+            let (year, month, day) = civil(days);
+            proptest::prop_assert_eq!(days_until(year, month, day), days);
         }
     }
 }

@@ -7,7 +7,7 @@ use http::uri::Scheme;
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
-use super::request_rules::CredentialSharing;
+use super::request_settings::CredentialSharing;
 use crate::http::HttpPolicy;
 use crate::setting::{self, Setting, Table, Value};
 

@@ -6,15 +6,15 @@
 use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Request, Uri};
 
+use super::Rule;
 use super::cache_control::RequestDirectives;
+use super::conditional;
 use super::fields::contains_token;
-use super::forwarding::is_forwarding;
-use super::normalize::may_be_misread;
-use super::ranges;
-use super::reason::Rule;
-use super::request_rules::CredentialSharing;
-use super::request_rules::RequestRules;
-use super::target::{KeyHeaders, TargetUri, key_by};
+use super::key::{KeyHeaders, TargetUri, key_by};
+use super::request_settings::CredentialSharing;
+use super::request_settings::RequestRules;
+use super::request_settings::is_forwarding;
+use super::vary::may_be_misread;
 use crate::key::CacheKey;
 
 /// A request to which the rules apply: its key, and its other demands.
@@ -155,7 +155,7 @@ pub(crate) fn survey<'a>(
             "range" if !has_range && is_bytes(value) => {
                 has_range = true;
                 // An invalid range asks for the whole (RFC 9110, 14.2).
-                asked.ranged = ranges::is_valid(value);
+                asked.ranged = conditional::is_valid(value);
                 continue;
             }
             "range" => Rule::Range,

@@ -6,21 +6,21 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri};
 use http_body::SizeHint;
 
+use super::Rule;
+use super::cache_control::{CDN_CACHE_CONTROL, targeted};
 use super::cache_control::{CacheControl, DirectiveScope};
-use super::cdn::{CDN_CACHE_CONTROL, targeted};
+use super::conditional::Part;
+use super::conditional::has_validator;
 use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
     Lifetime, corrected_initial_age, is_failure, is_understood, is_unstorable, lifetime, may_be_guessed,
     may_have_default,
 };
-use super::location::of_same_origin;
-use super::policy::{HttpPolicy, ResponseRules};
-use super::ranges::Part;
-use super::reason::Rule;
+use super::freshness::{ReuseTerms, StaleWindows, must_revalidate};
+use super::key::of_same_origin;
 use super::request::RequestDemands;
-use super::request_rules::{CacheScope, CredentialSharing};
-use super::reuse::{ReuseTerms, StaleWindows, must_revalidate};
-use super::validation::has_validator;
+use super::request_settings::{CacheScope, CredentialSharing};
+use super::settings::{HttpPolicy, ResponseRules};
 use super::vary::Vary;
 
 /// Marks a response that only the requesting client may receive.

@@ -4,8 +4,11 @@
 //! separator `:`, the braces of a Redis hash tag, `%`, `~`) or that is not printable ASCII is
 //! written as `%XX`. So the joining is injective, and an operator reads the program's own parts in
 //! `redis-cli`: `("user", 42)` is `user:42`.
+//!
+//! A key that is only looked for: compared with the keys of a map, without being made.
+//!
+//! The identity of a flight: a key and a mode.
 
-pub(crate) mod flight;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(not(feature = "http"))]
@@ -13,11 +16,14 @@ mod http;
 mod http;
 #[cfg(feature = "serde")]
 mod parts;
-pub(crate) mod probe;
+#[cfg(test)]
+#[path = "../../tests/unit/key/tests.rs"]
+mod tests;
 mod text;
 
-use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::fmt;
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest, Sha256};
@@ -404,6 +410,99 @@ impl BuildHasher for Hashed {
     }
 }
 
+/// Makes the probes of one namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Prober {
+    namespace: Box<str>,
+    /// Has hashed the namespace and the separator.
+    hasher: DefaultHasher,
+}
+
+impl Prober {
+    pub(crate) fn new(namespace: &str) -> Self {
+        let mut hasher = HASH_STATE.build_hasher();
+        hasher.write(namespace.as_bytes());
+        hasher.write(b":");
+        Self { namespace: namespace.into(), hasher }
+    }
+
+    #[inline]
+    pub(crate) fn probe<'a>(&'a self, key: &'a CacheKey) -> KeyProbe<'a> {
+        // The hash of the joined text, as of a `str`. If the standard library ever hashes parts in another way than the whole, the
+        // probe finds nothing and the call goes on with a key.
+        let mut hasher = self.hasher.clone();
+        hasher.write(key.text.as_bytes());
+        hasher.write_u8(0xff);
+        KeyProbe { namespace: &self.namespace, key, hash: hasher.finish() }
+    }
+}
+
+/// A caller's key in its namespace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyProbe<'a> {
+    namespace: &'a str,
+    key: &'a CacheKey,
+    hash: u64,
+}
+
+impl KeyProbe<'_> {
+    /// Whether it is the probe of this key.
+    #[cfg(any(test, feature = "local"))]
+    pub(crate) fn is_of(&self, key: &Key) -> bool {
+        let full = key.full().as_bytes();
+        self.hash == key.hash
+            && full.strip_prefix(self.namespace.as_bytes()).and_then(|rest| rest.strip_prefix(b":"))
+                == Some(self.key.text.as_bytes())
+    }
+
+    /// The key itself.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.namespace, self.key)
+    }
+}
+
+impl Hash for KeyProbe<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Identifies a flight: a key has at most one joinable flight per mode.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FlightKey {
+    pub(crate) key: Key,
+    pub(crate) mode: LoadMode,
+}
+
+/// How a flight obtains the right to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LoadMode {
+    /// Under the fleet's lease. The normal one.
+    Leased,
+    /// Outside the lease, for callers whose `wait_timeout` has passed.
+    Unleased,
+    /// Under the lease only if it is free, and without waiters: to find out whether a resource
+    /// that was uncacheable still is.
+    Probe,
+    /// Under the lease only if it is free, and without waiters: all callers are served the stored value.
+    BackgroundRefresh,
+    /// Under the fleet's lease, for callers that reject the stored value while others are served it.
+    ForcedReload,
+}
+
 #[cfg(test)]
-#[path = "../../tests/unit/key/tests.rs"]
-mod tests;
+mod probe_tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_finds_the_key_that_it_would_make() {
+        for text in ["k", "user:7", "with spaces and {braces}", &"long ".repeat(100)] {
+            let cache_key = CacheKey::from(text);
+            let (ours, other) = (Prober::new("ns"), Prober::new("n"));
+            let (probe, key) = (ours.probe(&cache_key), Key::new("ns", &cache_key));
+            assert!(probe.is_of(&key), "{text}");
+            assert!(!other.probe(&cache_key).is_of(&key));
+            assert!(probe.key() == key);
+        }
+    }
+}

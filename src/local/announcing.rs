@@ -8,9 +8,9 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
-use super::pending::Acknowledgements;
-use super::right::{announcer_waits, take_duty};
+use super::Acknowledgements;
 use super::tier::LocalTier;
+use super::{announcer_waits, take_duty};
 use crate::observe::GuardCount;
 use crate::store::StoreError;
 use crate::store::attempt::SentAttempt;

@@ -6,7 +6,7 @@ use quick_cache::sync::Cache;
 use quick_cache::{Equivalent, Lifecycle, OptionsBuilder, Weighter};
 
 use super::copy::LocalCopy;
-use crate::key::probe::KeyProbe;
+use crate::key::KeyProbe;
 use crate::key::{Hashed, Key};
 
 /// What a copy takes besides its bytes: the maps' places, the flag of its ticket, the allocations around it and inside the decoded value.
@@ -29,8 +29,7 @@ struct CopyWeight;
 
 impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
     fn weight(&self, key: &Key, copy: &Arc<LocalCopy>) -> u64 {
-        let around =
-            AROUND + (size_of::<LocalCopy>() + size_of::<crate::value::stored::StoredEntry>()) as u64;
+        let around = AROUND + (size_of::<LocalCopy>() + size_of::<crate::value::StoredEntry>()) as u64;
         let stored = &copy.entry;
         let checked = stored.checked.len() * size_of::<Key>();
         // The decoded value is made later, by the first caller that wants it: as large as its bytes, by estimate.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::right::Moment;
+use super::Moment;
 use super::tickets::Ticket;
-use crate::value::stored::StoredEntry;
+use crate::value::StoredEntry;
 
 /// A value in this process's memory.
 #[derive(Debug)]

@@ -5,22 +5,217 @@
 //! right. No step needs a message to arrive; messages only make it fast. DESIGN.md ("The local tier") has the steps and the proof.
 //!
 //! Every guard announces its changes, also one that keeps no copies.
+//!
+//! The birth ids of registries that this process knows, and since when.
+//!
+//! The acknowledgements of this process's announcements.
+//!
+//! The right of a node to serve from its memory: a moment of its own monotonic clock, which only RENEW moves.
 
 mod announcing;
-mod births;
 #[cfg(feature = "local")]
 mod copies;
 #[cfg(not(feature = "local"))]
 #[path = "no_copies.rs"]
 mod copies;
 mod copy;
-mod pending;
 mod renewal;
-mod right;
 mod tickets;
 mod tier;
 
-pub(crate) use announcing::Change;
-pub(crate) use copy::LocalCopy;
-pub(crate) use tickets::Ticket;
-pub(crate) use tier::{DEFAULT_CAPACITY, DEFAULT_TERM, LocalTier};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+pub(crate) use self::announcing::Change;
+pub(crate) use self::copy::LocalCopy;
+pub(crate) use self::tickets::Ticket;
+pub(crate) use self::tier::{DEFAULT_CAPACITY, DEFAULT_TERM, LocalTier};
+use crate::store::volume::{Member, RegistryState};
+use crate::sync::lock;
+
+/// Older registries are gone; one is kept in case that a server comes back with it.
+const MOST: usize = 4;
+
+#[derive(Debug, Default)]
+struct Births {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    births: Vec<(Uuid, Instant)>,
+    /// The longest term that a registry of the volume has told.
+    term: Duration,
+}
+
+impl Births {
+    /// Notes the registry of an answer. Returns since when its birth is known, and the longest term.
+    fn learn(&self, registry: &RegistryState) -> (Instant, Duration) {
+        let mut known = lock(&self.known);
+        known.term = known.term.max(registry.term);
+        let term = known.term;
+        if let Some((_, since)) = known.births.iter().find(|(birth, _)| *birth == registry.birth) {
+            return (*since, term);
+        }
+        if known.births.len() == MOST {
+            known.births.remove(0);
+        }
+        let now = Instant::now();
+        known.births.push((registry.birth, now));
+        (now, term)
+    }
+
+    /// The newest birth that was known a term ago: rights that were set before that registry existed have ended.
+    fn vouched(&self, term: Duration) -> Option<Uuid> {
+        let known = lock(&self.known);
+        let term = known.term.max(term);
+        known.births.iter().rev().find(|(_, since)| since.elapsed() >= term).map(|(birth, _)| *birth)
+    }
+
+    /// Whether a registry was ever seen here.
+    fn any(&self) -> bool {
+        !lock(&self.known).births.is_empty()
+    }
+}
+
+/// The announcements that wait for acknowledgements.
+#[derive(Debug, Default)]
+struct PendingAnnouncements {
+    by_id: Mutex<HashMap<Uuid, Arc<Acknowledgements>>>,
+}
+
+/// The nodes that have acknowledged an announcement, also before its answer has arrived.
+#[derive(Debug, Default)]
+struct Acknowledgements {
+    by: Mutex<HashSet<Uuid>>,
+    more: Notify,
+}
+
+impl PendingAnnouncements {
+    /// Collects the acknowledgements of this announcement, from before it is sent.
+    fn await_acknowledgements(&self, id: Uuid) {
+        lock(&self.by_id).insert(id, Arc::default());
+    }
+
+    fn of(&self, id: Uuid) -> Arc<Acknowledgements> {
+        lock(&self.by_id).get(&id).cloned().unwrap_or_default()
+    }
+
+    fn forget(&self, ids: &[Uuid]) {
+        let mut by_id = lock(&self.by_id);
+        for id in ids {
+            by_id.remove(id);
+        }
+    }
+
+    fn acknowledged(&self, id: Uuid, by: Uuid) {
+        let acknowledgements = lock(&self.by_id).get(&id).cloned();
+        if let Some(acknowledgements) = acknowledgements {
+            lock(&acknowledgements.by).insert(by);
+            acknowledgements.more.notify_one();
+        }
+    }
+}
+
+impl Acknowledgements {
+    /// The members that have not acknowledged.
+    fn silent(&self, members: &[Member]) -> Vec<Member> {
+        let by = lock(&self.by);
+        members.iter().copied().filter(|member| !by.contains(&member.node)).collect()
+    }
+
+    /// Waits for the next acknowledgement after this call.
+    fn more(&self) -> Notified<'_> {
+        self.more.notified()
+    }
+}
+
+/// How long a right lasts, and how long an announcer waits, as parts of the term. Between the two is the margin for clocks that run at
+/// different speeds: 3 of 64 parts.
+const RIGHT_LASTS: (u32, u32) = (60, 64);
+const ANNOUNCER_WAITS: (u32, u32) = (63, 64);
+
+fn part(term: Duration, (numerator, denominator): (u32, u32)) -> Duration {
+    term.mul_f64(f64::from(numerator) / f64::from(denominator))
+}
+
+/// For how long after the sending of a RENEW its node may serve from memory.
+fn right_lasts(term: Duration) -> Duration {
+    part(term, RIGHT_LASTS)
+}
+
+/// For how long after its answer an announcer waits for a member that stays silent: longer than all rights that were set before.
+fn announcer_waits(term: Duration) -> Duration {
+    part(term, ANNOUNCER_WAITS)
+}
+
+/// The moments of a node's clock as numbers, which threads share without a lock.
+#[derive(Clone, Copy, Debug)]
+struct NodeClock(Instant);
+
+/// Microseconds since the node began.
+type Moment = u64;
+
+impl NodeClock {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    fn at(self, instant: Instant) -> Moment {
+        let since = instant.saturating_duration_since(self.0);
+        since.as_secs() * 1_000_000 + u64::from(since.subsec_micros())
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Takes a duty of the process until a moment, if it is free now. By the time and not by its task: that of a runtime that is not driven
+/// never ends.
+fn take_duty(duty: &AtomicU64, now: Moment, until: Moment) -> bool {
+    duty.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| (before <= now).then_some(until)).is_ok()
+}
+
+/// Until when a node may serve from memory.
+#[derive(Debug, Default)]
+struct Right {
+    until: AtomicU64,
+    /// The latest end that the right has ever had.
+    last: AtomicU64,
+}
+
+impl Right {
+    /// To be read before the copy is looked up. (The other order would serve a copy that was filled under a later right.)
+    fn until(&self) -> Moment {
+        self.until.load(Ordering::SeqCst)
+    }
+
+    /// When the last right ended or will end; zero if there never was one.
+    fn last(&self) -> Moment {
+        self.last.load(Ordering::SeqCst)
+    }
+
+    /// To be called after everything that the RENEW named was dropped.
+    fn extend(&self, until: Moment) {
+        self.last.fetch_max(until, Ordering::SeqCst);
+        self.until.fetch_max(until, Ordering::SeqCst);
+    }
+
+    fn give_up(&self) {
+        self.until.store(0, Ordering::SeqCst);
+    }
+
+    /// As if there had never been one: nothing is served by it any more, not even while the store is down.
+    fn end(&self) {
+        self.give_up();
+        self.last.store(0, Ordering::SeqCst);
+    }
+}

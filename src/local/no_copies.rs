@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::copy::LocalCopy;
 use crate::key::Key;
-use crate::key::probe::KeyProbe;
+use crate::key::KeyProbe;
 
 #[derive(Debug)]
 pub(super) struct Copies;

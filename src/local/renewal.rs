@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::right::{Moment, micros, right_lasts, take_duty};
 use super::tier::LocalTier;
+use super::{Moment, micros, right_lasts, take_duty};
 use crate::observe::{GuardCount, log, warn_if};
 use crate::store::volume::{Renewal, Renewed};
 use crate::store::{StoreError, StoreErrorKind};

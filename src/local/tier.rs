@@ -8,22 +8,22 @@ use tokio::sync::{Notify, RwLock};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::births::Births;
+use super::Births;
+use super::PendingAnnouncements;
 use super::copies::Copies;
 use super::copy::LocalCopy;
-use super::pending::PendingAnnouncements;
-use super::right::{NodeClock, Right, micros};
 use super::tickets::{Ticket, Tickets};
+use super::{NodeClock, Right, micros};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
-use crate::key::probe::KeyProbe;
+use crate::key::KeyProbe;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
 use crate::store::attempt::Attempts;
 use crate::store::volume::{Audience, ChangedName, HeardAnnouncement, LogPosition, Mark, Member};
 use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
-use crate::value::stored::StoredEntry;
+use crate::value::StoredEntry;
 
 /// How long a volume lease lasts unless the builder says otherwise.
 pub(crate) const DEFAULT_TERM: Duration = Duration::from_secs(2);

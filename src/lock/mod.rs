@@ -54,32 +54,22 @@
 //! runtime (there, the end of the time to live frees it). Release explicitly to know when the release is done, and
 //! whether the lock was still held. [`Locks::close`] waits for releases that are under way, and so does the
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
+//!
+//! The lock engine: waiting, holding and releasing, the same for mutexes and permits.
 
-mod engine;
-mod error;
-mod fairness;
-mod held;
+mod acquire;
+mod hold;
 mod locks;
 mod mutex;
-mod mutex_builder;
 mod options;
-mod permit;
-mod scope;
 mod semaphore;
-mod semaphore_builder;
+mod target;
 #[cfg(test)]
 #[path = "../../tests/unit/lock/tests/mod.rs"]
 mod tests;
 
-pub use error::LockError;
-pub use fairness::Fairness;
-pub use held::{Held, MutexGuard};
-pub(crate) use locks::LAST_RELEASES;
-pub use locks::{Locks, LocksBuilder};
-pub use mutex::{Mutex, Synchronized};
-pub use mutex_builder::MutexBuilder;
-pub use options::{MutexOptions, Waiting};
-pub use permit::{Permit, PermitView, Released};
-pub use scope::Scope;
-pub use semaphore::{Holder, Semaphore, Wait};
-pub use semaphore_builder::SemaphoreBuilder;
+pub(crate) use self::locks::LAST_RELEASES;
+pub use self::locks::{Locks, LocksBuilder, Scope};
+pub use self::mutex::{Held, Mutex, MutexBuilder, MutexGuard, Synchronized};
+pub use self::options::{Fairness, LockError, MutexOptions, Waiting};
+pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};

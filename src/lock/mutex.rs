@@ -1,16 +1,21 @@
 //! [`Mutex`], the handle on one named lock.
+//!
+//! [`MutexBuilder`]: settings of a mutex, checked when it is built.
+//!
+//! A held mutex: [`MutexGuard`], which gives it back, and [`Held`], a view of it.
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use super::engine::target::{LockTarget as _, MutexTarget};
-use super::engine::wait::acquire;
-use super::engine::wait_terms::WaitTerms;
-use super::held::{Claim, HELD};
-use super::{Held, LockError, MutexGuard, MutexOptions};
+use super::acquire::{acquire, acquire_instead};
+use super::hold::{Hold, HoldState};
+use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
+use super::target::{LockRegistry, LockTarget as _, MutexTarget, WaitTerms};
+use super::{Fairness, LockError, Locks, MutexOptions, Scope};
 use crate::store::StoreError;
 use crate::store::lock_store::{KeyspaceAnswer, MutexHolder};
 
@@ -56,7 +61,7 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and no live caller waits; with [`Fairness::Eventual`](crate::lock::Fairness::Eventual) it may overtake
+    /// Acquires it if it is free and no live caller waits; with [`Fairness::Eventual`](super::Fairness::Eventual) it may overtake
     /// waiters. `None` if not, so check the answer before you go on. Waits for the store only, never for another holder.
     ///
     /// # Errors
@@ -77,7 +82,7 @@ impl Mutex {
         }
     }
 
-    /// Acquires it, after the callers that asked before; with [`Fairness::Eventual`](crate::lock::Fairness::Eventual) it may overtake them
+    /// Acquires it, after the callers that asked before; with [`Fairness::Eventual`](super::Fairness::Eventual) it may overtake them
     /// for as long as that allows.
     ///
     /// # Errors
@@ -246,5 +251,480 @@ impl fmt::Debug for Mutex {
             .field("held", &self.is_held())
             .field("options", &self.target.options)
             .finish_non_exhaustive()
+    }
+}
+
+/// Builds a [`Mutex`]; [`build`](Self::build) refuses settings that contradict each other.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_guard::lock::{Locks, LockError};
+///
+/// let locks = Locks::in_memory();
+/// let build = || {
+///     locks
+///         .mutex(("market", 42))
+///         .ttl(Duration::from_secs(10))
+///         .acquire_timeout(Duration::from_millis(20))
+///         .build()
+/// };
+/// let (one, other) = (build()?, build()?);
+/// let _guard = one.lock().await?;
+/// assert!(matches!(other.lock().await, Err(LockError::AcquireTimeout { attempts: 1, .. })));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct MutexBuilder {
+    home: Arc<LockRegistry>,
+    scope: Scope,
+    options: MutexOptions,
+    /// `None` until it is set, or implied by an interval.
+    waiting: Option<Waiting>,
+    paced: bool,
+}
+
+impl MutexBuilder {
+    pub(super) fn new(home: Arc<LockRegistry>, scope: Scope) -> Self {
+        Self { home, scope, options: MutexOptions::default(), waiting: None, paced: false }
+    }
+
+    /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
+    /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
+    /// rounded up; 3 ms to ten years. Defaults to 60 s.
+    ///
+    /// 1 % of it and 2 ms are kept back for the drift of clocks: [`Held::remaining`](super::Held::remaining) never
+    /// counts on them, and nothing would remain of less than 3 ms.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = Some(ttl);
+        self
+    }
+
+    /// Holds it until it is unlocked, however long that takes. If the holder dies, it stays locked until
+    /// [`force_unlock`](Mutex::force_unlock).
+    pub fn non_expiring(mut self) -> Self {
+        self.options.ttl = None;
+        self
+    }
+
+    /// How callers wait for it. Defaults to [`Waiting::Notify`].
+    pub fn wait(mut self, waiting: Waiting) -> Self {
+        self.waiting = Some(waiting);
+        self
+    }
+
+    /// Which waiter gets it next. Defaults to [`Fairness::Fifo`].
+    pub fn fairness(mut self, fairness: Fairness) -> Self {
+        self.options.fairness = fairness;
+        self
+    }
+
+    /// How long [`lock`](Mutex::lock) waits. The first attempt is always made, even with zero; `Duration::MAX`
+    /// waits for ever. Defaults to 10 s. Not to be confused with the time to live, [`ttl`](Self::ttl).
+    pub fn acquire_timeout(mut self, acquire_timeout: Duration) -> Self {
+        self.options.acquire_timeout = Some(acquire_timeout).filter(|&timeout| timeout != Duration::MAX);
+        self
+    }
+
+    /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
+    /// as many as the time allows.
+    ///
+    /// With polling, each attempt counts. With [`Waiting::Notify`], which hardly ever has to ask, each wake-up
+    /// counts that did not bring the lock. An attempt does not count if it was needed only because the process had
+    /// just begun to listen.
+    pub fn retries(mut self, retries: u32) -> Self {
+        self.options.retries = Some(retries);
+        self
+    }
+
+    /// The pause between two attempts, 1 ms to a day. Setting it chooses [`Waiting::Poll`], unless
+    /// [`wait`](Self::wait) chooses otherwise; [`Waiting::Keyspace`] uses it if it falls back to polling. Defaults
+    /// to 10 ms.
+    pub fn retry_interval(mut self, retry_interval: Duration) -> Self {
+        self.options.retry_interval = retry_interval;
+        self.paced = true;
+        self
+    }
+
+    /// Lengthens each pause by a random part of up to this fraction of it, 0 to 1, so that callers that were
+    /// refused together do not ask again together. Defaults to 0.1.
+    pub fn jitter(mut self, fraction: f64) -> Self {
+        self.options.jitter = fraction;
+        self
+    }
+
+    /// How much of the time to live must remain when it is granted; otherwise it is given back, and the call fails
+    /// with [`LockError::GrantedTooLate`]. For slow answers. Defaults to any time at all.
+    pub fn min_remaining(mut self, min_remaining: Duration) -> Self {
+        self.options.min_remaining = min_remaining;
+        self
+    }
+
+    /// Whether it is extended in the background, at each third of its time to live, until it is unlocked or
+    /// dropped. A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults
+    /// to false.
+    pub fn auto_renew(mut self, auto_renew: bool) -> Self {
+        self.options.auto_renew = auto_renew;
+        self
+    }
+
+    /// Stores it under the bare key `<prefix><name>`, to exclude, and be excluded by, programs in other languages
+    /// that `SET key token NX PX`. The namespace is not part of the key. The prefix has 1 to 64 bytes and no
+    /// braces. Inside a part of the name, `:` is written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the
+    /// name `("a", "b")`. A name of more than 199 bytes ends in its digest, so no key is longer than 264.
+    /// [`Mutex::key`] shows it. If the server's ACL restricts keys, the user needs the right to the prefix too. By
+    /// default, the key is in this crate's own format.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.options.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Makes the mutex. Does no I/O and needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`] and [`LockError::InvalidOption`].
+    pub fn build(self) -> Result<Mutex, LockError> {
+        let Self { home, scope, mut options, waiting, paced } = self;
+        let name = scope.mutex(&home.namespace, options.prefix.as_deref())?;
+        options.ttl = options.ttl.map(|ttl| held_ttl("ttl", ttl)).transpose()?;
+        let polled = Waiting::Poll { interval: options.retry_interval, jitter: options.jitter };
+        check_pace("retry_interval", polled)?;
+        options.waiting = waiting.unwrap_or(if paced { polled } else { Waiting::Notify });
+        check_pace("wait", options.waiting)?;
+        options.fairness.check()?;
+        match options.ttl {
+            Some(ttl) if options.min_remaining > ttl.saturating_sub(drift(ttl)) => {
+                let why = format!("it is {:?}, and a grant never has that of {ttl:?}", options.min_remaining);
+                return Err(LockError::option("min_remaining", why));
+            }
+            _ => check_auto_renew(options.auto_renew, options.ttl)?,
+        }
+        Ok(Mutex::from_target(MutexTarget { home, name, options }))
+    }
+}
+
+impl Locks {
+    /// Starts a mutex named `name`.
+    pub fn mutex(&self, name: impl Into<Scope>) -> MutexBuilder {
+        MutexBuilder::new(Arc::clone(&self.home), name.into())
+    }
+}
+
+impl Mutex {
+    /// A mutex with the defaults that [`MutexBuilder`] names.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidKey`] for an empty name.
+    pub fn new(locks: &Locks, name: impl Into<Scope>) -> Result<Self, LockError> {
+        locks.mutex(name).build()
+    }
+
+    /// Starts a mutex with other settings than the defaults; the same as [`Locks::mutex`].
+    pub fn builder(locks: &Locks, name: impl Into<Scope>) -> MutexBuilder {
+        locks.mutex(name)
+    }
+}
+
+/// A mutex that this process holds. Dropping the guard unlocks it in the background.
+///
+/// It dereferences to [`Held`], which describes the acquisition. `Held::clone(&guard)` makes a view for other
+/// tasks.
+///
+/// # Dropping
+///
+/// Never panics and never blocks. In a runtime (the current one, or the one it was acquired in) a task sends the
+/// release and retries until it is answered; outside of any runtime, the mutex stays locked until its time to live
+/// ends. [`unlock`](Self::unlock) reports the result, and the release is done when it returns. Dropping is cheaper
+/// if the result is not needed, because the caller's next command can travel with the release.
+#[must_use = "the mutex is unlocked as soon as its guard is dropped"]
+pub struct MutexGuard {
+    held: Held,
+    hold: Hold<MutexTarget>,
+    claim: Option<Claim>,
+}
+
+/// One acquisition of a mutex, as seen by all code that works under it.
+///
+/// Cannot release the mutex: only the [`MutexGuard`] can. All clones see the same acquisition, also after its end.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_guard::lock::{Held, Locks};
+///
+/// let mutex = Locks::in_memory().mutex("import").ttl(Duration::from_secs(2)).auto_renew(true).build()?;
+/// let mut guard = mutex.lock().await?;
+/// let held = Held::clone(&guard);
+/// let work = async { 42 };
+/// let result = tokio::select! {
+///     result = work => Some(result),
+///     // Another process may hold the mutex by now.
+///     () = held.lost() => None,
+/// };
+/// guard.unlock().await?;
+/// assert_eq!(result, Some(42));
+/// assert_eq!(held.remaining(), Some(Duration::ZERO));
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Held {
+    grip: Arc<HoldState<MutexTarget>>,
+}
+
+impl MutexGuard {
+    pub(super) fn new(hold: Hold<MutexTarget>, claim: Claim) -> Self {
+        let hold = renewed(hold);
+        let held = Held { grip: Arc::clone(&hold.grip) };
+        Self { held, hold, claim: Some(claim) }
+    }
+
+    /// Unlocks, and answers whether the mutex was still held. `false` without asking the store if it was unlocked
+    /// before.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be asked: then the mutex may or may not be unlocked, the guard
+    /// still counts as held, and this can be called again; the renewal has stopped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: if dropped, the mutex may or may not be unlocked, and this can be called again.
+    pub async fn unlock(&mut self) -> Result<bool, LockError> {
+        let freed = self.hold.free().await;
+        let freed = freed.map_err(|error| self.held.grip.target.error("unlocking", error))?;
+        self.claim = None;
+        Ok(freed.unwrap_or(false))
+    }
+
+    /// Gives way to the waiters: unlocks for the first of them and queues again behind the last, both in one
+    /// command. Returns when this guard holds the mutex again, at once if there are no waiters. Answers whether the
+    /// mutex was still held when it was given up; also `false` if that answer was lost on the way.
+    ///
+    /// In either case this is a new acquisition, with another token, a greater [fence](Held::fence) and the full
+    /// time to live. The earlier acquisition has ended, and the [`Held`]s that were cloned from it say so.
+    ///
+    /// For a loop that works in steps under one mutex this is `unlock` and `lock` at half the cost. Callers that
+    /// wait by [`Poll`](super::Waiting::Poll) are not in the queue, so this does not give way to them.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotHeld`] after unlocking. [`LockError::Store`] if the store could not be asked: then the guard
+    /// may or may not hold the mutex, counts as holding it, and this or [`unlock`](Self::unlock) can be called
+    /// again; the renewal has stopped. If waiting fails, with the errors of [`Mutex::lock`](super::Mutex::lock),
+    /// the guard holds nothing, as after unlocking.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, but the place in the queue is lost. If dropped, the mutex may or may not be unlocked;
+    /// [`unlock`](Self::unlock) or dropping the guard unlocks it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::lock::{Locks, Mutex};
+    ///
+    /// let mutex = Mutex::new(&Locks::in_memory(), "import")?;
+    /// let mut guard = mutex.lock().await?;
+    /// for _page in 0..3 {
+    ///     let before = guard.fence();
+    ///     // The waiters had their turn in between.
+    ///     assert!(guard.bump().await?);
+    ///     assert!(guard.fence() > before);
+    /// }
+    /// assert!(guard.unlock().await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn bump(&mut self) -> Result<bool, LockError> {
+        if self.hold.is_freed() {
+            return Err(LockError::NotHeld);
+        }
+        self.hold.stop_renewing().await;
+        let terms = self.held.grip.target.terms();
+        match acquire_instead(&mut self.hold, &terms).await {
+            Ok(hold) => {
+                let was_held = self.hold.was_held();
+                self.hold = renewed(hold);
+                self.held = Held { grip: Arc::clone(&self.hold.grip) };
+                Ok(was_held)
+            }
+            Err(error) => {
+                if self.hold.is_freed() {
+                    self.claim = None;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Starts the renewal, if the mutex's options say so.
+fn renewed(hold: Hold<MutexTarget>) -> Hold<MutexTarget> {
+    if hold.grip.target.options.auto_renew { hold.renew() } else { hold }
+}
+
+impl Deref for MutexGuard {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
+    }
+}
+
+impl Held {
+    /// The value in the mutex's key: random, different for each acquisition. Keep it secret: any client that knows
+    /// it can end the acquisition.
+    pub fn token(&self) -> &str {
+        self.grip.token.as_str()
+    }
+
+    /// The fencing token: greater than those of all earlier holders of this mutex. Send it along with each write
+    /// outside the store, so that the receiving side can refuse a write of an earlier holder.
+    ///
+    /// # Consistency
+    ///
+    /// The server's clock in microseconds, or one more than the last fence, so that nothing has to be stored for
+    /// ever. It grows even if the clock is set back, and even over a failover or a restart that forgets the latest
+    /// holders. Only both together can lower it: a server that forgot the holders and with a clock behind that of
+    /// its predecessor.
+    pub fn fence(&self) -> u64 {
+        self.grip.fence
+    }
+
+    /// How often the caller asked the store: 1 when the mutex was free, or was handed over in its queue.
+    pub fn attempts(&self) -> u32 {
+        self.grip.attempts
+    }
+
+    /// How long the caller waited.
+    pub fn waited(&self) -> Duration {
+        self.grip.waited
+    }
+
+    /// The remaining time to live, by this process's monotonic clock: counted from the moment the granting command
+    /// was sent, less 1 % and 2 ms. Zero after it ended, was unlocked or lost; `None` if it does not expire.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.grip.remaining()
+    }
+
+    /// Asks the store whether this acquisition still holds the mutex. `false` without asking, after unlocking.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn is_owned(&self) -> Result<bool, LockError> {
+        self.grip.is_owned().await
+    }
+
+    /// Like [`is_owned`](Self::is_owned), but a mutex that is not held any more is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotHeld`] if it does not; [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn ensure(&self) -> Result<(), LockError> {
+        if self.is_owned().await? { Ok(()) } else { Err(LockError::NotHeld) }
+    }
+
+    /// Restarts the time to live: `ttl` from now, not added to the remaining time, and possibly shorter than it.
+    /// `false` if the mutex is lost or was unlocked; it is not acquired again. With
+    /// [`auto_renew`](super::MutexBuilder::auto_renew), later renewals use this `ttl`.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidTtl`] and [`LockError::InvalidOption`] for a `ttl` that
+    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms if it is renewed;
+    /// then nothing has changed. [`LockError::Store`] if the store could not be asked, in which case it may or may
+    /// not have been extended.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
+    pub async fn extend(&self, ttl: Duration) -> Result<bool, LockError> {
+        let ttl = held_ttl("ttl", ttl)?;
+        check_auto_renew(self.grip.target.options.auto_renew, Some(ttl))?;
+        self.grip.extend(Some(ttl)).await.map_err(|error| self.grip.target.error("extending", error))
+    }
+
+    /// Resolves when [`remaining`](Self::remaining) is zero: the time to live has ended, or the mutex was unlocked
+    /// or lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub fn expired(&self) -> impl Future<Output = ()> + Send + use<> {
+        let grip = Arc::clone(&self.grip);
+        async move { grip.expired().await }
+    }
+
+    /// Resolves when the mutex is no longer known to be this acquisition's although the guard did not unlock it: it
+    /// was unlocked by force, an extension or renewal found another holder, or its time to live has ended. A lost
+    /// acquisition stays lost, even if the store keeps it a moment longer. Never resolves once it was unlocked.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let grip = Arc::clone(&self.grip);
+        async move { grip.lost().await }
+    }
+}
+
+impl fmt::Debug for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MutexGuard").field(&self.held).finish()
+    }
+}
+
+impl fmt::Debug for Held {
+    /// Omits the token, with which any client could end the acquisition.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("fence", &self.grip.fence)
+            .field("attempts", &self.grip.attempts)
+            .field("waited", &self.grip.waited)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) const FREE: u8 = 0;
+pub(super) const TRYING: u8 = 1;
+pub(super) const HELD: u8 = 2;
+
+/// A handle's one acquisition; after it is dropped, the handle may acquire again.
+pub(super) struct Claim {
+    state: Arc<AtomicU8>,
+}
+
+impl Claim {
+    pub(super) fn stake(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
+        match state.compare_exchange(FREE, TRYING, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => Ok(Self { state: Arc::clone(state) }),
+            Err(_) => Err(LockError::AlreadyAcquired),
+        }
+    }
+
+    pub(super) fn held(&self) {
+        self.state.store(HELD, Ordering::Release);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.state.store(FREE, Ordering::Release);
     }
 }

@@ -1,9 +1,17 @@
 //! Settings of mutexes and permits, their checks, and each default with its reason.
+//!
+//! [`LockError`]: why a lock is not held, for the whole toolkit.
+//!
+//! [`Fairness`]: which waiter gets a mutex next.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::SHORTEST_HELD;
-use super::{Fairness, LockError};
+use crate::error::{Error, ErrorKind};
+use crate::key::{CacheKey, Key};
+use crate::store::names::LockName;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// How a caller waits for a busy lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,7 +34,7 @@ pub enum Waiting {
     Keyspace,
 }
 
-/// The settings of a [`Mutex`](crate::lock::Mutex); made by [`MutexBuilder`](crate::lock::MutexBuilder).
+/// The settings of a [`Mutex`](super::Mutex); made by [`MutexBuilder`](super::MutexBuilder).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MutexOptions {
@@ -128,4 +136,198 @@ pub(super) fn check_pace(option: &'static str, waiting: Waiting) -> Result<(), L
 /// The part of a time to live that is not counted on, because clocks drift and answers travel.
 pub(super) fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
+}
+
+/// The shortest time to live that is longer than its own [`drift`].
+pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
+
+/// Why a mutex or a permit could not be acquired, kept or examined.
+///
+/// A busy lock is never a [`Store`](Self::Store) error, and a store that does not answer is never reported as a
+/// busy lock. The texts carry a digest of the lock's key, never the key or a token.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LockError {
+    /// The lock's name is empty, or its prefix is empty, too long or holds a brace.
+    InvalidKey,
+    /// A time to live of less than a millisecond, or of more than ten years.
+    InvalidTtl {
+        /// The time to live that the caller passed.
+        ttl: Duration,
+    },
+    /// A setting is out of range, or contradicts another.
+    InvalidOption {
+        /// The setting's name.
+        option: &'static str,
+        /// What to choose instead.
+        why: String,
+    },
+    /// This handle already holds the mutex, or is acquiring it; another clone of it may acquire it too.
+    AlreadyAcquired,
+    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found it busy.
+    TooManyAttempts {
+        /// How many attempts were made.
+        attempts: u32,
+    },
+    /// The lock was busy for longer than [`acquire_timeout`](super::MutexBuilder::acquire_timeout).
+    AcquireTimeout {
+        /// How many attempts were made.
+        attempts: u32,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// It was granted, but the answer came so late that too little of its time to live remained. It was given back.
+    GrantedTooLate {
+        /// From the sending of the command until its answer was read.
+        elapsed: Duration,
+        /// The whole time to live.
+        ttl: Duration,
+    },
+    /// Another holds the lock by now, or it is free.
+    NotHeld,
+    /// The server does not announce key events.
+    NotificationsUnavailable {
+        /// The reason, for a log.
+        why: &'static str,
+    },
+    /// The semaphore was deleted, or this handle's store was closed.
+    Closed,
+    /// The semaphore was created with another number of permits.
+    CapacityMismatch {
+        /// The number that this handle asks for.
+        expected: u32,
+        /// The number that it was created with.
+        actual: u32,
+    },
+    /// The store could not be asked, or refused.
+    Store(Error),
+}
+
+impl LockError {
+    /// Whether other holders kept it busy all the time.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::TooManyAttempts { .. } | Self::AcquireTimeout { .. })
+    }
+
+    /// Whether the store could not be asked, or refused.
+    pub fn is_store(&self) -> bool {
+        matches!(self, Self::Store(_))
+    }
+
+    pub(super) fn option(option: &'static str, why: impl Into<String>) -> Self {
+        Self::InvalidOption { option, why: why.into() }
+    }
+
+    /// Converts a store's failure into the error of a caller that was `doing` something with a lock.
+    pub(super) fn store(doing: &str, name: &LockName, error: StoreError) -> Self {
+        if error.kind == StoreErrorKind::Closed {
+            return Self::Closed;
+        }
+        let digest = Key::new("", &CacheKey::from(&*name.tag)).digest();
+        Self::Store(Error::with_source(
+            ErrorKind::Store,
+            format!("{doing} lock #{digest} failed"),
+            Arc::new(error),
+        ))
+    }
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidKey => f.write_str(
+                "the lock's key is invalid: give it a name, and a prefix of 1 to 64 bytes without braces",
+            ),
+            Self::InvalidTtl { ttl } => {
+                write!(
+                    f,
+                    "a time to live of {ttl:?} is not possible: choose from {SHORTEST_HELD:?} to 3650 days"
+                )
+            }
+            Self::InvalidOption { option, why } => write!(f, "{option} is not possible: {why}"),
+            Self::AlreadyAcquired => {
+                f.write_str("this handle holds the mutex or is trying to: unlock first, or use a clone")
+            }
+            Self::TooManyAttempts { attempts } => {
+                write!(f, "the lock was busy at all of {attempts} attempts")
+            }
+            Self::AcquireTimeout { attempts, waited } => {
+                write!(f, "the lock was busy for {waited:?} ({attempts} attempts)")
+            }
+            Self::GrantedTooLate { elapsed, ttl } => {
+                write!(f, "the lock was granted too late: {elapsed:?} of its {ttl:?} had passed")
+            }
+            Self::NotHeld => f.write_str("the lock is not held any more"),
+            Self::NotificationsUnavailable { why } => write!(f, "the server announces no key events: {why}"),
+            Self::Closed => f.write_str("the semaphore was deleted or the locks were closed"),
+            Self::CapacityMismatch { expected, actual } => {
+                write!(f, "the semaphore was created with {actual} permits, not with {expected}")
+            }
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LockError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // `fmt` prints the text of `error` already.
+            Self::Store(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// Which of the callers that want a mutex gets it next.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_guard::lock::{Fairness, Locks};
+///
+/// let locks = Locks::in_memory();
+/// let counter = locks.mutex("counter").fairness(Fairness::Eventual(Duration::from_millis(1))).build()?;
+/// for _ in 0..3 {
+///     let mut guard = counter.lock().await?;
+///     assert!(guard.unlock().await?);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fairness {
+    /// The caller that has waited longest: the unlocking script hands the mutex to the head of the queue. No other
+    /// caller gets it before.
+    #[default]
+    Fifo,
+    /// The caller that asks first, until the head of the queue has waited for this bound, at most a day; then the
+    /// head, as with `Fifo`. `parking_lot` does the same. A caller that unlocks and locks again need not wait for
+    /// another process to wake up, so throughput is higher. No caller waits longer than the bound plus one turn of
+    /// each caller before it.
+    ///
+    /// Unlocking leaves the mutex free and tells the head of the queue, which then asks for it. If the head comes
+    /// too late, it keeps its place and is told again; that counts as one of its [attempts](super::Held::attempts)
+    /// and retries. No caller polls. [`bump`](super::MutexGuard::bump) hands the mutex over in the queue's order
+    /// here too.
+    ///
+    /// Callers of one mutex may differ in this setting: a caller with `Fifo` is handed the mutex as soon as it is
+    /// the head of the queue, but may be overtaken by one with `Eventual` when a holder's time to live has run out.
+    Eventual(Duration),
+}
+
+impl Fairness {
+    /// Refuses a bound of zero or of more than a day.
+    pub(super) fn check(self) -> Result<(), LockError> {
+        const MOST: Duration = Duration::from_secs(86_400);
+        match self {
+            Self::Eventual(bound) if bound.is_zero() || bound > MOST => {
+                let why =
+                    format!("a bound of {bound:?}: choose more than zero and at most {MOST:?}, or Fifo");
+                Err(LockError::option("fairness", why))
+            }
+            _ => Ok(()),
+        }
+    }
 }

@@ -1,10 +1,31 @@
 //! The list of what is counted: per policy, and per guard. [`Stats`] sums it up.
+//!
+//! One count, and the metric that it belongs to.
+//!
+//! All counters of one guard.
+//!
+//! Counting is all that a request pays for: the counts become metrics once a second (`guard_state/publish.rs`), so that a hit looks
+//! up no handle of a recorder.
+//!
+//! The counters of one policy: its loads, and its requests by outcome, over HTTP also by route.
+//!
+//! The requests of one policy, or of one of its routes, by outcome.
+//!
+//! The requests of a policy by the route that matched them, bounded: a label must not grow with what clients send.
+//!
+//! [`SpreadCounter`]: a count that many threads add to.
+//!
+//! The ways in which a request is answered.
 
-use super::counter::Counter;
+use std::collections::HashMap;
+use std::fmt;
 #[cfg(feature = "metrics")]
-use super::counter::Series;
-use super::outcome::Outcome;
-use super::requests::Requests;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use crate::sync::{lock, read, write};
 
 #[cfg(feature = "metrics")]
 macro_rules! series {
@@ -189,5 +210,387 @@ impl Stats {
             };
             *sum += counter.get();
         }
+    }
+}
+
+/// One count, and how much of it a recorder was told.
+#[derive(Debug, Default)]
+pub(crate) struct Counter {
+    count: AtomicU64,
+    #[cfg(feature = "metrics")]
+    told: AtomicU64,
+}
+
+impl Counter {
+    pub(crate) fn add(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// What a recorder was not told yet. It counts as told from now on.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn untold(&self) -> u64 {
+        self.untold_of(self.get())
+    }
+
+    /// The same, of a count that is kept elsewhere.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn untold_of(&self, count: u64) -> u64 {
+        untold(count, &self.told)
+    }
+}
+
+/// The part of `count` that `told` does not have, which has it from now on. Two tasks that publish at once do not tell a part twice.
+#[cfg(feature = "metrics")]
+pub(crate) fn untold(count: u64, told: &AtomicU64) -> u64 {
+    count.saturating_sub(told.fetch_max(count, Ordering::Relaxed))
+}
+
+/// A metric, and the label that tells this count from others of that metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "no metrics are published"))]
+pub(crate) struct Series {
+    pub(crate) metric: &'static str,
+    pub(crate) label: Option<(&'static str, &'static str)>,
+}
+
+/// All counters of one guard.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) guard: GuardCounts,
+    policies: Mutex<Vec<Arc<PolicyCounters>>>,
+    /// How many outages of the store a recorder was told of.
+    #[cfg(feature = "metrics")]
+    pub(crate) outages: Counter,
+    /// How many failures of the provider of credentials a recorder was told of.
+    #[cfg(feature = "metrics")]
+    pub(crate) credential_failures: Counter,
+}
+
+/// The most names of policies that a guard tells apart.
+const MOST_POLICIES: usize = 100;
+/// The name for all further ones.
+const OTHER: &str = "other";
+
+impl Counters {
+    pub(crate) fn add(&self, count: GuardCount) {
+        self.guard.add(count);
+    }
+
+    /// Where the policies of this name count, and whether that is new.
+    pub(crate) fn of_policy(&self, name: &Arc<str>) -> (Arc<PolicyCounters>, bool) {
+        let mut policies = lock(&self.policies);
+        let known = |name: &str| policies.iter().find(|counters| *counters.name == *name).cloned();
+        if let Some(counters) = known(name) {
+            return (counters, false);
+        }
+        let name: Arc<str> = if policies.len() < MOST_POLICIES { Arc::clone(name) } else { OTHER.into() };
+        if let Some(counters) = known(&name) {
+            return (counters, false);
+        }
+        let counters = Arc::new(PolicyCounters::new(name));
+        policies.push(Arc::clone(&counters));
+        (counters, true)
+    }
+
+    pub(crate) fn policies(&self) -> Vec<Arc<PolicyCounters>> {
+        lock(&self.policies).clone()
+    }
+
+    pub(crate) fn snapshot(&self, [flights, tasks, kept_invalidations]: [usize; 3]) -> Stats {
+        let [flights, tasks, kept_invalidations] =
+            [flights, tasks, kept_invalidations].map(|count| count as u64);
+        let mut stats = Stats { flights, tasks, kept_invalidations, ..Stats::default() };
+        for policy in self.policies() {
+            stats.add_policy(&policy.counts);
+            policy.each_requests(|requests| stats.add_requests(requests));
+        }
+        stats.add_guard(&self.guard);
+        stats
+    }
+}
+
+/// Where the requests and loads of all policies of one name are counted.
+#[derive(Default)]
+pub(crate) struct PolicyCounters {
+    pub(crate) name: Arc<str>,
+    pub(crate) counts: PolicyCounts,
+    /// Requests without a route.
+    requests: Arc<Requests>,
+    pub(crate) routes: Routes,
+    /// A recorder knows these counters.
+    #[cfg(feature = "metrics")]
+    told: AtomicBool,
+}
+
+impl PolicyCounters {
+    pub(crate) fn new(name: Arc<str>) -> Self {
+        Self { name, ..Self::default() }
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, count: Count) {
+        self.counts.add(count);
+    }
+
+    #[inline]
+    pub(crate) fn local_hit(&self) {
+        self.requests.local_hit();
+    }
+
+    /// Where requests without a route are counted.
+    pub(crate) fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+
+    /// Whether no recorder was told of these counters yet. It knows them from now on.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_first_told(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn each_requests(&self, mut each: impl FnMut(&Requests)) {
+        each(&self.requests);
+        self.routes.each(|_, requests| each(requests));
+    }
+
+    /// Records how long a request waited for another caller's load.
+    pub(crate) fn waited(&self, wait: Duration) {
+        self.record("stampede_guard_wait_seconds", wait);
+    }
+
+    /// Records how long a load took.
+    pub(crate) fn loaded(&self, took: Duration) {
+        self.record("stampede_guard_load_seconds", took);
+    }
+
+    /// Records how old a value was that an audit found to differ.
+    pub(crate) fn audit_differed(&self, age: Duration) {
+        self.record("stampede_guard_audit_age_seconds", age);
+    }
+
+    #[cfg(feature = "metrics")]
+    fn record(&self, metric: &'static str, time: Duration) {
+        let policy = metrics::SharedString::from_shared(Arc::clone(&self.name));
+        metrics::histogram!(metric, "policy" => policy).record(time.as_secs_f64());
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    fn record(&self, _: &'static str, _: Duration) {}
+}
+
+impl fmt::Debug for PolicyCounters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolicyCounters").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// How requests were answered.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    hits: Counter,
+    stale: Counter,
+    led: Counter,
+    coalesced: Counter,
+    bypassed: Counter,
+    failed: Counter,
+    local_hits: SpreadCounter,
+    #[cfg(feature = "metrics")]
+    local_hits_told: AtomicU64,
+}
+
+impl Requests {
+    /// Counts a hit from memory.
+    #[inline]
+    pub(crate) fn local_hit(&self) {
+        self.local_hits.add();
+    }
+
+    pub(crate) fn add(&self, outcome: Outcome) {
+        let counter = match outcome {
+            Outcome::LocalHit => return self.local_hit(),
+            Outcome::Hit => &self.hits,
+            Outcome::Stale => &self.stale,
+            Outcome::Led => &self.led,
+            Outcome::Coalesced => &self.coalesced,
+            Outcome::Bypassed => &self.bypassed,
+            Outcome::Failed => &self.failed,
+        };
+        counter.add();
+    }
+
+    pub(super) fn local_hits(&self) -> u64 {
+        self.local_hits.sum()
+    }
+
+    /// The requests of each outcome but local hits.
+    pub(crate) fn answered(&self) -> [(Outcome, &Counter); 6] {
+        [
+            (Outcome::Hit, &self.hits),
+            (Outcome::Stale, &self.stale),
+            (Outcome::Led, &self.led),
+            (Outcome::Coalesced, &self.coalesced),
+            (Outcome::Bypassed, &self.bypassed),
+            (Outcome::Failed, &self.failed),
+        ]
+    }
+
+    /// As [`Counter::untold`], for each outcome.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn untold(&self) -> impl Iterator<Item = (Outcome, u64)> {
+        let local = untold(self.local_hits(), &self.local_hits_told);
+        let stored = self.answered().map(|(outcome, counter)| (outcome, counter.untold()));
+        std::iter::once((Outcome::LocalHit, local)).chain(stored)
+    }
+}
+
+/// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
+const MOST_ROUTES: usize = 200;
+/// The route of all further ones.
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
+const OTHER_ROUTES: &str = "other";
+
+#[derive(Debug, Default)]
+pub(crate) struct Routes(RwLock<HashMap<Arc<str>, Arc<Requests>>>);
+
+impl Routes {
+    /// Where the requests of this route are counted.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
+    pub(crate) fn of(&self, route: &str) -> Arc<Requests> {
+        if let Some(requests) = read(&self.0).get(route) {
+            return Arc::clone(requests);
+        }
+        let mut routes = write(&self.0);
+        let route = if routes.len() < MOST_ROUTES { route } else { OTHER_ROUTES };
+        Arc::clone(routes.entry(route.into()).or_default())
+    }
+
+    pub(crate) fn each(&self, mut each: impl FnMut(&Arc<str>, &Requests)) {
+        for (route, requests) in &*read(&self.0) {
+            each(route, requests);
+        }
+    }
+}
+
+/// A counter that many threads add to at once: each to a place in a cache line of its own.
+#[derive(Debug, Default)]
+pub(super) struct SpreadCounter([CounterPlace; PLACES]);
+
+const PLACES: usize = 16;
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct CounterPlace(AtomicU64);
+
+thread_local! {
+    /// The place of this thread.
+    static PLACE: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % PLACES
+    };
+}
+
+impl SpreadCounter {
+    #[inline]
+    pub(super) fn add(&self) {
+        // A thread that is being ended adds to the first place.
+        let place = PLACE.try_with(|place| *place).unwrap_or_default();
+        self.0[place].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn sum(&self) -> u64 {
+        self.0.iter().map(|place| place.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// How one request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// From the store.
+    Hit,
+    /// From this process's memory.
+    LocalHit,
+    /// With a stale value, because its new load runs in the background, has failed, or takes long; or with a copy from memory while
+    /// the store is away.
+    Stale,
+    /// By the load that this request led.
+    Led,
+    /// By a load that another request led, here or in another process.
+    Coalesced,
+    /// By its own load or pass-through, outside the guard's protocol.
+    Bypassed,
+    /// With an error.
+    Failed,
+}
+
+impl Outcome {
+    /// The word used in metrics and logs; a hit from memory is a `hit` there, with another `tier`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hit | Self::LocalHit => "hit",
+            Self::Stale => "stale",
+            Self::Led => "led",
+            Self::Coalesced => "coalesced",
+            Self::Bypassed => "bypassed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod counters_tests {
+    use super::Outcome;
+    #[cfg(feature = "metrics")]
+    use super::PolicyCounts;
+    use super::*;
+
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn each_count_belongs_to_a_metric_and_to_a_label_of_it() {
+        let (policy, guard) = (PolicyCounts::default(), GuardCounts::default());
+        for (series, _) in policy.all().chain(guard.all()) {
+            let metric = crate::metrics::METRICS.iter().find(|metric| metric.name == series.metric);
+            let metric = metric.unwrap_or_else(|| panic!("{} is not described", series.metric));
+            let label = series.label.map(|(name, _)| name);
+            assert!(label.is_none_or(|name| metric.labels.contains(&name)), "{series:?}");
+        }
+    }
+
+    #[test]
+    fn further_names_of_policies_are_counted_as_other() {
+        let counters = Counters::default();
+        for n in 0..MOST_POLICIES + 5 {
+            counters.of_policy(&format!("p{n}").into()).0.requests().add(Outcome::Hit);
+        }
+        counters.of_policy(&"p3".into()).0.requests().add(Outcome::Hit);
+        let names: Vec<_> = counters.policies().iter().map(|policy| policy.name.to_string()).collect();
+        assert_eq!((names.len(), names.last().map(String::as_str)), (MOST_POLICIES + 1, Some(OTHER)));
+        assert_eq!(counters.snapshot([0; 3]).hits, MOST_POLICIES as u64 + 6);
+    }
+}
+
+#[cfg(test)]
+mod routes_tests {
+    use super::Outcome;
+    use super::*;
+
+    #[test]
+    fn further_routes_are_counted_as_other() {
+        let routes = Routes::default();
+        for n in 0..MOST_ROUTES + 5 {
+            routes.of(&format!("/r{n}")).add(Outcome::Hit);
+        }
+        routes.of("/r3").add(Outcome::Hit);
+        let mut seen = Vec::new();
+        routes.each(|route, requests| seen.push((route.to_string(), requests.answered()[0].1.get())));
+        seen.sort();
+        assert_eq!(seen.len(), MOST_ROUTES + 1);
+        assert_eq!(seen.iter().find(|(route, _)| route == OTHER_ROUTES), Some(&(OTHER_ROUTES.to_owned(), 5)));
+        assert_eq!(seen.iter().find(|(route, _)| route == "/r3"), Some(&("/r3".to_owned(), 2)));
     }
 }

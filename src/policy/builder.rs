@@ -1,11 +1,22 @@
 //! The setters of a policy.
+//!
+//! The setters of audits, and of a trial.
+//!
+//! The setter of the types of errors that travel.
+//!
+//! Validation of a policy: settings that contradict each other are refused by name.
 
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::http::RequestSettings;
-use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use super::{AuditSettings, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
+use crate::value::entry::MOST_TAGS;
 
 /// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
 #[derive(Clone, Debug, Default)]
@@ -335,4 +346,264 @@ impl PolicyBuilder {
         self.policy.max_body = bytes;
         self
     }
+}
+
+impl PolicyBuilder {
+    /// Audits this fraction of the hits: beside the caller, which already has its value, the value is loaded once more and compared
+    /// with what the guard serves. Zero, the default, audits nothing.
+    ///
+    /// The guard counts values that match, values that differ, and audits that failed
+    /// ([`Stats::audits_matched`](crate::Stats::audits_matched) and so on), records how old a differing value was, and logs one
+    /// warning a minute with the digest of its key. A difference counts only if the guard still serves the same value after
+    /// [`audit_grace`](Self::audit_grace).
+    ///
+    /// An audit is a load of the origin, with its permit under [`max_concurrent_loads`](Self::max_concurrent_loads); its result is
+    /// not stored. A key is audited at most once a second, and each process runs at most eight audits at once. Over HTTP the
+    /// status and the body are compared, of responses to unconditional requests for the whole that are stored under the resource's
+    /// own key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// // One of a thousand hits.
+    /// let policy = Policy::builder().audit(0.001).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn audit(mut self, fraction: f64) -> Self {
+        self.policy.audit.fraction = fraction;
+        self
+    }
+
+    /// Tries the guard without trusting it: each caller is answered by its own load, as without a guard. Beside it the guard goes its
+    /// way with what that load returns: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
+    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is stored.
+    /// What it would have served is compared with what the caller has loaded, as an [`audit`](Self::audit) does, at most
+    /// once a second and key. Defaults to `false`.
+    ///
+    /// [`get`](crate::StampedeGuard::get) still returns what is stored. Over HTTP the guard's own misses are further requests to the
+    /// inner service, as many as it would send; it goes beside requests of axum's type (feature `axum`), and all others only pass.
+    pub fn shadow(mut self, shadow: bool) -> Self {
+        self.policy.shadow = shadow;
+        self
+    }
+
+    /// For how long the guard may serve an older value after its origin has another one: the time that the program takes from
+    /// its write to its invalidation. An audit waits for that long before it counts a difference. Defaults to 1 s.
+    pub fn audit_grace(mut self, grace: Duration) -> Self {
+        self.policy.audit.grace = grace;
+        self
+    }
+
+    /// When an audited value counts as the same. Defaults to the same bytes, which is wrong for values that are encoded in varying
+    /// order (a `HashMap`), or that hold the time of their load. Over HTTP the bodies are decoded as JSON.
+    ///
+    /// An audit of a value that is no `T` counts as failed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use serde::Deserialize;
+    /// use stampede_guard::Policy;
+    ///
+    /// #[derive(Deserialize)]
+    /// struct Price {
+    ///     cents: u64,
+    /// }
+    ///
+    /// // The time of the load, which is in the value too, does not matter.
+    /// let policy = Policy::builder().audit(0.001).audit_by(|a: &Price, b: &Price| a.cents == b.cents).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn audit_by<T: DeserializeOwned + 'static>(
+        mut self,
+        is_same: impl Fn(&T, &T) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.policy.audit.compare_by(is_same);
+        self
+    }
+}
+
+impl PolicyBuilder {
+    /// Callers in other processes, and later ones within [`error_for`](Self::error_for), get a loader's error of the type `E` itself,
+    /// as [`LoadError::Loader`](crate::LoadError::Loader), and not its text only. All processes must name the type. Can be called
+    /// several times, for several types. Defaults to none.
+    ///
+    /// The error travels beside its text, in MessagePack with field names. An error longer than 1 KiB there, one that can not be
+    /// read back, and one of a type with another path in the other program arrive as text
+    /// ([`LoadError::Remote`](crate::LoadError::Remote)). **Whatever is in the error goes to Redis.**
+    ///
+    /// "Not found" needs none of this: it is the value `Ok(None)`, which is stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use serde::{Deserialize, Serialize};
+    /// use std::time::Duration;
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// #[derive(Debug, Serialize, Deserialize)]
+    /// enum ApiError {
+    ///     Forbidden,
+    ///     Busy { retry_after: u64 },
+    /// }
+    /// # impl std::fmt::Display for ApiError {
+    /// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str("the API refused") }
+    /// # }
+    ///
+    /// let policy = Policy::builder().share_errors::<ApiError>().error_for(Duration::from_secs(1)).build()?;
+    /// let store = MemoryStore::new(); // stands for Redis
+    /// let [here, there] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    ///
+    /// let busy = || async { Err::<u8, _>(ApiError::Busy { retry_after: 7 }) };
+    /// here.get_or_load("key", busy).await.expect_err("busy");
+    /// let error = there.get_or_load("key", || async { Ok(1) }).await.expect_err("still busy");
+    /// assert!(matches!(error.loader(), Some(ApiError::Busy { retry_after: 7 })));
+    /// # Ok(()) }
+    /// ```
+    pub fn share_errors<E>(mut self) -> Self
+    where
+        E: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        self.policy.errors.add::<E>();
+        self
+    }
+}
+
+impl PolicyBuilder {
+    /// Checks the settings against each other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidPolicy`], naming the settings that contradict each other and values that would not.
+    pub fn build(self) -> Result<Policy, Error> {
+        let Self { mut policy, wait_timeout, command_timeout, requests } = self;
+        policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
+        policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
+
+        named(&policy.name)?;
+        let day = Duration::from_secs(86_400);
+        in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
+        in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
+        in_range("stale_if_error", policy.stale_if_error, Duration::ZERO, day * 3650)?;
+        in_range("local_while_down", policy.local_while_down, Duration::ZERO, day * 3650)?;
+        in_range("back_off", policy.back_off, MILLISECOND, day)?;
+        in_range("negative_for", policy.negative_for(), MILLISECOND, day * 3650)?;
+        in_range("soft_timeout", policy.soft_timeout.unwrap_or(MILLISECOND), MILLISECOND, day)?;
+        if !(0.0..=100.0).contains(&policy.early_refresh) {
+            return Err(refused(format!("early_refresh is {}: choose from 0 to 100", policy.early_refresh)));
+        }
+        if !(0.0..1.0).contains(&policy.refresh_ahead) {
+            let text = format!("refresh_ahead is {}: choose from 0 to less than 1", policy.refresh_ahead);
+            return Err(refused(text));
+        }
+        let AuditSettings { fraction, grace, .. } = policy.audit;
+        if !(0.0..=1.0).contains(&fraction) {
+            let text =
+                format!("audit is {fraction}: choose from 0 to 1, such as 0.001 for one of a thousand hits");
+            return Err(refused(text));
+        }
+        in_range("audit_grace", grace, Duration::ZERO, day)?;
+        in_range("lease", policy.lease, MILLISECOND * 100, day)?;
+        in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
+        in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
+        // The default is a sum of the limits above, so its limit is higher.
+        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
+        let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
+        in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;
+        if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {
+            let text =
+                format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);
+            return Err(refused(text));
+        }
+        if policy.max_waiters == 0 {
+            return Err(refused("max_waiters is 0: choose at least 1".into()));
+        }
+        if policy.max_concurrent_loads == Some(0) {
+            return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));
+        }
+        if policy.max_fail_open_loads == 0 {
+            let text = "max_fail_open_loads is 0: choose at least 1, or OnStoreDown::FailClosed";
+            return Err(refused(text.into()));
+        }
+        in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
+        in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;
+        in_range("error_for", policy.error_for, Duration::ZERO, day)?;
+        if !(0.0..=0.9).contains(&policy.ttl_jitter) {
+            return Err(refused(format!("ttl_jitter is {}: choose from 0 to 0.9", policy.ttl_jitter)));
+        }
+        if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
+            return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
+        }
+        policy.http = requests.apply(policy.http).map_err(refused)?;
+        let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
+            Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
+        };
+        if policy.command_timeout > policy.coordination_budget {
+            return contradiction(
+                "command_timeout",
+                policy.command_timeout,
+                "coordination_budget",
+                policy.coordination_budget,
+                "one command may not take longer than all of them",
+            );
+        }
+        if !policy.local_while_down.is_zero() && policy.local_for.is_zero() {
+            return contradiction(
+                "local_while_down",
+                policy.local_while_down,
+                "local_for",
+                policy.local_for,
+                "without copies there is nothing to serve while the store is down; set local_for",
+            );
+        }
+        if policy.lease < policy.command_timeout * 4 {
+            return contradiction(
+                "lease",
+                policy.lease,
+                "command_timeout",
+                policy.command_timeout,
+                "a lease must outlast a renewal that is late by one command; make it at least four times as long \
+                 (where it is not set, command_timeout is half of coordination_budget)",
+            );
+        }
+        if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
+            return contradiction(
+                "error_for",
+                policy.error_for,
+                "load_timeout",
+                policy.load_timeout,
+                "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
+            );
+        }
+        Ok(policy)
+    }
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// A label that a dashboard can show and a query can quote.
+fn named(name: &str) -> Result<(), Error> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+    let text = if !(1..=64).contains(&name.len()) {
+        format!("name has {} bytes: choose 1 to 64", name.len())
+    } else if let Some(other) = name.chars().find(|c| !is_plain(*c)) {
+        format!("name has the character {other:?}: choose from a-z, A-Z, 0-9, _, -, ., : and /")
+    } else {
+        return Ok(());
+    };
+    Err(refused(text))
+}
+
+fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(refused(format!("{name} is {value:?}: choose from {least:?} to {most:?}")))
+}
+
+fn refused(text: String) -> Error {
+    Error::new(ErrorKind::InvalidPolicy, text)
 }

@@ -1,13 +1,16 @@
 //! Lifetimes of values and limits of loads: valid by construction.
 //!
 //! Every default is defined here once, with its reason.
+//!
+//! How hits are audited, and when an audited value counts as the same.
+//!
+//! The time that the store may add to one request.
+//!
+//! Types of loaders' errors that reach callers in other processes as values.
+//!
+//! Which settings of a running guard's policy may not change.
 
-pub(crate) mod audit;
-mod audit_builder;
-pub(crate) mod budget;
 mod builder;
-pub(crate) mod errors;
-mod errors_builder;
 #[cfg(feature = "serde")]
 mod file;
 #[cfg(feature = "http")]
@@ -17,25 +20,29 @@ mod http;
 mod http;
 #[cfg(feature = "http")]
 mod http_builder;
-mod replace;
-mod validate;
+#[cfg(test)]
+#[path = "../../tests/unit/policy/tests.rs"]
+mod tests;
 
+use std::any::{Any, TypeId, type_name};
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use builder::PolicyBuilder;
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
-use self::audit::AuditSettings;
-use self::errors::SharedErrors;
-use self::http::HttpSettings;
+pub use self::builder::PolicyBuilder;
+use self::http::{HttpSettings, fixed_setting};
+use crate::failure_text::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
 use crate::value::codec::Codec;
-use crate::value::entry::Encoding;
-use crate::value::freshness::{Expiry, Lifetimes};
-use crate::value::tags;
-use budget::Budget;
+use crate::value::entry;
+use crate::value::entry::{Encoding, Expiry, Lifetimes};
 
 /// What happens to a caller that has waited [`wait_timeout`](PolicyBuilder::wait_timeout) for
 /// another caller's load.
@@ -244,7 +251,7 @@ impl Policy {
             return Vec::new();
         }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
-        let named = named.chain(self.invalidate_all.then(|| tags::everything(namespace)));
+        let named = named.chain(self.invalidate_all.then(|| entry::everything(namespace)));
         named.chain(self.resource.clone()).chain(self.path_tag(namespace, key)).collect()
     }
 
@@ -378,6 +385,211 @@ impl Default for Policy {
     }
 }
 
-#[cfg(test)]
-#[path = "../../tests/unit/policy/tests.rs"]
-mod tests;
+/// The settings of audits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AuditSettings {
+    /// Of so many hits one is audited, as a fraction.
+    pub(crate) fraction: f64,
+    pub(crate) grace: Duration,
+    /// `None`: the same bytes.
+    same: Option<SameValue>,
+}
+
+impl Default for AuditSettings {
+    fn default() -> Self {
+        // An audit is a load: it must be an explicit choice. Most programs write first and invalidate next, within milliseconds; a
+        // pipeline of changes may take longer.
+        Self { fraction: 0.0, grace: Duration::from_secs(1), same: None }
+    }
+}
+
+/// An encoded value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Encoded<'a> {
+    pub(crate) encoding: Encoding,
+    pub(crate) payload: &'a Bytes,
+}
+
+/// Decodes and compares two values; `None` if one of them is not of the caller's type.
+type Compare = dyn Fn([Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
+
+/// A caller's comparison.
+#[derive(Clone)]
+struct SameValue(Arc<Compare>);
+
+impl fmt::Debug for SameValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SameValue(..)")
+    }
+}
+
+impl PartialEq for SameValue {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl AuditSettings {
+    /// Whether this hit is audited.
+    #[inline]
+    pub(crate) fn draws(&self) -> bool {
+        self.fraction > 0.0 && fastrand::f64() < self.fraction
+    }
+
+    /// Values are the same if they are to `is_same`.
+    fn compare_by<T: DeserializeOwned + 'static>(
+        &mut self,
+        is_same: impl Fn(&T, &T) -> bool + Send + Sync + 'static,
+    ) {
+        self.same = Some(SameValue(Arc::new(move |values| {
+            let [served, loaded] = values.map(|value| Codec::decode::<T>(value.encoding, value.payload));
+            Some(is_same(&served?, &loaded?))
+        })));
+    }
+
+    /// Whether two values are the same; `None` if that cannot be told.
+    pub(crate) fn is_same(&self, values: [Encoded<'_>; 2]) -> Option<bool> {
+        match &self.same {
+            Some(same) => (same.0)(values),
+            // Of two codecs.
+            None if values[0].encoding != values[1].encoding => None,
+            None => Some(values[0].payload == values[1].payload),
+        }
+    }
+}
+
+/// The time that the store's round trips may still add to one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    left: Duration,
+    command: Duration,
+}
+
+impl Budget {
+    pub(crate) fn new(total: Duration, command: Duration) -> Self {
+        Self { left: total, command }
+    }
+
+    /// The rest of the budget.
+    pub(crate) fn left(&self) -> Duration {
+        self.left
+    }
+
+    /// The deadline of the next command; `None` when nothing is left.
+    pub(crate) fn next(&self) -> Option<Duration> {
+        (!self.left.is_zero()).then(|| self.left.min(self.command))
+    }
+
+    pub(crate) fn spend(&mut self, since: Instant) {
+        self.left = self.left.saturating_sub(since.elapsed());
+    }
+}
+
+/// A type of error that travels, with its encoding.
+#[derive(Clone, Copy)]
+struct ErrorType {
+    id: TypeId,
+    name: &'static str,
+    encode: fn(&dyn Any) -> Option<EncodedError>,
+    decode: fn(&EncodedError) -> Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl ErrorType {
+    fn of<E: Serialize + DeserializeOwned + Send + Sync + 'static>() -> Self {
+        Self { id: TypeId::of::<E>(), name: type_name::<E>(), encode: encode::<E>, decode: decode::<E> }
+    }
+}
+
+impl PartialEq for ErrorType {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl fmt::Debug for ErrorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// One for all policies: the processes of a rolling deploy may differ in theirs.
+const CODEC: Codec = Codec::MessagePack;
+
+fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<EncodedError> {
+    let (encoding, payload) = CODEC.encode(error.downcast_ref::<E>()?).ok()?;
+    let name = type_name::<E>();
+    // `Bytes` are encoded as they are: they are no error.
+    let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= EncodedError::LONGEST;
+    let is_sound = fits && Codec::unreadable::<E>(encoding, &payload).is_none();
+    is_sound.then_some(EncodedError { type_name: name.into(), payload })
+}
+
+fn decode<E: DeserializeOwned + Send + Sync + 'static>(
+    error: &EncodedError,
+) -> Option<Arc<dyn Any + Send + Sync>> {
+    Codec::decode::<E>(Encoding::MESSAGE_PACK, &error.payload).map(|error| Arc::new(error) as _)
+}
+
+/// The types that a policy names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SharedErrors(Vec<ErrorType>);
+
+impl SharedErrors {
+    fn add<E: Serialize + DeserializeOwned + Send + Sync + 'static>(&mut self) {
+        let shared = ErrorType::of::<E>();
+        if !self.0.contains(&shared) {
+            self.0.push(shared);
+        }
+    }
+
+    /// Whether each type of the others is named.
+    fn include(&self, others: &Self) -> bool {
+        others.0.iter().all(|other| self.0.contains(other))
+    }
+
+    fn named<E: 'static>(&self) -> Option<&ErrorType> {
+        self.0.iter().find(|named| named.id == TypeId::of::<E>())
+    }
+
+    /// A loader's error for other processes, if its type is named.
+    pub(crate) fn encode<E: 'static>(&self, error: &E) -> Option<EncodedError> {
+        (self.named::<E>()?.encode)(error)
+    }
+
+    /// The error of another process, if it is of the type of this caller's errors.
+    pub(crate) fn decode<E: Send + Sync + 'static>(&self, error: &EncodedError) -> Option<Arc<E>> {
+        // Two types may have the same encoding, and another meaning.
+        let named = self.named::<E>().filter(|named| *named.name == *error.type_name)?;
+        (named.decode)(error)?.downcast().ok()
+    }
+}
+
+impl Policy {
+    /// Why a running guard with the `old` policy does not take this one.
+    pub(crate) fn refusal_after(&self, old: &Self) -> Option<String> {
+        let (setting, why) = self.fixed_setting(old)?;
+        Some(format!(
+            "{setting} can not change while the guard runs: {why}. Begin with `guard.policy().to_builder()`, or start anew"
+        ))
+    }
+
+    /// The first setting that differs and may not, and why.
+    fn fixed_setting(&self, old: &Self) -> Option<(&'static str, &'static str)> {
+        if self.name != old.name {
+            return Some(("name", "its counters would count under another one"));
+        }
+        if self.codec != old.codec {
+            return Some((
+                "codec",
+                "callers could not read the value of a load that runs, nor other processes what is stored",
+            ));
+        }
+        if self.audit.same.is_some() != old.audit.same.is_some() {
+            return Some(("audit_by", "audits would compare by another rule; a file has none"));
+        }
+        if !self.errors.include(&old.errors) {
+            return Some(("share_errors", "errors would arrive as text; a file names no types"));
+        }
+        fixed_setting(&self.http, &old.http)
+    }
+}

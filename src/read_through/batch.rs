@@ -26,7 +26,7 @@ use tokio::time::sleep;
 use tracing::{Instrument as _, Span};
 
 use crate::error::Failure;
-use crate::loader::nesting::LoadScope;
+use crate::loader::LoadScope;
 use crate::loader::{BatchId, Loader};
 use crate::lock::Permit;
 use crate::sync::lock;

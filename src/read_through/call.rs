@@ -8,13 +8,13 @@ use super::batch::Attempt;
 use crate::flight::order::Arrival;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
 use crate::key::Key;
-use crate::key::flight::{FlightKey, LoadMode};
+use crate::key::{FlightKey, LoadMode};
+use crate::policy::Budget;
 use crate::policy::Policy;
-use crate::policy::budget::Budget;
+use crate::value::EntryReader;
+use crate::value::StoredEntry;
 use crate::value::entry::Entry;
-use crate::value::freshness::Freshness;
-use crate::value::reader::EntryReader;
-use crate::value::stored::StoredEntry;
+use crate::value::entry::Freshness;
 
 /// One caller's inputs: guard state, policy, key.
 #[derive(Clone, Copy)]

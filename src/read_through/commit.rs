@@ -7,24 +7,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
+use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
-use super::load::{FlightTask, LoadStart, let_go_since};
-use super::tag_check::current;
+use super::read::current;
 use crate::flight::order::SentAt;
 use crate::guard_state::{GuardState, Leader};
 use crate::key::Key;
-use crate::key::flight::LoadMode;
+use crate::key::LoadMode;
 use crate::loader::{LoadOutput, LoadResult};
 use crate::local::Ticket;
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::store::volume::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
+use crate::value::FlightOutcome;
+use crate::value::StoredEntry;
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
-use crate::value::freshness::{Expiry, Lifetimes, Storage, Unstored};
+use crate::value::entry::{Expiry, Lifetimes, Storage, Unstored};
+use crate::value::entry::{TagId, TagList};
 use crate::value::lz4::Packed;
-use crate::value::outcome::FlightOutcome;
-use crate::value::stored::StoredEntry;
-use crate::value::tags::{TagId, TagList};
 
 impl FlightTask {
     /// Step 7: tells the fleet, then the waiters of this process.

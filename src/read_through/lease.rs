@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::key::flight::{FlightKey, LoadMode};
+use crate::key::{FlightKey, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{
@@ -17,7 +17,7 @@ use crate::store::{
 };
 use crate::sync::lock;
 use crate::tracker::Tracked;
-use crate::value::outcome::FlightOutcome;
+use crate::value::FlightOutcome;
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
 #[derive(Debug)]

@@ -1,20 +1,25 @@
 //! A caller's look-up, and how the caller judges the result. Step 2. Knows no Redis and no HTTP.
+//!
+//! The look-up of many keys by one caller: one read for all keys that need one. Step 2. Knows no Redis and no HTTP.
+//!
+//! Step 2 from this process's memory: a copy that may be served without a question to the store.
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::batch::Member;
 use super::call::{Call, CallState, LookUpState};
-use super::local::{CopyLookup, copy_while_down, look_for_copy};
+use super::read::read_many;
 use crate::error::{Error, Failure};
-use crate::guard_state::ReadResult;
-use crate::key::flight::LoadMode;
-use crate::loader::nesting::LoadScope;
-use crate::policy::OnStoreDown;
-use crate::store::StoreError;
-use crate::value::entry::{Entry, EntryKind, Unreadable};
-use crate::value::freshness::Freshness;
-use crate::value::reader::EntryReader;
-use crate::value::stored::StoredEntry;
+use crate::guard_state::{GuardState, ReadResult};
+use crate::key::{CacheKey, Key, LoadMode};
+use crate::loader::LoadScope;
+use crate::local::LocalCopy;
+use crate::policy::{OnStoreDown, Policy};
+use crate::store::{StoreError, StoreErrorKind};
+use crate::value::entry::{Entry, EntryKind, Freshness, Unreadable};
+use crate::value::{EntryReader, StoredEntry};
 
 /// The result of step 2.
 pub(crate) enum Lookup<'a, V> {
@@ -239,4 +244,175 @@ impl<'a> CallState<'a> {
         let refresh = || self.flight(LoadMode::BackgroundRefresh);
         is_due && !state.flights.has_younger(&refresh(), policy.longest_load())
     }
+}
+
+/// Step 2 for the calls of one caller, which have the same guard and policy; in their order.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn look_many<'a, R: EntryReader>(
+    calls: Vec<Call<'a>>,
+    reader: &R,
+) -> Vec<Lookup<'a, R::Value>> {
+    let begun: Vec<_> = calls.into_iter().map(|call| before_read(call, reader)).collect();
+    let mut reads = read_for(&begun).await.into_iter();
+    let looked = begun.into_iter().map(|begun| match begun {
+        BeforeRead::Reads(caller) => match caller.after_read(next(&mut reads), reader) {
+            // Its own commands are sent from now on: the reads of the other keys cost it nothing.
+            Lookup::Miss(caller) if caller.look_up == LookUpState::Answered => {
+                Lookup::Miss(CallState { budget: caller.call.policy.budget(), ..caller })
+            }
+            looked => looked,
+        },
+        BeforeRead::Done(looked) => looked,
+    });
+    looked.collect()
+}
+
+/// Step 2 alone for many calls: the values that there are to serve, in the order of the calls.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn peek_many<'a, R: EntryReader>(
+    calls: Vec<Call<'a>>,
+    reader: &R,
+) -> Vec<Result<Option<R::Value>, StoreError>> {
+    let begin = |call| match copied(call, reader) {
+        Some(copy) => BeforeRead::Done(copy),
+        None => BeforeRead::Reads(CallState::new(call)),
+    };
+    let begun: Vec<_> = calls.into_iter().map(begin).collect();
+    let mut reads = read_for(&begun).await.into_iter();
+    let peeked = begun.into_iter().map(|begun| match begun {
+        BeforeRead::Reads(caller) => peeked(caller, next(&mut reads), reader),
+        BeforeRead::Done(copy) => Ok(Some(copy)),
+    });
+    peeked.collect()
+}
+
+/// Reads for callers of one guard and policy, in their order.
+async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
+    let mut keys = Vec::with_capacity(callers.len());
+    let mut terms = None;
+    for caller in callers {
+        if let BeforeRead::Reads(CallState { call: Call { state, policy, key }, budget, .. }) = caller {
+            terms.get_or_insert_with(|| (*state, *policy, budget.next()));
+            keys.push(Key::clone(key));
+        }
+    }
+    let Some((state, policy, within)) = terms else { return Vec::new() };
+    match within {
+        Some(within) => read_many(state, policy, &keys, within).await,
+        None => keys.iter().map(|_| timed_out()).collect(),
+    }
+}
+
+/// The read of the next caller. There is one for each.
+fn next(reads: &mut impl Iterator<Item = ReadResult>) -> ReadResult {
+    reads.next().unwrap_or_else(timed_out)
+}
+
+fn timed_out() -> ReadResult {
+    ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut))
+}
+
+/// What a caller finds among the copies.
+pub(super) enum CopyLookup<V> {
+    /// A fresh value.
+    Fresh(V),
+    /// The copy is fresh, and its new load is due: the store may have a newer value. It was stored at this time.
+    DueEarly(u64),
+    Nothing,
+}
+
+/// Looks for a copy that this caller may be served. An aging copy is none: the fleet may have a newer value.
+pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
+    let Call { state, policy, key } = call;
+    if policy.local_for.is_zero() {
+        return CopyLookup::Nothing;
+    }
+    match state.local.copy(key, policy.local_for) {
+        Some((copy, at)) if has_checked_tags(call, &copy.entry) => judge(state, policy, &copy, at, reader),
+        _ => CopyLookup::Nothing,
+    }
+}
+
+/// A hit from memory before anything else is done: no key is made and no future. Finds less than a look-up does: nothing inside a
+/// load, and nothing under policies whose copies need a closer look.
+#[inline]
+pub(crate) fn hit_at_once<R: EntryReader>(
+    state: &GuardState,
+    policy: &Policy,
+    key: &CacheKey,
+    reader: &R,
+) -> Option<R::Value> {
+    if !may_hit_at_once(policy) || state.is_bypassed() {
+        return None;
+    }
+    let probe = state.prober.probe(key);
+    let (copy, at) = state.local.find(probe, policy.local_for)?;
+    let CopyLookup::Fresh(value) = judge(state, policy, &copy, at, reader) else { return None };
+    state.hit_at_once(&policy.counters, probe);
+    Some(value)
+}
+
+/// The same for a caller that has made its key and counts its hit.
+#[cfg(feature = "http")]
+#[inline]
+pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
+    match may_hit_at_once(call.policy).then(|| look_for_copy(call, reader)) {
+        Some(CopyLookup::Fresh(value)) => Some(value),
+        Some(CopyLookup::DueEarly(_) | CopyLookup::Nothing) | None => None,
+    }
+}
+
+#[inline]
+fn may_hit_at_once(policy: &Policy) -> bool {
+    !(policy.local_for.is_zero()
+        || policy.shadow
+        || policy.is_tagged()
+        || policy.refreshes_early()
+        || LoadScope::is_inside())
+}
+
+#[inline]
+fn judge<R: EntryReader>(
+    state: &GuardState,
+    policy: &Policy,
+    copy: &LocalCopy,
+    at: Instant,
+    reader: &R,
+) -> CopyLookup<R::Value> {
+    let copy = &copy.entry;
+    let Ok(entry) = &copy.content else { return CopyLookup::Nothing };
+    let (now, shared) = (state.store.clock_at(at), copy.shared.as_ref());
+    if reader.serves(entry, now, shared) != Freshness::Fresh {
+        return CopyLookup::Nothing;
+    }
+    if policy.is_due_early(entry.stored_at, &entry.expiry, now) {
+        return CopyLookup::DueEarly(entry.stored_at);
+    }
+    reader.open(entry, now, shared).map_or(CopyLookup::Nothing, CopyLookup::Fresh)
+}
+
+/// A copy was checked for the tags of the policy that it was read under.
+#[inline]
+fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
+    let Call { state, policy, key } = call;
+    !policy.is_tagged() || policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
+}
+
+/// The copy that is served while the store does not answer.
+pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
+    let Call { state, policy, key } = call;
+    if policy.local_while_down.is_zero() {
+        return None;
+    }
+    let copy = &state.local.copy_while_down(key, policy.local_for, policy.local_while_down)?.entry;
+    let entry = copy.content.as_ref().ok().filter(|_| has_checked_tags(call, copy))?;
+    let (now, shared) = (state.store.now(), copy.shared.as_ref());
+    let is_served = reader.serves(entry, now, shared).is_at_once();
+    is_served.then(|| reader.open(entry, now, shared)).flatten()
 }

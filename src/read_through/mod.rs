@@ -19,23 +19,12 @@
 //! began with a look-up that found nothing, and it exists to save one read per request.
 
 pub(crate) mod acquire;
-pub(crate) mod alone;
-pub(crate) mod audit;
 pub(crate) mod batch;
-pub(crate) mod bulkhead;
 pub(crate) mod call;
 pub(crate) mod commit;
-pub(crate) mod contend;
-mod join;
-pub(crate) mod leader;
+pub(crate) mod flight_task;
 pub(crate) mod lease;
-mod load;
-pub(crate) mod local;
 pub(crate) mod look_up;
-pub(crate) mod look_up_many;
 pub(crate) mod miss;
-mod read;
-pub(crate) mod refresh;
-pub(crate) mod shadow;
-pub(crate) mod tag_check;
-mod wait;
+pub(crate) mod outside;
+pub(crate) mod read;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::condition::Condition;
+use super::fault::Condition;
 use super::fault::Fault;
 use super::line::WireStore;
 use super::server::ChaosServer;

@@ -1,10 +1,14 @@
 //! [`WireStore`]: a guard's store, as the client's end of a wire.
-
-mod others;
-mod volumes;
+//!
+//! Tags, lists and locks over a wire. The faults of commands strike them too. Messages of a memory store to lock
+//! waiters get lost and are sent twice like other wake-ups, and lock waiters are told to ask again without need. Of
+//! the faults in the store itself, only refusals strike.
+//!
+//! Volume leases over a wire: the faults of commands strike RENEW, ANNOUNCE and the rest, and messages get lost, come late and come
+//! twice.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,13 +16,21 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::command::{Command, CommandAnswer};
-use super::wire::Wire;
+use super::wire::{VolumeEnd, Wire};
 use crate::health::{Finding, Health};
 use crate::key::Key;
-use crate::store::volume::{Announced, Announcement};
+use crate::store::lock_store::{
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
+};
+use crate::store::names::LockName;
+use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
+use crate::store::volume_store::{VolumeListener, VolumeStore};
+use crate::store::wake::lock_waiters::LockWaiter;
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, Reply, Store, StoreError,
-    StoreErrorKind, Token, TokenCheck,
+    StoreErrorKind, StoreHandle, Token, TokenCheck, volume,
 };
 
 /// One node's store: it sends its commands over a wire.
@@ -218,4 +230,333 @@ impl Store for WireStore {
 
 fn kept<'a>(reply: Reply<'static, CommandAnswer>) -> Reply<'a, TokenCheck> {
     Box::pin(async move { if let CommandAnswer::Kept(kept) = reply.await? { Ok(kept) } else { confused() } })
+}
+
+/// The timeout of commands that take none.
+const WITHIN: Duration = Duration::from_secs(1);
+
+impl WireStore {
+    fn ask<T, A, F>(&self, writes: bool, within: Duration, act: A) -> Reply<'static, T>
+    where
+        T: Send + 'static,
+        A: FnOnce(StoreHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let wire = Arc::clone(&self.0);
+        Box::pin(wire.exchange(within, move |wire| async move {
+            wire.server.refuse(writes, writes)?;
+            act(wire.node.clone()).await
+        }))
+    }
+
+    /// The same, about a key or a tag, which is reported to a witness.
+    fn ask_about<T, A, F>(
+        &self,
+        #[cfg_attr(not(test), expect(unused_variables, reason = "for witnesses, which only tests have"))]
+        about: Option<&Key>,
+        writes: bool,
+        within: Duration,
+        act: A,
+    ) -> Reply<'static, T>
+    where
+        T: Send + 'static,
+        A: FnOnce(StoreHandle) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let reply = self.ask(writes, within, act);
+        #[cfg(test)]
+        if let Some(about) = about {
+            return Box::pin(self::WitnessedCommand::of(&self.0, about).watch(reply));
+        }
+        reply
+    }
+
+    /// The same, about a lock.
+    fn ask_of<T, A, F>(&self, name: &LockName, writes: bool, within: Duration, act: A) -> Reply<'static, T>
+    where
+        T: Send + 'static,
+        A: FnOnce(StoreHandle, LockName) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (wire, name) = (Arc::clone(&self.0), name.clone());
+        self.ask(writes, within, move |node| async move {
+            wire.server.forge_for_lock(&name.key);
+            act(node, name).await
+        })
+    }
+}
+
+impl TagStore for WireStore {
+    fn look_up_tagged<'a>(
+        &'a self,
+        keys: &'a [Key],
+        tags: &'a [Key],
+        within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
+        let (asked, tags) = (keys.to_vec(), tags.to_vec());
+        let act =
+            move |node: StoreHandle| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
+        self.ask_about(keys.first(), false, within, act)
+    }
+
+    fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+        let asked = tags.to_vec();
+        let act = move |node: StoreHandle| async move { node.tags().present_ids(&asked, within).await };
+        self.ask_about(tags.first(), false, within, act)
+    }
+
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
+        let asked = tags.to_vec();
+        let act = move |node: StoreHandle| async move { node.tags().tag_ids(&asked, life, within).await };
+        self.ask_about(tags.first(), true, within, act)
+    }
+
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, volume::Announced> {
+        let (tag, announcement) = (tag.clone(), announcement.clone());
+        #[cfg(test)]
+        let wire = Arc::clone(&self.0);
+        let act = move |node: StoreHandle| async move {
+            let forgotten = node.tags().forget_tag(&tag, &announcement, within).await;
+            #[cfg(test)]
+            if let Some(witness) = wire.server.witness()
+                && forgotten.is_ok()
+            {
+                witness.tag_changed(node.node());
+            }
+            forgotten
+        };
+        self.ask(true, within, act)
+    }
+
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
+        let list = list.clone();
+        self.ask(true, WITHIN, move |node| async move { node.tags().enlist(&list, member, most, life).await })
+    }
+
+    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
+        let key = key.clone();
+        self.ask(
+            false,
+            within,
+            move |node| async move { node.tags().replicated(&key, replicas, within).await },
+        )
+    }
+}
+
+impl LockStore for WireStore {
+    fn take_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: Take<'a>,
+        within: Duration,
+    ) -> Reply<'a, MutexTaken> {
+        let (token, instead) = (ask.token.clone(), ask.instead.cloned());
+        let Take { ttl, queue, barges, .. } = ask;
+        self.ask_of(name, true, within, move |node, name| async move {
+            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref(), barges };
+            node.locks().take_mutex(&name, ask, within).await
+        })
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().offer_mutex(&name, &token, offer, within).await
+        })
+    }
+
+    fn free_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().free_mutex(&name, &token, ttl, within).await
+        })
+    }
+
+    fn extend_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().extend_mutex(&name, &token, ttl, within).await
+        })
+    }
+
+    fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>> {
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().look_at_mutex(&name, within).await
+        })
+    }
+
+    fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().break_mutex(&name, within).await
+        })
+    }
+
+    fn take_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: TakePermit<'a>,
+        within: Duration,
+    ) -> Reply<'a, PermitTaken> {
+        let token = ask.token.clone();
+        let TakePermit { lease, semaphore, queue, .. } = ask;
+        self.ask_of(name, true, within, move |node, name| async move {
+            let ask = TakePermit { token: &token, lease, semaphore, queue };
+            node.locks().take_permit(&name, ask, within).await
+        })
+    }
+
+    fn free_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, PermitFreed> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().free_permit(&name, &token, lease, within).await
+        })
+    }
+
+    fn refresh_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().refresh_permit(&name, &token, lease, within).await
+        })
+    }
+
+    fn look_at_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().look_at_semaphore(&name, within).await
+        })
+    }
+
+    fn change_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        change: Change,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().change_semaphore(&name, change, within).await
+        })
+    }
+
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+        self.0.node.locks().await_grant(name, token)
+    }
+
+    fn grants_arrive(&self) -> bool {
+        self.0.hints_arrive() && self.0.node.locks().grants_arrive()
+    }
+
+    fn grants_are_claims(&self) -> bool {
+        self.0.node.locks().grants_are_claims()
+    }
+
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer> {
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().announce(&name, within).await
+        })
+    }
+}
+
+/// The timeout of commands that take none.
+const WITHIN_VOLUMES: Duration = Duration::from_secs(1);
+
+impl VolumeStore for WireStore {
+    fn renew_membership<'a>(
+        &'a self,
+        volume: &'a Key,
+        renewal: Renewal,
+        within: Duration,
+    ) -> Reply<'a, Renewed> {
+        let (volume, server) = (volume.clone(), Arc::clone(&self.0.server));
+        self.ask(true, within, move |node| async move {
+            server.strike_volume(&volume);
+            // A broken connection takes its marks with it.
+            let session = server.session();
+            let mark = renewal.mark.filter(|mark| mark.session == session);
+            let mut renewed =
+                node.volumes().renew_membership(&volume, Renewal { mark, ..renewal }, within).await?;
+            renewed.newest.session = session;
+            Ok(renewed)
+        })
+    }
+
+    fn announce<'a>(
+        &'a self,
+        announcement: &'a Announcement,
+        name: &'a ChangedName,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        let (announcement, name) = (announcement.clone(), name.clone());
+        let server = Arc::clone(&self.0.server);
+        self.ask(true, within, move |node: StoreHandle| async move {
+            server.strike_volume(&announcement.volume);
+            node.volumes().announce(&announcement, &name, within).await
+        })
+    }
+
+    fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, within: Duration) -> Reply<'a, ()> {
+        let volume = volume.clone();
+        self.ask(true, within, move |node: StoreHandle| async move {
+            node.volumes().remove_member(&volume, member, within).await
+        })
+    }
+
+    fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+        tokio::spawn(self.ask(false, WITHIN_VOLUMES, move |node: StoreHandle| async move {
+            node.volumes().acknowledge(announcer, id);
+            Ok(())
+        }));
+    }
+
+    fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        let end = self.0.volume.get_or_init(|| Arc::new(VolumeEnd::of(&self.0, listener)));
+        self.0.node.volumes().listen(Arc::downgrade(end));
+    }
+
+    fn until_heard(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(async move { self.0.reaches(within).await })
+    }
 }

@@ -93,14 +93,12 @@
 
 mod chaos;
 mod command;
-mod condition;
 mod fault;
 mod line;
 mod origin;
 mod server;
 #[cfg(test)]
 mod tests;
-mod volume_end;
 mod wire;
 
 pub use chaos::{ChaosStore, Replica};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use crate::guard::load_context::LoadContext;
+use crate::guard::typed::LoadContext;
 use crate::sync::lock;
 
 /// An origin that counts its loads and answers by a script. Its values are versions: numbers that grow with each

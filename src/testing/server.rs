@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
 use super::command::{Command, CommandAnswer, now};
-use super::condition::Condition;
+use super::fault::Condition;
 use super::fault::{Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::Backend;

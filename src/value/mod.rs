@@ -1,14 +1,335 @@
 //! Values: the stored entry, how long it may be served, its tags and encoding, and the outcome of a flight.
+//!
+//! How one caller judges a stored entry and turns it into its value. Knows no Redis and no HTTP.
+//!
+//! The entry found under a key, or bytes that are no usable entry, shared by all callers of one read.
+//!
+//! The outcome of a flight, for its waiters in this process and, as bytes, for those in other processes.
 
 pub(crate) mod codec;
 pub(crate) mod entry;
-pub(crate) mod freshness;
 #[cfg(feature = "lz4")]
 pub(crate) mod lz4;
 #[cfg(not(feature = "lz4"))]
 #[path = "no_lz4.rs"]
 pub(crate) mod lz4;
-pub(crate) mod outcome;
-pub(crate) mod reader;
-pub(crate) mod stored;
-pub(crate) mod tags;
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use self::entry::{Entry, EntryKind, Freshness};
+use crate::error::{Error, ErrorKind, Failure};
+use crate::failure_text::EncodedError;
+use crate::key::Key;
+
+/// The value that the first caller of a shared read has made of the entry, kept for the others.
+pub(crate) type SharedValue = OnceLock<Arc<dyn Any + Send + Sync>>;
+
+/// How one caller turns a stored entry into its value, and whether it accepts it.
+///
+/// `shared` is present if other callers share the read that found the entry.
+pub(crate) trait EntryReader {
+    type Value;
+
+    /// Whether the entry may be served to this caller without a load, and how.
+    fn serves(&self, entry: &Entry, now: u64, _shared: Option<&SharedValue>) -> Freshness {
+        entry.serves(now)
+    }
+
+    /// Whether the entry may be served to this caller if a load fails.
+    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
+        entry.expiry.stands_in(now)
+    }
+
+    /// Whether this caller loads for itself if it does not accept the older value that stands in for a failed load.
+    fn goes_on_alone(&self) -> bool {
+        true
+    }
+
+    /// Whether other callers find their own values through this entry.
+    fn leads_others(&self, _entry: &Entry) -> bool {
+        false
+    }
+
+    /// Makes the value of an entry, for a caller that came at `now` on the store's clock. `None` if the entry holds no such value.
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value>;
+
+    /// Makes the value of one that is still arriving.
+    fn open_arriving(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
+        None
+    }
+}
+
+/// What one read found under a key.
+#[derive(Debug)]
+pub(crate) struct StoredEntry {
+    /// The entry; or the bytes, if they are no entry of this key or if one of the entry's tags was invalidated.
+    pub(crate) content: Result<Entry, Bytes>,
+    /// The policy's tags that were checked in this read.
+    pub(crate) checked: Box<[Key]>,
+    /// The value that the first caller makes of the entry, for the other callers of a shared read.
+    pub(crate) shared: Option<SharedValue>,
+}
+
+impl StoredEntry {
+    /// Found for one caller.
+    pub(crate) fn new(content: Result<Entry, Bytes>) -> Self {
+        Self { content, checked: Box::default(), shared: None }
+    }
+
+    /// The same for all callers that share the read, which checked these tags.
+    pub(crate) fn shared(self, checked: &[Key]) -> Self {
+        Self { checked: checked.into(), shared: Some(SharedValue::new()), ..self }
+    }
+
+    /// The value, if there is one: it may be served if a load fails, and the load may revalidate it.
+    pub(crate) fn value(&self) -> Option<&Entry> {
+        self.content.as_ref().ok().filter(|entry| entry.kind == EntryKind::Value)
+    }
+
+    /// The bytes as they are stored.
+    pub(crate) fn raw(&self, key: &Key) -> Bytes {
+        match &self.content {
+            Ok(entry) => entry.encode(key),
+            Err(raw) => raw.clone(),
+        }
+    }
+}
+
+/// What a caller has found: alone, without an allocation, or with the other callers of its read.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Own(StoredEntry),
+    Shared(Arc<StoredEntry>),
+}
+
+impl Deref for Found {
+    type Target = StoredEntry;
+
+    fn deref(&self) -> &StoredEntry {
+        match self {
+            Self::Own(entry) => entry,
+            Self::Shared(entry) => entry,
+        }
+    }
+}
+
+impl From<Found> for Arc<StoredEntry> {
+    fn from(found: Found) -> Self {
+        match found {
+            Found::Own(entry) => Self::new(entry),
+            Found::Shared(entry) => entry,
+        }
+    }
+}
+
+/// What every waiter of a flight receives.
+#[derive(Clone, Debug)]
+pub(crate) enum FlightOutcome {
+    /// A value, stored or only shared with the current waiters.
+    Value(Entry),
+    /// A value that is still arriving, for waiters of this process: they can begin to read it.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    Arriving(ArrivingValue),
+    /// The load failed, and this older value may stand in for it.
+    Stale(Entry),
+    /// No value: the load failed.
+    Failed(Failure),
+    /// The flight has no value for this caller, which joins again: the caller came after a change that the load has not seen,
+    /// the value is only for the caller that loaded it, or the process ends.
+    Invalidated,
+    /// The value is for one caller only, so each loads for itself, without queueing.
+    Uncacheable,
+    /// Another process held the lease for longer than this flight waits.
+    WaitedOut,
+    /// No caller is left to load under the lease: each loads for itself.
+    Gone,
+    /// The runtime of the flight's task was dropped: waiters in other runtimes begin a new flight.
+    Abandoned,
+}
+
+/// A value that is still arriving; its type is known to the loader and its callers only.
+#[derive(Clone)]
+pub(crate) struct ArrivingValue(pub(crate) Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for ArrivingValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Arriving")
+    }
+}
+
+impl FlightOutcome {
+    /// The failure of a caller that led and whose loader has delivered nothing.
+    pub(crate) fn into_failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::Stale(_) => Failure::told("the load failed; for others an older value stands in"),
+            Self::Value(_)
+            | Self::Arriving(_)
+            | Self::Invalidated
+            | Self::Uncacheable
+            | Self::WaitedOut
+            | Self::Gone
+            | Self::Abandoned => Failure::vanished(),
+        }
+    }
+
+    /// Whether this gives callers a value, which a change may have outdated.
+    pub(crate) fn has_value(&self) -> bool {
+        matches!(self, Self::Value(_) | Self::Stale(_))
+    }
+
+    /// Whether no load was waited for: there was no permit, no capacity, no store, or the load was in another process.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Failed(Failure::Guard(error)) => {
+                matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Store)
+            }
+            _ => matches!(self, Self::Gone),
+        }
+    }
+
+    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no longer
+    /// than its stored form, so `max_body` bounds it.
+    pub(crate) fn encode(&self, key: &Key) -> Bytes {
+        let tagged = |tag: u8, text: &str| {
+            let mut out = BytesMut::with_capacity(1 + text.len());
+            out.put_u8(tag);
+            out.put_slice(text.as_bytes());
+            out.freeze()
+        };
+        match self {
+            Self::Value(entry) | Self::Stale(entry) => {
+                let entry = entry.encode(key);
+                let mut out = BytesMut::with_capacity(1 + entry.len());
+                out.put_u8(b'v');
+                out.put_slice(&entry);
+                out.freeze()
+            }
+            Self::Arriving(_)
+            | Self::Invalidated
+            | Self::Uncacheable
+            | Self::WaitedOut
+            | Self::Gone
+            | Self::Abandoned => tagged(b'u', ""),
+            Self::Failed(Failure::Loader { text, shared: Some(error), .. }) => encode_error(text, error),
+            Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
+            Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
+            Self::Failed(Failure::Guard(error)) => {
+                let tag = match error.kind() {
+                    ErrorKind::Overloaded => b'o',
+                    ErrorKind::Vanished => b'd',
+                    ErrorKind::Store => b's',
+                    ErrorKind::Absent => b'a',
+                    _ => b't',
+                };
+                tagged(tag, &error.to_string())
+            }
+        }
+    }
+
+    /// Decodes an outcome that another process has published; unreadable bytes mean [`Uncacheable`](Self::Uncacheable).
+    pub(crate) fn decode(raw: &Bytes, key: &Key) -> Self {
+        let text = || Arc::<str>::from(String::from_utf8_lossy(raw.get(1..).unwrap_or_default()));
+        match raw.first() {
+            Some(b'v') => match Entry::decode(raw.slice(1..), key, 0) {
+                Ok(entry) => Self::Value(entry),
+                Err(_) => Self::Uncacheable,
+            },
+            Some(b'f') => Self::Failed(Failure::told(text())),
+            Some(b'e') => decode_error(raw.slice(1..)).map_or(Self::Uncacheable, Self::Failed),
+            Some(b'p') => Self::Failed(Failure::Panicked(text())),
+            Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
+            Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
+            Some(b's') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Store, text().as_ref()))),
+            Some(b'a') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Absent, text().as_ref()))),
+            Some(b'd') => Self::Failed(Failure::vanished()),
+            _ => Self::Uncacheable,
+        }
+    }
+}
+
+/// The text and the name of the type, each after its length in two bytes; then the error. Neither is longer than two bytes can say. A
+/// process that does not know this form loads for itself.
+fn encode_error(text: &str, error: &EncodedError) -> Bytes {
+    let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());
+    out.put_u8(b'e');
+    for part in [text, &error.type_name] {
+        out.put_u16_le(u16::try_from(part.len()).unwrap_or(u16::MAX));
+        out.put_slice(part.as_bytes());
+    }
+    out.put_slice(&error.payload);
+    out.freeze()
+}
+
+fn decode_error(mut raw: Bytes) -> Option<Failure> {
+    let mut part = || {
+        let length = usize::from(raw.try_get_u16_le().ok()?);
+        let part = (length <= raw.len()).then(|| raw.split_to(length))?;
+        String::from_utf8(part.into()).ok()
+    };
+    let (text, type_name) = (part()?, part()?.into());
+    let shared = Some(EncodedError { type_name, payload: raw });
+    Some(Failure::Loader { text: text.into(), source: None, shared })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::entry::Expiry;
+    use super::entry::TagList;
+    use super::entry::{Encoding, EntryKind};
+    use super::*;
+    use crate::key::CacheKey;
+
+    #[test]
+    fn an_encoded_outcome_decodes_to_itself() {
+        let key = Key::new("ns", &CacheKey::from("k"));
+        let entry = Entry {
+            kind: EntryKind::Value,
+            encoding: Encoding::RAW,
+            stored_at: 1,
+            expiry: Expiry { fresh_until: 1, ..Expiry::default() },
+            validator: Box::default(),
+            tags: TagList::default(),
+            payload: Bytes::from_static(b"x"),
+            packed: Default::default(),
+        };
+        let there = |ending: FlightOutcome| FlightOutcome::decode(&ending.encode(&key), &key);
+        assert!(
+            matches!(there(FlightOutcome::Value(entry.clone())), FlightOutcome::Value(back) if back == entry)
+        );
+        let shared = EncodedError { type_name: "app::Error".into(), payload: Bytes::from_static(b"\x81") };
+        for shared in [None, Some(shared)] {
+            let (text, source) = ("no route".into(), Some(Arc::new(1u8) as _));
+            let failed = Failure::Loader { text, source, shared: shared.clone() };
+            match there(FlightOutcome::Failed(failed)) {
+                FlightOutcome::Failed(Failure::Loader { text, source: None, shared: back }) => {
+                    assert_eq!((&*text, back), ("no route", shared));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let kind = |ending| match ending {
+            FlightOutcome::Failed(Failure::Guard(error)) => Some(error.kind()),
+            _ => None,
+        };
+        let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store, ErrorKind::Absent];
+        for failure in kinds.map(|kind| Error::new(kind, "x")) {
+            let told = there(FlightOutcome::Failed(Failure::Guard(failure.clone())));
+            assert_eq!(kind(told), Some(failure.kind()));
+        }
+        assert_eq!(kind(there(FlightOutcome::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
+        assert!(matches!(there(FlightOutcome::Uncacheable), FlightOutcome::Uncacheable));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
+            let _ = FlightOutcome::decode(&raw.into(), &Key::new("ns", &CacheKey::from("k")));
+        }
+    }
+}

@@ -14,7 +14,7 @@ use crate::store::{Acquired, HandedOver, Token, TokenCheck};
 use crate::sync::lock;
 use crate::testing::{Command, CommandAnswer, Witness};
 use crate::value::entry::Entry;
-use crate::value::freshness::Freshness;
+use crate::value::entry::Freshness;
 
 /// How many unusable entries a flight's acquires may find, before the load continues without the store.
 const UNUSABLE_LIMIT: u8 = 3;

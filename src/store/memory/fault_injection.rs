@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::MemoryStore;
-use super::expiring_map::ExpiringMap;
+use super::records::ExpiringMap;
 use super::records::{KeyRecord, KeyRecords};
 use super::relay::Relay;
 use super::volume_table::Volume;

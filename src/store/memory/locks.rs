@@ -1,150 +1,546 @@
-//! Implements [`LockStore`] in memory. Each step runs under one lock, like a script on a server, and
-//! wakes the waiters it has told after the lock is released.
+//! The mutexes of a memory store. Plain data under one lock.
+//!
+//! The semaphores of a memory store. Plain data under one lock.
+//!
+//! All locks of a memory store.
 
-use std::sync::atomic::Ordering;
+use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lock_table::LockTable;
-use super::mutexes::MutexStep;
-use super::{MemoryNode, reply};
+use super::records::{Sweep, later};
+use super::relay::FaultInjection;
+use crate::store::Token;
 use crate::store::lock_store::{
-    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Change, Create, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
 };
-use crate::store::names::LockName;
-use crate::store::wake::lock_waiters::LockWaiter;
-use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
-use crate::sync::lock;
+use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 
-impl MemoryNode {
-    /// Runs a step at once and returns its answer.
-    fn step<'a, T: Send + 'a>(
-        &self,
-        act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
-    ) -> Reply<'a, T> {
-        if self.closed.load(Ordering::Acquire) {
-            return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
+/// How long the queue is kept if a waiter wants a mutex without an expiry.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[derive(Default)]
+pub(super) struct Mutexes {
+    by_key: HashMap<Arc<str>, MutexRecord>,
+    sweep: Sweep,
+    /// The latest fence of any mutex: a number that grows across all mutexes grows for each of them.
+    fence: u64,
+}
+
+#[derive(Default)]
+struct MutexRecord {
+    holder: Option<MutexOwner>,
+    queue: VecDeque<QueuePlace>,
+    queue_until: Option<Instant>,
+}
+
+struct QueuePlace {
+    token: Token,
+    ttl: Option<Duration>,
+    /// Since when it waits for a mutex that other tokens may take before it; `None` if the mutex must be handed to it.
+    since: Option<Instant>,
+}
+
+struct MutexOwner {
+    token: Token,
+    fence: u64,
+    until: Option<Instant>,
+}
+
+/// One step at one moment, and the waiters it has told, which are woken when the step is dropped.
+pub(super) struct MutexStep<'a> {
+    pub(super) now: Instant,
+    /// The clock in microseconds, where fences start.
+    pub(super) now_us: u64,
+    pub(super) grants: &'a LockWaiters,
+    pub(super) wakes: Vec<Wake>,
+    pub(super) meddling: &'a FaultInjection,
+}
+
+impl MutexStep<'_> {
+    /// Tells the waiter with this token; returns whether there is one.
+    pub(super) fn tell(&mut self, token: &Token, tell: LockHint) -> bool {
+        if self.meddling.is_relayed()
+            && self.grants.is_registered(token)
+            && let ControlFlow::Break(seems_heard) = self.meddling.way(token)
+        {
+            return seems_heard;
         }
-        let shared = &self.store.shared;
-        let now = Instant::now();
-        let now_us = self.clock_at(now) * 1_000;
-        let mut step =
-            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
-        reply(act(&mut lock(&shared.locks), &mut step))
+        let wake = self.grants.tell(token, tell);
+        let heard = wake.is_some();
+        self.wakes.extend(wake);
+        if heard {
+            self.meddling.told(token, tell);
+        }
+        heard
+    }
+
+    /// Tells the waiters for a lock, except `aside`, which holds it now, that its time ends sooner than they were told.
+    pub(super) fn tell_sooner(&mut self, key: &str, aside: Option<&Token>) {
+        self.wakes.extend(self.grants.tell_missed(key, aside));
     }
 }
 
-impl LockStore for MemoryNode {
-    fn take_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: Take<'a>,
-        _within: Duration,
-    ) -> Reply<'a, MutexTaken> {
-        self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
+impl Mutexes {
+    pub(super) fn take(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>, ask: &Take<'_>) -> MutexTaken {
+        let now = step.now;
+        let (record, fence) = self.record(key, now);
+        let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
+        let before = ask.instead.filter(|_| !has_it).and_then(|old| record.leave(old, ask.ttl));
+        let was_held = before.is_some();
+        let barges = ask.barges && ask.instead.is_none();
+        if record.holder.is_none() && !barges {
+            record.pass_on(step, fence, key, before, Some(ask.token));
+        }
+        let is_free = record.holder.is_none();
+        let holder = record.holder.get_or_insert_with(|| {
+            let token = ask.token.clone();
+            MutexOwner { token, fence: next(fence, step), until: None }
+        });
+        if holder.token == *ask.token {
+            holder.until = end(now, ask.ttl);
+            let granted = holder.fence;
+            if barges {
+                record.queue.retain(|place| place.token != *ask.token);
+            } else if is_free && holder.until.is_some() && !record.queue.is_empty() {
+                // It was the head of the queue. The waiters behind it may have slept on the time of a holder that has
+                // vanished.
+                step.tell_sooner(key, Some(ask.token));
+            }
+            return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
+        }
+        let remaining = holder.until.map(|until| until - now);
+        if ask.queue {
+            if !record.queue.iter().any(|place| place.is(ask.token, ask.ttl)) {
+                let since = barges.then_some(now);
+                record.queue.push_back(QueuePlace { token: ask.token.clone(), ttl: ask.ttl, since });
+            }
+            record.keep_queue(now, ask.ttl, remaining);
+        }
+        MutexTaken { taken: Taken::Busy { remaining }, was_held }
     }
 
-    fn offer_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    /// Frees the mutex or gives up the place; returns whether the token held the mutex.
+    pub(super) fn free(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
+        ttl: Option<Duration>,
+    ) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let before = record.leave(token, ttl);
+        let held = before.is_some();
+        if record.holder.is_none() {
+            record.pass_on(step, fence, key, before, None);
+        }
+        self.tidy(key);
+        held
+    }
+
+    /// As [`free`](Self::free), but leaves the mutex to the first take while the head has waited for less than the bound.
+    pub(super) fn offer(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
         offer: Offer,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.offer(step, &name.key, token, offer))
+    ) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let before = record.leave(token, offer.ttl);
+        let held = before.is_some();
+        if record.holder.is_none() {
+            let since = record.queue.front().and_then(|head| head.since);
+            if since.is_some_and(|since| step.now - since < offer.bound) {
+                // This tells the first registered waiter, which is alive; the head of the queue may have died.
+                step.tell_sooner(key, None);
+            } else {
+                record.pass_on(step, fence, key, before, None);
+            }
+        }
+        self.tidy(key);
+        held
     }
 
-    fn free_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn extend(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
         ttl: Option<Duration>,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl))
+    ) -> bool {
+        let until = end(step.now, ttl);
+        let (record, _) = self.record(key, step.now);
+        let holder = record.holder.as_mut().filter(|holder| holder.token == *token);
+        let before = holder.map(|holder| std::mem::replace(&mut holder.until, until));
+        let held = before.is_some();
+        if before.is_some_and(|before| is_sooner(until, before)) && !record.queue.is_empty() {
+            step.tell_sooner(key, None);
+        }
+        self.tidy(key);
+        held
     }
 
-    fn extend_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
-        ttl: Option<Duration>,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.extend(step, &name.key, token, ttl))
+    /// The holder, and until when it holds the mutex.
+    pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<(Token, Option<Instant>)> {
+        let holder =
+            self.record(key, now).0.holder.as_ref().map(|holder| (holder.token.clone(), holder.until));
+        self.tidy(key);
+        holder
     }
 
-    fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {
-        self.step(|locks, step| {
-            let (token, until) = locks.mutexes.look(step.now, &name.key)?;
-            let token = Bytes::copy_from_slice(token.as_str().as_bytes());
-            Some(MutexHolder { token, remaining: until.map(|until| until - step.now) })
-        })
+    /// Takes the mutex from its holder; returns whether there was one.
+    pub(super) fn force(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let holder = record.holder.take();
+        if let Some(MutexOwner { token, .. }) = &holder {
+            step.tell(token, LockHint::Broken);
+        }
+        let held = holder.is_some();
+        if held {
+            record.pass_on(step, fence, key, holder, None);
+        }
+        self.tidy(key);
+        held
     }
 
-    fn break_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.force(step, &name.key))
+    /// The mutex's record without what has expired, and the latest fence.
+    fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut MutexRecord, &mut u64) {
+        if self.sweep.is_due(self.by_key.len()) {
+            self.by_key.retain(|_, record| {
+                record.expire(now);
+                !record.is_empty()
+            });
+            self.sweep.done(self.by_key.len());
+        }
+        let record = self.by_key.entry(Arc::clone(key)).or_default();
+        record.expire(now);
+        (record, &mut self.fence)
     }
 
-    fn take_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: TakePermit<'a>,
-        _within: Duration,
-    ) -> Reply<'a, PermitTaken> {
-        self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask))
+    /// Drops an empty record.
+    fn tidy(&mut self, key: &Arc<str>) {
+        if self.by_key.get(key).is_some_and(MutexRecord::is_empty) {
+            self.by_key.remove(key);
+        }
+    }
+}
+
+impl QueuePlace {
+    fn is(&self, token: &Token, ttl: Option<Duration>) -> bool {
+        self.token == *token && self.ttl == ttl
+    }
+}
+
+impl MutexRecord {
+    /// Takes the mutex from this token and returns the holder; else gives up the token's place.
+    fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<MutexOwner> {
+        let held = self.holder.take_if(|holder| holder.token == *token);
+        if held.is_none() {
+            self.queue.retain(|place| !place.is(token, ttl));
+        }
+        held
     }
 
-    fn free_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    /// Hands a free mutex to the first waiter in the queue that can be reached. Stops at `own` and removes its place:
+    /// that token takes the mutex itself. `before` is the previous holder, if known.
+    fn pass_on(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        fence: &mut u64,
+        key: &str,
+        before: Option<MutexOwner>,
+        own: Option<&Token>,
+    ) {
+        while let Some(QueuePlace { token, ttl, since: _ }) = self.queue.pop_front() {
+            if Some(&token) == own {
+                return;
+            }
+            let fence = next(fence, step);
+            if step.tell(&token, LockHint::Granted { fence }) {
+                let until = end(step.now, ttl);
+                self.holder = Some(MutexOwner { token, fence, until });
+                // The waiters have slept on the previous holder's time.
+                let slept_on = before.and_then(|before| before.until);
+                if !self.queue.is_empty() && is_sooner(until, slept_on) {
+                    step.tell_sooner(key, None);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Keeps the queue for at least twice the longest time until a waiter asks again.
+    fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
+        let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
+        let keep =
+            longest.map_or(DAY, |longest| longest.saturating_mul(2).saturating_add(Duration::from_secs(1)));
+        self.queue_until = self.queue_until.max(Some(later(now, keep)));
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.holder.take_if(|holder| holder.until.is_some_and(|until| until <= now));
+        if self.queue_until.is_some_and(|until| until <= now) {
+            self.queue.clear();
+        }
+        if self.queue.is_empty() {
+            self.queue_until = None;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { holder, queue, queue_until: _ } = self;
+        holder.is_none() && queue.is_empty()
+    }
+}
+
+/// A fence that is greater than all earlier ones.
+fn next(fence: &mut u64, step: &MutexStep<'_>) -> u64 {
+    *fence = step.now_us.max(*fence + 1);
+    *fence
+}
+
+/// Whether `until` is before `than`; `None` is never.
+fn is_sooner(until: Option<Instant>, than: Option<Instant>) -> bool {
+    until.is_some_and(|until| than.is_none_or(|than| until < than))
+}
+
+/// When a time to live ends; `None` if that is beyond what an `Instant` can represent.
+fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
+    now.checked_add(ttl?)
+}
+
+#[derive(Default)]
+pub(super) struct Semaphores {
+    by_key: HashMap<Arc<str>, SemaphoreRecord>,
+    sweep: Sweep,
+}
+
+struct SemaphoreRecord {
+    created_with: u32,
+    capacity: u32,
+    idle_ttl: Duration,
+    /// The holders of permits, ordered by the end of their leases and by token.
+    holders: Vec<(Instant, Token)>,
+    queue: VecDeque<(Token, Duration)>,
+    until: Instant,
+}
+
+impl Semaphores {
+    pub(super) fn take(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        ask: &TakePermit<'_>,
+    ) -> PermitTaken {
+        let (record, _) = self.created(step.now, key, ask.semaphore);
+        let (_, slept_on) = record.sweep(step.now);
+        let mut granted = record.renew(step.now, ask.token, ask.lease);
+        granted |= record.serve(step, Some(ask.token));
+        if !granted && record.available() > 0 {
+            granted = true;
+            record.grant(step.now, ask.token.clone(), ask.lease);
+        }
+        let place = (ask.token.clone(), ask.lease);
+        if !granted && ask.queue && !record.queue.contains(&place) {
+            record.queue.push_back(place);
+        }
+        record.finish(step, key, slept_on);
+        PermitTaken {
+            granted,
+            available: record.available(),
+            created_with: record.created_with,
+            next_expiry: record.holders.first().map(|(end, _)| *end - step.now),
+        }
+    }
+
+    pub(super) fn free(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
         lease: Duration,
-        _within: Duration,
-    ) -> Reply<'a, PermitFreed> {
-        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease))
+    ) -> PermitFreed {
+        let Some(record) = self.existing(step.now, key) else {
+            return PermitFreed { was_held: false, available: 0 };
+        };
+        let (_, slept_on) = record.sweep(step.now);
+        let before = record.holders.len();
+        record.holders.retain(|(_, holder)| holder != token);
+        let was_held = record.holders.len() < before;
+        if !was_held {
+            record.queue.retain(|(queued, theirs)| queued != token || *theirs != lease);
+        }
+        record.serve(step, None);
+        record.finish(step, key, slept_on);
+        PermitFreed { was_held, available: record.available() }
     }
 
-    fn refresh_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn refresh(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
         lease: Duration,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease))
+    ) -> bool {
+        let Some(record) = self.existing(step.now, key) else { return false };
+        let (_, slept_on) = record.sweep(step.now);
+        let held = record.renew(step.now, token, lease);
+        record.serve(step, None);
+        record.finish(step, key, slept_on);
+        held
     }
 
-    fn look_at_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
-        _within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
-        self.step(|locks, step| locks.semaphores.look(step.now, &name.key))
+    pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<SemaphoreState> {
+        let record = self.existing(now, key)?;
+        Some(record.state(now, false, 0))
     }
 
-    fn change_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
+    pub(super) fn change(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
         change: Change,
-        _within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
-        self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
+    ) -> Option<SemaphoreState> {
+        let (record, created) = match change {
+            Change::Ensure(semaphore) => self.created(step.now, key, semaphore),
+            Change::Add { permits, semaphore } => {
+                let (record, created) = self.created(step.now, key, semaphore);
+                record.capacity = record.capacity.saturating_add(permits);
+                (record, created)
+            }
+            Change::Sweep => (self.existing(step.now, key)?, false),
+            Change::Delete => {
+                self.existing(step.now, key)?;
+                let mut record = self.by_key.remove(key)?;
+                let (recovered, _) = record.sweep(step.now);
+                for (token, _) in &record.queue {
+                    step.tell(token, LockHint::Closed);
+                }
+                return Some(record.state(step.now, false, recovered));
+            }
+        };
+        let (recovered, slept_on) = record.sweep(step.now);
+        record.serve(step, None);
+        record.finish(step, key, slept_on);
+        Some(record.state(step.now, created, recovered))
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
-        self.store.shared.grants.register(name, token)
+    /// The semaphore, created if there is none, and whether it was created.
+    fn created(&mut self, now: Instant, key: &Arc<str>, semaphore: Create) -> (&mut SemaphoreRecord, bool) {
+        if self.sweep.is_due(self.by_key.len()) {
+            self.by_key.retain(|_, record| record.until > now);
+            self.sweep.done(self.by_key.len());
+        }
+        let created = self.existing(now, key).is_none();
+        let record = self.by_key.entry(Arc::clone(key)).or_insert_with(|| SemaphoreRecord {
+            created_with: semaphore.capacity,
+            capacity: semaphore.capacity,
+            idle_ttl: semaphore.idle_ttl,
+            holders: Vec::new(),
+            queue: VecDeque::new(),
+            until: now,
+        });
+        (record, created)
     }
 
-    fn grants_arrive(&self) -> bool {
-        true
+    fn existing(&mut self, now: Instant, key: &Arc<str>) -> Option<&mut SemaphoreRecord> {
+        if self.by_key.get(key)?.until <= now {
+            self.by_key.remove(key);
+        }
+        self.by_key.get_mut(key)
+    }
+}
+
+impl SemaphoreRecord {
+    fn available(&self) -> u32 {
+        self.capacity.saturating_sub(count(self.holders.len()))
     }
 
-    /// A mutex of this store changes only by this contract, which tells its waiters.
-    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, KeyspaceAnswer> {
-        reply(KeyspaceAnswer::Yes)
+    /// Removes the permits whose leases have ended. Returns how many there were, and until when the waiters
+    /// sleep; `None` if there are no waiters.
+    fn sweep(&mut self, now: Instant) -> (u32, Option<Instant>) {
+        let first = self.holders.first().map_or_else(|| later(now, Duration::MAX), |(end, _)| *end);
+        let ended = self.holders.partition_point(|(end, _)| *end <= now);
+        self.holders.drain(..ended);
+        (count(ended), (!self.queue.is_empty()).then_some(first))
     }
+
+    /// Restarts a permit's lease; returns whether the token has one.
+    fn renew(&mut self, now: Instant, token: &Token, lease: Duration) -> bool {
+        let at = self.holders.iter().position(|(_, holder)| holder == token);
+        if let Some(at) = at {
+            let (_, token) = self.holders.remove(at);
+            self.grant(now, token, lease);
+        }
+        at.is_some()
+    }
+
+    fn grant(&mut self, now: Instant, token: Token, lease: Duration) {
+        let holder = (later(now, lease), token);
+        let at = self
+            .holders
+            .partition_point(|(end, token)| (end, token.as_str()) < (&holder.0, holder.1.as_str()));
+        self.holders.insert(at, holder);
+    }
+
+    /// Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the
+    /// calling token: it gets no message. Returns whether it got a permit.
+    fn serve(&mut self, step: &mut MutexStep<'_>, own: Option<&Token>) -> bool {
+        let mut reached = false;
+        while self.available() > 0
+            && let Some((token, lease)) = self.queue.pop_front()
+        {
+            let is_own = Some(&token) == own;
+            reached |= is_own;
+            if is_own || step.tell(&token, LockHint::Granted { fence: 0 }) {
+                self.grant(step.now, token, lease);
+            }
+        }
+        reached
+    }
+
+    /// Ends a step: tells the waiters if a lease ends sooner than they sleep; keeps the semaphore for its idle
+    /// time, and for as long as its leases last.
+    fn finish(&mut self, step: &mut MutexStep<'_>, key: &str, slept_on: Option<Instant>) {
+        let now = step.now;
+        if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())
+            && *first < then
+            && !self.queue.is_empty()
+        {
+            step.tell_sooner(key, None);
+        }
+        let longest = self.holders.last().map_or(Duration::ZERO, |(end, _)| *end - now);
+        let needed = longest.saturating_mul(2) + Duration::from_secs(1);
+        let keep = if longest.is_zero() { self.idle_ttl } else { self.idle_ttl.max(needed) };
+        self.until = later(now, keep);
+    }
+
+    fn state(&self, now: Instant, created: bool, recovered: u32) -> SemaphoreState {
+        let live = self.holders.iter().filter(|(end, _)| *end > now);
+        let holders: Vec<_> = live.map(|(end, token)| (token.clone(), *end - now)).collect();
+        SemaphoreState {
+            created_with: self.created_with,
+            capacity: self.capacity,
+            available: self.capacity.saturating_sub(count(holders.len())),
+            waiting: count(self.queue.len()),
+            holders,
+            created,
+            recovered,
+        }
+    }
+}
+
+fn count(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+/// The locks that a memory store holds.
+#[derive(Default)]
+pub(super) struct LockTable {
+    pub(super) mutexes: Mutexes,
+    pub(super) semaphores: Semaphores,
 }

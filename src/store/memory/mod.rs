@@ -1,44 +1,52 @@
 //! A store in this process: the whole protocol without a server, for a single process, for tests, and for
 //! several guards that act as replicas.
+//!
+//! Implements [`LockStore`] in memory. Each step runs under one lock, like a script on a server, and
+//! wakes the waiters it has told after the lock is released.
+//!
+//! Tags and lists in a memory store.
+//!
+//! Volume leases in a memory store.
+//!
+//! Which attempts at changes a memory store refuses, because a later one of the same node has voided them.
 
-mod attempts;
-mod expiring_map;
 #[cfg(feature = "testing")]
 pub(crate) mod fault_injection;
-mod lock_table;
 mod locks;
-mod mutexes;
 mod records;
 pub(crate) mod relay;
-mod semaphores;
-mod sweep;
-mod tags;
 #[cfg(test)]
 mod tests;
 pub(crate) mod volume_table;
-mod volumes;
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use lock_table::LockTable;
-use records::KeyRecords;
-use relay::FaultInjection;
-use volume_table::Volumes;
-
-use super::volume::{Announced, Announcement, ChangedName};
+use self::locks::{LockTable, MutexStep};
+use self::records::{AROUND, KeyRecords, later};
+use self::relay::FaultInjection;
+use self::volume_table::Volumes;
+use super::attempt::{AttemptNumber, VOIDED_FOR};
+use super::lock_store::{
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
+};
+use super::names::LockName;
+use super::tag_store::{ListMember, TagStore, TaggedLookUp};
+use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
+use super::volume_store::{VolumeListener, VolumeStore};
 use super::wake::lease_waiters::{Hint, LeaseWaiters};
-use super::wake::lock_waiters::LockWaiters;
+use super::wake::lock_waiters::{LockWaiter, LockWaiters};
 use super::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
-    Token, TokenCheck,
+    StoreError, StoreErrorKind, Token, TokenCheck,
 };
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
@@ -418,5 +426,311 @@ impl Store for MemoryNode {
             .cost("each process loads once per key, and its values go with it")
             .advice("a guard on a Redis client where several processes share an origin");
         Box::pin(std::future::ready(vec![memory]))
+    }
+}
+
+impl MemoryNode {
+    /// Runs a step at once and returns its answer.
+    fn step<'a, T: Send + 'a>(
+        &self,
+        act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
+    ) -> Reply<'a, T> {
+        if self.closed.load(Ordering::Acquire) {
+            return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
+        }
+        let shared = &self.store.shared;
+        let now = Instant::now();
+        let now_us = self.clock_at(now) * 1_000;
+        let mut step =
+            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
+        reply(act(&mut lock(&shared.locks), &mut step))
+    }
+}
+
+impl LockStore for MemoryNode {
+    fn take_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: Take<'a>,
+        _within: Duration,
+    ) -> Reply<'a, MutexTaken> {
+        self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.mutexes.offer(step, &name.key, token, offer))
+    }
+
+    fn free_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl))
+    }
+
+    fn extend_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.mutexes.extend(step, &name.key, token, ttl))
+    }
+
+    fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {
+        self.step(|locks, step| {
+            let (token, until) = locks.mutexes.look(step.now, &name.key)?;
+            let token = Bytes::copy_from_slice(token.as_str().as_bytes());
+            Some(MutexHolder { token, remaining: until.map(|until| until - step.now) })
+        })
+    }
+
+    fn break_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.mutexes.force(step, &name.key))
+    }
+
+    fn take_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: TakePermit<'a>,
+        _within: Duration,
+    ) -> Reply<'a, PermitTaken> {
+        self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask))
+    }
+
+    fn free_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        _within: Duration,
+    ) -> Reply<'a, PermitFreed> {
+        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease))
+    }
+
+    fn refresh_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease))
+    }
+
+    fn look_at_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        _within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        self.step(|locks, step| locks.semaphores.look(step.now, &name.key))
+    }
+
+    fn change_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        change: Change,
+        _within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
+    }
+
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+        self.store.shared.grants.register(name, token)
+    }
+
+    fn grants_arrive(&self) -> bool {
+        true
+    }
+
+    /// A mutex of this store changes only by this contract, which tells its waiters.
+    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, KeyspaceAnswer> {
+        reply(KeyspaceAnswer::Yes)
+    }
+}
+
+/// The fraction of the store that ids may use, and lists. Beyond it the least recently used are dropped, whatever their
+/// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
+/// allows.
+const PART: usize = 4;
+
+impl KeyRecords {
+    fn id(&mut self, tag: &Key) -> Option<u64> {
+        self.tags.get(tag.name()).copied()
+    }
+
+    fn make_id(&mut self, tag: &Key, life: Duration, capacity: usize) -> u64 {
+        let until = later(Instant::now(), life);
+        if let Some(id) = self.tags.get_until(tag.name(), until) {
+            return *id;
+        }
+        let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<u64>() + AROUND);
+        if self.tags.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+            self.tags.put(tag.name(), id, bytes, until);
+        }
+        id
+    }
+
+    fn enlist(
+        &mut self,
+        list: &Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+        capacity: usize,
+    ) -> bool {
+        let name = list.name();
+        let members = self.lists.get(name);
+        let (is_new, length) = (members.is_none(), members.as_ref().map_or(0, |members| members.len()));
+        if members.is_some_and(|members| members.contains(&member)) {
+            return true;
+        }
+        let bytes = size_of::<ListMember>() + if is_new { 2 * name.len() + AROUND } else { 0 };
+        let has_room =
+            length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
+        if !has_room {
+            return false;
+        }
+        // `make_room` may have dropped the list itself; then it starts anew.
+        match self.lists.get(name) {
+            Some(members) => {
+                members.push(member);
+                self.lists.grown(name, bytes);
+            }
+            None => {
+                let bytes = size_of::<ListMember>() + 2 * name.len() + AROUND;
+                self.lists.put(name, vec![member], bytes, later(Instant::now(), life));
+            }
+        }
+        true
+    }
+}
+
+impl TagStore for MemoryNode {
+    fn look_up_tagged<'a>(
+        &'a self,
+        keys: &'a [Key],
+        tags: &'a [Key],
+        _within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
+        let mut records = self.store.records();
+        records.sweep(Instant::now());
+        let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
+        let entries = keys.iter().map(|key| entry(key).map(|(entry, _)| entry.clone())).collect();
+        reply((entries, tags.iter().map(|tag| records.id(tag)).collect()))
+    }
+
+    fn present_ids<'a>(&'a self, tags: &'a [Key], _within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+        let mut records = self.store.records();
+        reply(tags.iter().map(|tag| records.id(tag)).collect())
+    }
+
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, _within: Duration) -> Reply<'a, Vec<u64>> {
+        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
+        reply(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
+    }
+
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        _within: Duration,
+    ) -> Reply<'a, Announced> {
+        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
+        if let Err(voided) = records.attempts(tag.name(), self.node, announcement.attempt, capacity) {
+            return Box::pin(std::future::ready(Err(voided)));
+        }
+        records.tags.remove(tag.name());
+        drop(records);
+        reply(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
+    }
+
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
+        reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
+    }
+
+    /// There is no second copy to wait for.
+    fn replicated<'a>(&'a self, _key: &'a Key, replicas: u32, _within: Duration) -> Reply<'a, u32> {
+        reply(replicas)
+    }
+}
+
+impl VolumeStore for MemoryNode {
+    fn renew_membership<'a>(
+        &'a self,
+        volume: &'a Key,
+        renewal: Renewal,
+        _within: Duration,
+    ) -> Reply<'a, Renewed> {
+        reply(self.store.shared.volumes.renew(volume.name(), self.node, renewal))
+    }
+
+    fn announce<'a>(
+        &'a self,
+        announcement: &'a Announcement,
+        name: &'a ChangedName,
+        _within: Duration,
+    ) -> Reply<'a, Announced> {
+        reply(self.store.shared.volumes.announce(self.node, announcement, name))
+    }
+
+    fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, _within: Duration) -> Reply<'a, ()> {
+        self.store.shared.volumes.remove_member(volume.name(), member);
+        reply(())
+    }
+
+    fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+        self.store.shared.volumes.acknowledge(announcer, id, self.node);
+    }
+
+    fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        self.store.shared.volumes.listen(self.node, listener);
+    }
+
+    fn until_heard(&self, _within: Duration) -> Reply<'_, ()> {
+        reply(())
+    }
+}
+
+/// The fraction of the store that the numbers may use.
+const PART_OF_ATTEMPTS: usize = 4;
+
+impl KeyRecords {
+    /// Begins an attempt at a change of this name: refuses it if it was voided, else notes what it voids.
+    fn attempts(
+        &mut self,
+        name: &str,
+        node: Uuid,
+        attempt: AttemptNumber,
+        capacity: usize,
+    ) -> Result<(), StoreError> {
+        let key = format!("{}:{name}", node.simple());
+        if self.voided.get(&key).is_some_and(|latest| *latest > attempt.number) {
+            return Err(StoreError::new(StoreErrorKind::TimedOut));
+        }
+        if attempt.voids_earlier {
+            let bytes = 2 * key.len() + size_of::<u64>() + AROUND;
+            self.voided.remove(&key);
+            if self.voided.make_room(bytes, capacity / PART_OF_ATTEMPTS) && self.make_room(bytes, capacity) {
+                self.voided.put(&key, attempt.number, bytes, later(Instant::now(), VOIDED_FOR));
+            }
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::MemoryStore;
-use super::expiring_map::AROUND;
+use super::records::AROUND;
 use crate::key::{CacheKey, Key};
 use crate::store::tag_store::TagStore as _;
 use crate::store::{Acquire, Fail, OlderEntry, Store as _, Token};

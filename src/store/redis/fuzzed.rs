@@ -4,13 +4,14 @@ use redis::{RedisError, Value};
 use uuid::Uuid;
 
 use super::cluster::{read_redirect, read_slots};
-use super::commands::acquire::{self, AcquireReply};
-use super::commands::deadline::Executed;
-use super::commands::{announce, lock_replies, renew_member};
-use super::errors::classify::{judge, reason, store_error};
+use super::commands::entry_steps;
+use super::commands::entry_steps::AcquireReply;
+use super::commands::entry_steps::Executed;
+use super::commands::lock_steps;
+use super::errors::{judge, reason, store_error};
 use super::messages::{keyspace, message};
-use super::topology::server;
-use super::{doctor, tags};
+use super::topology::endpoint;
+use super::{contract, doctor};
 use crate::store::lock_store::Taken;
 use crate::store::{Acquired, Token};
 
@@ -29,28 +30,27 @@ pub(crate) fn token(text: &[u8]) {
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(Executed::InTime(AcquireReply::Acquired(Acquired::Held { holder, .. }))) =
-        acquire::read(reply.clone())
+        entry_steps::read_acquire(reply.clone())
     {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
-    let _ = lock_replies::to_go_on(reply.clone());
-    let _ = lock_replies::yes(reply.clone());
-    if let Some(Taken::Granted { fence }) = lock_replies::taken(reply.clone()).map(|(answer, _)| answer.taken)
-    {
+    let _ = lock_steps::to_go_on(reply.clone());
+    let _ = lock_steps::yes(reply.clone());
+    if let Some(Taken::Granted { fence }) = lock_steps::taken(reply.clone()).map(|(answer, _)| answer.taken) {
         assert!(fence > 0, "0 is no fence");
     }
-    let _ = lock_replies::mutex_holder(reply.clone());
-    let _ = lock_replies::permit_taken(reply.clone());
-    let _ = lock_replies::permit_freed(reply.clone());
-    if let Some(Some(state)) = lock_replies::semaphore_state(reply.clone()) {
+    let _ = lock_steps::mutex_holder(reply.clone());
+    let _ = lock_steps::permit_taken(reply.clone());
+    let _ = lock_steps::permit_freed(reply.clone());
+    if let Some(Some(state)) = lock_steps::semaphore_state(reply.clone()) {
         assert!(state.available <= state.capacity);
     }
-    let _ = tags::id(reply.clone());
-    let _ = announce::read(reply.clone(), Uuid::nil());
-    let _ = renew_member::read(reply.clone(), 0);
-    let _ = server::is_primary(reply.clone());
+    let _ = contract::id(reply.clone());
+    let _ = entry_steps::read_announce(reply.clone(), Uuid::nil());
+    let _ = entry_steps::read_renew_member(reply.clone(), 0);
+    let _ = endpoint::is_primary(reply.clone());
     if let Value::Array(answers) = &reply {
-        let _ = server::reading(answers.clone(), tokio::time::Instant::now());
+        let _ = endpoint::reading(answers.clone(), tokio::time::Instant::now());
     }
     for finding in doctor::read_any(&reply) {
         assert!(!finding.to_string().is_empty());

@@ -25,20 +25,17 @@ mod cluster;
 mod cluster;
 mod commands;
 mod connection;
+mod contract;
 #[cfg(test)]
 mod crowd_tests;
 mod doctor;
-mod entries;
 mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
-mod locks;
 mod login;
 mod messages;
 mod redis_store;
-mod registry;
 mod scripts;
-mod tags;
 mod topology;
 
 pub(crate) use login::Login;

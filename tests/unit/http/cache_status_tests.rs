@@ -1,11 +1,11 @@
 use http_body_util::{BodyExt as _, Empty};
 
+use super::own_answer;
 use super::*;
 use crate::http::GuardedBody;
-use crate::http::respond::own_answer;
+use crate::value::entry::Expiry;
+use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, EntryKind};
-use crate::value::freshness::Expiry;
-use crate::value::tags::TagList;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 

@@ -21,7 +21,7 @@ impl StoredResponse {
     /// Encodes it with default metadata and returns the bytes of the response alone.
     fn bytes(&self) -> Option<Bytes> {
         self.encode(&ResponseMeta::shared_only(false, std::time::Duration::ZERO, None))
-            .map(|raw| raw.slice(metadata::FIXED..))
+            .map(|raw| raw.slice(FIXED..))
     }
 }
 
@@ -39,7 +39,7 @@ fn forge(status: u16, headers: &[(&[u8], &[u8])], trailers: Option<&[(&[u8], &[u
         section.put_slice(value);
     }
     let mut out = BytesMut::new();
-    out.put_slice(&[LAYOUT, 11]);
+    out.put_slice(&[ENCODING_LAYOUT, 11]);
     out.put_u16_le(status);
     out.put_u16_le(headers.len() as u16);
     out.put_u16_le(trailers.map_or(NO_TRAILERS, |trailers| trailers.len() as u16));
@@ -118,7 +118,7 @@ fn a_response_over_the_caps_is_not_stored() {
     let policy = crate::policy::Policy::default();
     let room = policy.longest_payload() - policy.max_body;
     assert!(fits.bytes().unwrap().len() + usize::from(u16::MAX) < room);
-    assert!(FIXED + MOST_HEADER_BYTES + 4 * MOST_HEADERS + usize::from(u16::MAX) < room);
+    assert!(FIXED_OF_ENCODING + MOST_HEADER_BYTES + 4 * MOST_HEADERS + usize::from(u16::MAX) < room);
     assert_eq!(decode(&fits.bytes().unwrap()), Some(fits));
     assert_eq!(with(MOST_HEADERS + 1, 0).bytes(), None);
     assert_eq!(with(2, MOST_HEADER_BYTES / 2 - 4).bytes(), None);
@@ -197,7 +197,7 @@ fn bytes_cut_anywhere_before_the_body_are_refused() {
 /// One field with any tag, and otherwise the head of [`forge`].
 fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
     let mut raw = forge(200, &[(b"", value)], None, body).to_vec();
-    raw[FIXED..FIXED + 2].copy_from_slice(&tag.to_le_bytes());
+    raw[FIXED_OF_ENCODING..FIXED_OF_ENCODING + 2].copy_from_slice(&tag.to_le_bytes());
     raw.into()
 }
 

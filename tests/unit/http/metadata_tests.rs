@@ -3,10 +3,10 @@ use http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, HeaderValue, VARY};
 use proptest::prelude::*;
 
 use super::*;
-use crate::http_rules::normalize::Normalization;
+use crate::http_rules::vary::Normalization;
 use crate::http_rules::vary::Vary;
-use crate::value::freshness::Expiry;
-use crate::value::tags::TagList;
+use crate::value::entry::Expiry;
+use crate::value::entry::TagList;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)

@@ -11,15 +11,15 @@ use http::{Method, Request, StatusCode};
 use http_body::SizeHint;
 use http_body_util::Full;
 
-use crate::http_rules::changed_resources::ChangedResources;
+use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, answer, if_range_holds};
+use crate::http_rules::conditional::{add_conditions, freshened, is_about, is_not_modified, not_modified};
 use crate::http_rules::fields::storable;
-use crate::http_rules::normalize::Normalization;
-use crate::http_rules::policy::{HttpPolicy, ResponseRules};
-use crate::http_rules::ranges::{ByteRange, Part, RangeAnswer, answer, if_range_holds};
+use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, reuse};
+use crate::http_rules::invalidation::ChangedResources;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, consider_post};
 use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, judge};
-use crate::http_rules::reuse::{LoadFailure, Reuse, instead_of, reuse};
-use crate::http_rules::validation::{add_conditions, freshened, is_about, is_not_modified, not_modified};
+use crate::http_rules::settings::{HttpPolicy, ResponseRules};
+use crate::http_rules::vary::Normalization;
 use crate::http_rules::vary::{Names, Variant, Vary};
 use crate::key::CacheKey;
 

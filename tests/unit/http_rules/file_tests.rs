@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::http_rules::request_rules::RequestRules;
+use crate::http_rules::request_settings::RequestRules;
 use crate::policy::Policy;
 
 fn read(text: &str) -> Result<HttpPolicy, String> {

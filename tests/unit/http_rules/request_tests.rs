@@ -151,7 +151,8 @@ fn a_header_that_changes_the_answer_is_bypassed() {
         ("cache-control", "max-age=0, No-Store", "no-store"),
     ];
     let credentials = CREDENTIALS.map(|name| (name, "x", "credentials"));
-    let unkeyed = super::super::request_rules::UNKEYED_HEADERS.map(|name| (name, "x", "unkeyed-header"));
+    let unkeyed =
+        crate::http_rules::request_settings::UNKEYED_HEADERS.map(|name| (name, "x", "unkeyed-header"));
     for (name, value, reason) in cases.into_iter().chain(credentials).chain(unkeyed) {
         let admission = admit_get("/a", &[("host", "h"), (name, value)]);
         assert_eq!(admission, Admission::Bypass(reason), "{name}: {value}");
@@ -159,7 +160,7 @@ fn a_header_that_changes_the_answer_is_bypassed() {
 }
 
 /// Spelled out, so that a test fails if a name is removed from the list.
-const CREDENTIALS: [&str; 41] = super::super::credentials::CREDENTIAL_HEADERS;
+const CREDENTIALS: [&str; 41] = crate::http_rules::request_settings::CREDENTIAL_HEADERS;
 
 #[test]
 fn ordinary_headers_do_not_matter() {

@@ -174,7 +174,7 @@ fn values_that_may_mean_something_else_are_not_alike() {
 
 #[test]
 fn a_credential_and_free_text_are_compared_as_they_are() {
-    let credentials = super::super::credentials::CREDENTIAL_HEADERS;
+    let credentials = crate::http_rules::request_settings::CREDENTIAL_HEADERS;
     // These are free text, one date or one origin (RFC 9110): a comma in them separates nothing.
     let single = ["from", "host", "if-modified-since", "if-range", "if-unmodified-since", "origin", "range"];
     for name in credentials.into_iter().chain(single).chain(["referer", "user-agent"]) {

@@ -7,21 +7,21 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use super::*;
+use super::{SHORTEST_WAIT, UNSURE_WAIT, sleep_for};
 use crate::guard::StampedeGuard;
 use crate::key::{CacheKey, Key};
 use crate::observe::FlightId;
+use crate::policy::Budget;
 use crate::policy::Policy;
-use crate::policy::budget::Budget;
 use crate::read_through::lease::Lease;
-use crate::read_through::wait::{SHORTEST_WAIT, UNSURE_WAIT, sleep_for};
 use crate::store::Token;
 use crate::store::TokenCheck;
 use crate::store::memory::MemoryStore;
 use crate::store::wake::lease_waiters::Hints;
+use crate::value::FlightOutcome;
+use crate::value::StoredEntry;
+use crate::value::entry::Expiry;
 use crate::value::entry::{Encoding, Entry, EntryKind};
-use crate::value::freshness::Expiry;
-use crate::value::outcome::FlightOutcome;
-use crate::value::stored::StoredEntry;
 
 /// A process, and the entry that its flight has rejected.
 struct Side {
@@ -107,7 +107,7 @@ fn value(stored_at: u64, fresh_until: u64) -> Entry {
         stored_at,
         expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
-        tags: crate::value::tags::TagList::default(),
+        tags: crate::value::entry::TagList::default(),
         payload: Bytes::from_static(b"v"),
         packed: Default::default(),
     }

@@ -8,12 +8,12 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::guard::typed::{OwnResult, loader};
 use crate::guard_state::Joined;
-use crate::key::flight::FlightKey;
+use crate::key::FlightKey;
 use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
+use crate::value::StoredEntry;
 use crate::value::entry::Entry;
-use crate::value::stored::StoredEntry;
 use crate::{CacheKey, LoadContext, LoadError, StampedeGuard};
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The envelope of stored values: round trips, damage, and the bounds of its decoder.
 
+use super::TagId;
 use super::*;
 use crate::key::CacheKey;
-use crate::value::tags::TagId;
 
 fn key(text: &str) -> Key {
     Key::new("ns", &CacheKey::from(text))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::health::{Breaker, LinkState};
 use crate::store::redis::connection::Supervisor;
-use crate::store::redis::errors::classify::reason;
+use crate::store::redis::errors::reason;
 use crate::store::redis::topology::cluster::slots::{Address, Range, SLOTS, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::store::redis::connection::connector::Connector;
-    use crate::store::redis::topology::cluster::endpoint::ClusterEndpoint;
+    use crate::store::redis::topology::cluster::nodes::ClusterEndpoint;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")

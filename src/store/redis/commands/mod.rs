@@ -1,32 +1,24 @@
 //! Where a store sends its commands: one server, or a cluster.
+//!
+//! Calls scripts.
 
-pub(crate) mod acquire;
-pub(crate) mod announce;
-pub(crate) mod call;
-pub(crate) mod change;
-pub(crate) mod deadline;
-pub(crate) mod invalidate;
-pub(crate) mod lease_end;
-pub(super) mod lock_leaving;
-pub(super) mod lock_losses;
-pub(super) mod lock_replies;
-pub(crate) mod lock_scripts;
-pub(crate) mod lock_step;
-pub(crate) mod renew_member;
-
+pub(crate) mod entry_steps;
+pub(super) mod lock_queue;
+pub(crate) mod lock_steps;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::connection::connector::Connector;
 use super::connection::{OnBreak, Supervisor};
-use super::errors::classify::reason;
-use super::topology::server::host_ms;
+use super::errors::{judge, reason, store_error};
+use super::scripts::{CallForm, Script};
+use super::topology::endpoint::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 
@@ -256,4 +248,58 @@ impl From<Arc<Cluster>> for Commands {
     fn from(cluster: Arc<Cluster>) -> Self {
         Servers::Cluster(cluster).into()
     }
+}
+
+/// Runs a script by its digest, or by its text if the server does not know it, within one deadline.
+pub(crate) async fn run(
+    commands: &Commands,
+    script: &Script,
+    name: &str,
+    size: usize,
+    args: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
+    let call = |by| {
+        let mut cmd = script.call(by, name, size);
+        args(&mut cmd);
+        cmd
+    };
+    run_call(commands, name, call, within).await
+}
+
+/// The same for a call about `key` that `call` builds.
+pub(crate) async fn run_call(
+    commands: &Commands,
+    key: &str,
+    call: impl Fn(CallForm) -> Cmd + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
+    run_noting(commands, key, call, within).await.map(|(answer, _)| answer)
+}
+
+/// The same. Also returns the session of the answer, as [`Commands::send_noting`].
+pub(crate) async fn run_noting(
+    commands: &Commands,
+    key: &str,
+    call: impl Fn(CallForm) -> Cmd + Sync,
+    within: Duration,
+) -> Result<(Value, u64), StoreError> {
+    let sent = Instant::now();
+    let spread = commands.is_spread();
+    let mut cmd = call(CallForm { sha1: true, spread });
+    let mut answer = commands.send_noting(key, &cmd, within, OnBreak::Fail).await?;
+    if matches!(&answer, (Value::ServerError(error), _) if error.code() == "NOSCRIPT") {
+        cmd = call(CallForm { sha1: false, spread });
+        let left = within.saturating_sub(sent.elapsed());
+        answer = commands.send_noting(key, &cmd, left, OnBreak::Fail).await?;
+    }
+    match answer {
+        (Value::ServerError(error), _) => Err(refused(RedisError::from(error))),
+        answer => Ok(answer),
+    }
+}
+
+/// The error for a reply that the guard cannot use.
+pub(crate) fn refused(error: RedisError) -> StoreError {
+    store_error(judge(&error).0, error)
 }

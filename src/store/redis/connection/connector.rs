@@ -1,28 +1,37 @@
 //! Opens connections to the server, and says how often they are checked.
+//!
+//! A connection for messages, in either protocol.
+//!
+//! RESP2 for credentials that stay, because there messages and replies cannot be confused. While a RESP2 connection is subscribed it
+//! takes no AUTH, so with credentials that rotate it would have to be replaced for each of them, and messages would be lost in
+//! between: there it is RESP3, in which messages are pushes.
+//!
+//! The outages of one node's connections: how often, for how long, and how many loads went without the store meanwhile.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
+use futures_util::{FutureExt as _, StreamExt as _};
+use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
 use redis::{
-    AsyncConnectionConfig, Client, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, Cmd, Msg, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
+    RedisError, RedisResult, Value,
 };
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::Instant;
 
-use super::inbound::{Inbound, MessageSink, Messages};
-use super::outages::Outages;
 use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
-use crate::store::redis::errors::advice::{advised, is_about_room, is_login};
-use crate::store::redis::errors::classify::{reason, unquoted};
-use crate::store::redis::errors::reply::bounded;
+use crate::observe::log;
+use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
 use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
-use crate::store::redis::topology::endpoint::{Endpoint, Located};
-use crate::store::redis::topology::server::{ServerAddress, TimedReading, read_clock};
-use crate::store::redis::topology::single::SingleEndpoint;
+use crate::store::redis::topology::endpoint::{
+    Endpoint, Located, ServerAddress, SingleEndpoint, TimedReading, read_clock,
+};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often an unused connection is checked. Idle connections are closed by the server's `timeout` or by a balancer,
@@ -331,6 +340,149 @@ impl Connector {
     /// even if the client has its own: 2 ms of this thread, which cannot be bounded here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
+    }
+}
+
+/// A connection for messages, and where it leads to.
+pub(crate) struct Inbound {
+    pub(crate) messages: Messages,
+    /// The node of a cluster that it leads to.
+    pub(crate) at: Option<String>,
+    /// The number of the credentials that it is logged in with.
+    pub(crate) login: u64,
+}
+
+/// A connection for messages.
+pub(crate) struct Messages {
+    sink: MessageSink,
+    stream: MessageStream,
+}
+
+/// The side that sends commands.
+#[derive(Clone)]
+pub(crate) enum MessageSink {
+    Resp2(PubSubSink),
+    Resp3(MultiplexedConnection),
+}
+
+/// The side that receives messages.
+pub(crate) enum MessageStream {
+    Resp2(PubSubStream),
+    Resp3(UnboundedReceiver<PushInfo>),
+}
+
+impl Messages {
+    pub(super) fn resp2(messages: PubSub) -> Self {
+        let (sink, stream) = messages.split();
+        Self { sink: MessageSink::Resp2(sink), stream: MessageStream::Resp2(stream) }
+    }
+
+    /// Opens a connection in RESP3, which the client must speak.
+    pub(super) async fn resp3(client: &Client) -> RedisResult<Self> {
+        let (pushes, stream) = unbounded_channel();
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+        let config = config.set_push_sender(pushes);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Self { sink: MessageSink::Resp3(connection), stream: MessageStream::Resp3(stream) })
+    }
+
+    pub(crate) fn split(self) -> (MessageSink, MessageStream) {
+        (self.sink, self.stream)
+    }
+}
+
+impl MessageSink {
+    pub(crate) async fn subscribe(&mut self, channels: impl redis::ToRedisArgs) -> RedisResult<()> {
+        match self {
+            Self::Resp2(sink) => sink.subscribe(channels).await,
+            Self::Resp3(connection) => connection.subscribe(channels).await,
+        }
+    }
+
+    pub(crate) async fn unsubscribe(&mut self, channels: impl redis::ToRedisArgs) -> RedisResult<()> {
+        match self {
+            Self::Resp2(sink) => sink.unsubscribe(channels).await,
+            Self::Resp3(connection) => connection.unsubscribe(channels).await,
+        }
+    }
+
+    pub(crate) async fn ping(&mut self) -> RedisResult<()> {
+        match self {
+            Self::Resp2(sink) => sink.ping::<Value>().await.map(drop),
+            Self::Resp3(connection) => redis::cmd("PING").query_async(connection).await,
+        }
+    }
+
+    /// Sends AUTH. Only for a connection with credentials that rotate.
+    pub(crate) async fn auth(&mut self, auth: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Resp2(_) => {
+                Err(RedisError::from((redis::ErrorKind::Client, "no AUTH while subscribed in RESP2")))
+            }
+            Self::Resp3(connection) => connection.send_packed_command(auth).await,
+        }
+    }
+}
+
+impl MessageStream {
+    /// The next message; `None` when the connection has ended. May be dropped at any moment.
+    pub(crate) async fn next(&mut self) -> Option<Msg> {
+        match self {
+            Self::Resp2(stream) => stream.next().await,
+            Self::Resp3(pushes) => loop {
+                let push = pushes.recv().await?;
+                if push.kind == PushKind::Disconnection {
+                    return None;
+                }
+                // Confirmations of subscriptions are pushes, too.
+                if let Some(message) = Msg::from_push_info(push) {
+                    return Some(message);
+                }
+            },
+        }
+    }
+}
+
+/// The outages of all connections for commands of one node.
+#[derive(Debug, Default)]
+pub(crate) struct Outages {
+    begun: AtomicU64,
+    loads: AtomicU64,
+}
+
+impl Outages {
+    /// How often a connection was lost, or could not be opened.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Counts a load that goes without the store.
+    pub(crate) fn load(&self) {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts that a connection is gone; begins an outage unless one goes on. A connection that breaks at once does not end an
+    /// outage.
+    pub(super) fn begin(&self, outage: &mut Option<Outage>) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let began = || Outage { since: Instant::now(), loads_before: self.loads.load(Ordering::Relaxed) };
+        outage.get_or_insert_with(began);
+    }
+}
+
+/// An outage of one connection.
+#[derive(Debug)]
+pub(super) struct Outage {
+    since: Instant,
+    loads_before: u64,
+}
+
+impl Outage {
+    /// Logs that the connection that was opened at `back` has ended the outage.
+    pub(super) fn tell_end(&self, outages: &Outages, back: Instant, node: Option<String>) {
+        let loads = outages.loads.load(Ordering::Relaxed).saturating_sub(self.loads_before);
+        let took = back.saturating_duration_since(self.since).as_secs_f64();
+        tracing::info!(target: log::REDIS, node, "redis is back after {took:.1} s; {loads} loads went without it");
     }
 }
 

@@ -6,19 +6,14 @@
 //!
 //! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
 //! keeper in its own runtime.
+//!
+//! What the supervisor reports about its connection and the server's clock.
 
 pub(crate) mod connector;
-pub(crate) mod inbound;
-
-mod bulk_limit;
-mod clock;
+mod monitor;
 #[cfg(feature = "cluster")]
 mod node;
-pub(crate) mod outages;
 mod reconnect;
-mod refusal_log;
-mod send;
-mod silence;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tls")]
@@ -39,19 +34,13 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
+use self::connector::{Connector, Outage};
+use self::monitor::{BulkLimit, RefusalLog, Silence, silent};
 use super::backoff::STABLE;
-use bulk_limit::BulkLimit;
-use connector::Connector;
-use outages::Outage;
-use refusal_log::RefusalLog;
-use silence::{Silence, silent};
-
-use super::errors::classify::{ConnectionFate, code, judge, store_error};
-use super::errors::outage_log::OutageLog;
-use super::errors::reply::is_protocol;
-use super::topology::server::TimedReading;
+use super::errors::{ConnectionFate, OutageLog, code, is_protocol, judge, store_error};
+use super::topology::endpoint::{TimedReading, host_ms};
+use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
-use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 
@@ -392,5 +381,41 @@ impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let up = matches!(self.slot().state, ConnectionState::Up(_));
         f.debug_struct("Supervisor").field("up", &up).finish_non_exhaustive()
+    }
+}
+
+impl Supervisor {
+    /// The state of the connection and, while commands fail without being sent, the reason.
+    pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
+        match &self.slot().state {
+            ConnectionState::Idle => (LinkState::Idle, None),
+            ConnectionState::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
+                (LinkState::Down, Some(silent()))
+            }
+            ConnectionState::Connecting(_) => (LinkState::Connecting, None),
+            ConnectionState::Up(_) => (LinkState::Up, None),
+            ConnectionState::Down(why) => (LinkState::Down, why.clone()),
+            ConnectionState::Closed => (LinkState::Closed, None),
+        }
+    }
+
+    /// How long the latest reading of the server's clock took; zero before the first.
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// The latest reading of the server's clock; `None` before the first.
+    pub(crate) fn clock(&self) -> Option<ClockReading> {
+        if self.offset.load(Ordering::Relaxed) == UNKNOWN {
+            return None;
+        }
+        let now = Instant::now();
+        let (server, host) = (self.clock_at(now), host_ms());
+        let age = self.since_born(now).saturating_sub(self.read_at.load(Ordering::Relaxed));
+        Some(ClockReading {
+            ahead_ms: i64::try_from(server).unwrap_or(i64::MAX).saturating_sub_unsigned(host),
+            age: Duration::from_millis(age),
+            largest_jump: Duration::from_millis(self.largest_jump.load(Ordering::Relaxed)),
+        })
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::{ConnectionState, LiveConnection, Supervisor};
 use crate::store::StoreError;
-use crate::store::redis::errors::reply::unexpected;
+use crate::store::redis::errors::unexpected;
 
 impl Supervisor {
     /// Sends a command behind ASKING, which lets a node answer for a slot that is migrating to it.

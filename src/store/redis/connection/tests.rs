@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
-use crate::store::redis::errors::classify::reason;
+use crate::store::redis::errors::reason;
 use tokio::time::timeout;
 
 /// What a server does after it has answered the first check on a connection.

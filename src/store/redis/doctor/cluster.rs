@@ -7,17 +7,17 @@ use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::asking::{ALONE, ANSWER, one};
 use super::examination::GuideLink;
-use super::info::settings;
+use super::examination::{ALONE, ANSWER, one};
 use super::rights;
+use super::server::settings;
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
 use crate::store::redis::connection::connector::Connector;
-use crate::store::redis::errors::classify::{reason, unquoted};
-use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::errors::bounded;
+use crate::store::redis::errors::{reason, unquoted};
 use crate::store::redis::messages::message;
-use crate::store::redis::topology::server::TimedReading;
+use crate::store::redis::topology::endpoint::TimedReading;
 
 /// Clocks that differ by more than this are reported.
 const APART: u64 = 1_000;

@@ -2,39 +2,34 @@
 //!
 //! Uses separate connections: slow, refused or broken commands here must not count against the guard's connection,
 //! and the guard's deadline of one command must not hide how slow the server is.
+//!
+//! Checks whether invalidations can wait for as many replicas as the policy requires.
 
-mod asking;
 #[cfg(feature = "cluster")]
 mod cluster;
 #[cfg(not(feature = "cluster"))]
 #[path = "no_cluster.rs"]
 mod cluster;
 mod examination;
-mod info;
-mod notifications;
-pub(crate) mod probe;
-mod replicas;
 mod rights;
 mod sentinels;
+pub(crate) mod server;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, RedisResult};
+use redis::{RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use asking::{ALONE, ANSWER, one, words};
-use examination::{Examination, GuideLink};
-
+use self::examination::{ALONE, ANSWER, Examination, GuideLink, one, words};
 use super::RedisStore;
 use super::commands::Servers;
-use super::errors::classify::unquoted;
-use super::errors::reply::bounded;
+use super::errors::{bounded, unquoted};
 use super::messages::message;
-use super::topology::server::{TimedReading, host_ms, read_clock};
+use super::topology::endpoint::{TimedReading, host_ms, read_clock};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
@@ -90,7 +85,7 @@ impl Examination<'_> {
         };
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
-        self.findings.extend(info::server(
+        self.findings.extend(server::server(
             greeting,
             self.store.connections.topology,
             dial.address().as_deref(),
@@ -98,7 +93,7 @@ impl Examination<'_> {
         if let (Some(sentinel), Some(primary)) = (dial.sentinel(), dial.address()) {
             self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
-        self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
+        self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = message::channel(Uuid::new_v4());
         let inbox = self.subscribe(inbox, &channel).await;
@@ -116,7 +111,7 @@ impl Examination<'_> {
             drop(sink);
         }
         self.slots();
-        self.findings.extend(info::settings(&mut commands, self.store.commands.longest_argument()).await?);
+        self.findings.extend(server::settings(&mut commands, self.store.commands.longest_argument()).await?);
         Ok(())
     }
 
@@ -301,7 +296,48 @@ fn clock(readings: &[(TimedReading, Duration)], believed: Option<ClockReading>) 
 /// Parses an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
-    let mut findings = info::server(answer.clone(), crate::health::Topology::Single, None);
-    findings.extend(info::examine(answer, answer.clone()));
+    let mut findings = server::server(answer.clone(), crate::health::Topology::Single, None);
+    findings.extend(server::examine(answer, answer.clone()));
     findings
+}
+
+/// How long the replicas have to answer. (If there are enough, it takes one round trip.)
+const WITHIN_MS: u64 = 500;
+/// The cost if they cannot.
+const REFUSED: &str =
+    "each invalidation, of keys, of tags and by storing, is done and returns an error all the same";
+
+/// Asks how many replicas follow, with WAIT as an invalidation does; `None` if invalidations do not
+/// wait.
+async fn examine_replicas(
+    commands: &mut MultiplexedConnection,
+    wanted: u32,
+    user: &str,
+) -> RedisResult<Option<Finding>> {
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let answer = one(commands, redis::cmd("WAIT").arg(wanted).arg(WITHIN_MS)).await?;
+    Ok(Some(match answer {
+        Value::Int(following) if following >= i64::from(wanted) => {
+            Finding::ok("replicas", format!("{following} follow, invalidate_replicas asks for {wanted}"))
+        }
+        Value::Int(following) => {
+            let found = format!("{following} of {wanted} that invalidate_replicas asks for follow");
+            Finding::problem("replicas", found)
+                .cost(REFUSED)
+                .advice("more replicas that are up, or a smaller invalidate_replicas")
+        }
+        Value::ServerError(error) if error.code() == "NOPERM" => {
+            let found = format!("`{user}` may not WAIT, which invalidate_replicas needs");
+            Finding::problem("replicas", found).cost(REFUSED).advice(format!("ACL SETUSER {user} +wait"))
+        }
+        Value::ServerError(error) => {
+            let found = format!("WAIT is refused: {}", words(error.into()));
+            Finding::problem("replicas", found)
+                .cost(REFUSED)
+                .advice("the address of the primary, or no invalidate_replicas")
+        }
+        _ => Finding::note("replicas", "WAIT was not answered with a number"),
+    }))
 }

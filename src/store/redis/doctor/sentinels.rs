@@ -6,11 +6,11 @@ use std::future::Future;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, RedisResult, Value};
 
-use super::asking::{ALONE, ANSWER, all, one};
+use super::examination::{ALONE, ANSWER, all, one};
 use crate::health::Finding;
-use crate::store::redis::errors::advice::{THEIR_PASSWORD, is_login};
-use crate::store::redis::errors::classify::unquoted;
-use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::errors::bounded;
+use crate::store::redis::errors::unquoted;
+use crate::store::redis::errors::{THEIR_PASSWORD, is_login};
 
 /// Asks a sentinel about the primary at `address`.
 pub(super) async fn examine(sentinel: impl Future<Output = RedisResult<Client>>, address: &str) -> Finding {

@@ -85,7 +85,7 @@ fn hello(version: &str, mode: &str, role: &str) -> Vec<Finding> {
     let pairs = [("server", "redis"), ("version", version), ("mode", mode), ("role", role)];
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
     let greeting = pairs.into_iter().flat_map(|(name, value)| [text(name), text(value)]).collect();
-    info::server(Value::Array(greeting), Topology::Single, None)
+    super::server::server(Value::Array(greeting), Topology::Single, None)
 }
 
 #[test]
@@ -101,14 +101,14 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     ] {
         assert_eq!(worst(hello(version, mode, role)), Some(Severity::Problem), "{version} {mode} {role}");
     }
-    assert_eq!(worst(info::server(Value::Nil, Topology::Single, None)), Some(Severity::Note));
+    assert_eq!(worst(super::server::server(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
 /// Values of INFO that a test's server cannot be brought to in time.
 #[test]
 fn failing_persistence_and_replicas_are_reported() {
     let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";
-    let findings = info::examine(&Value::BulkString(info.into()), Value::Nil);
+    let findings = super::server::examine(&Value::BulkString(info.into()), Value::Nil);
     let of = |check| findings.iter().find(|finding| finding.check == check).expect("it is looked at");
     assert_eq!(of("memory").severity, Severity::Warning);
     assert_eq!(of("persistence").severity, Severity::Warning);

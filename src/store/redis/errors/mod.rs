@@ -1,8 +1,581 @@
 //! Errors of servers and connections: what they mean for a command, and what an operator is told.
+//!
+//! Advice for the operator about a server that cannot be reached, or refuses this user.
+//!
+//! Most such failures are mistakes of the set-up, and the symptoms (a closed socket, silence, a TLS alert) do
+//! not tell an operator what to change.
+//!
+//! Classifies the server's errors.
+//!
+//! Which reasons of one outage were logged: each once. The first is seldom the cause: after a password change, the first
+//! error is a closed connection, and only the next attempt to connect gets the reason.
+//!
+//! Errors that this crate creates itself for a server's answer, or for none.
 
-pub(crate) mod advice;
-pub(crate) mod classify;
-pub(crate) mod outage_log;
-pub(crate) mod reply;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use redis::{ConnectionAddr, ErrorKind, RedisError, RedisResult};
+use tokio::time::timeout;
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// A failure and the advice about it; the failure is its source.
+#[derive(Debug)]
+pub(crate) struct AdvisedError {
+    advice: &'static str,
+    cause: Cause,
+}
+
+pub(crate) type Cause = Arc<dyn Error + Send + Sync>;
+
+impl AdvisedError {
+    pub(crate) fn advice(&self) -> &'static str {
+        self.advice
+    }
+}
+
+impl fmt::Display for AdvisedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.advice)
+    }
+}
+
+impl Error for AdvisedError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.cause)
+    }
+}
+
+/// What to do about an error while connecting to `addr`, if that is known.
+pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
+    if is_replica(error) {
+        return Some("this server is not a primary: have the name or the address lead to the one that is");
+    }
+    on_refusal(error).or_else(|| match addr {
+        ConnectionAddr::TcpTls { .. } => on_tls(error),
+        ConnectionAddr::Unix(_) => on_unix(error),
+        _ => on_tcp(error),
+    })
+}
+
+/// Whether the server that was asked does not know this user, or knows another password.
+pub(crate) fn is_login(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
+}
+
+/// What to do about a sentinel that refuses this client.
+pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they have users and passwords of their own, which the \
+     SentinelClientBuilder is given by set_client_to_sentinel_username and set_client_to_sentinel_password";
+
+/// The advice for a server that takes no more connections.
+const FULL: &str = "the server has as many connections as it takes (its setting `maxclients`): raise that limit, or close connections";
+
+/// The error for a value that the server does not take.
+pub(crate) const TOO_LONG: &str =
+    "a value is longer than the server takes (its setting `proto-max-bulk-len`), or broke the connection";
+
+/// The advice for a value that the server does not take.
+const RAISE_OR_CACHE_LESS: &str = "a value is longer than the server takes: raise its setting `proto-max-bulk-len`, or lower the policy's \
+     max_body below it; it is not stored, and for a while nothing as long is sent";
+
+/// Whether the server has no room for another connection. It says so to the first command of each, and closes it.
+pub(crate) fn is_about_room(error: &RedisError) -> bool {
+    error.to_string().contains("max number of clients")
+}
+
+/// What to do about the server's refusal of a user or a command.
+pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
+    if error.to_string().contains("proto-max-bulk-len") || is_protocol(error) {
+        return Some(RAISE_OR_CACHE_LESS);
+    }
+    if is_about_room(error) {
+        return Some(FULL);
+    }
+    // redis-rs hides the server's answer to AUTH.
+    if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
+        return Some("the server refuses this user name and password: put the present ones into the URL");
+    }
+    match error.code()? {
+        "MOVED" | "ASK" | "CROSSSLOT" => Some(
+            "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
+        ),
+        "CLUSTERDOWN" => Some(
+            "slots of this cluster are served by no node, and by default it takes no commands then: see redis-cli --cluster check",
+        ),
+        "NOAUTH" => {
+            Some("the server wants a password: put it into the URL, as in redis://user:password@host")
+        }
+        "NOPERM" => Some(
+            "this user may not do what the guard does: give it the rights that docs/redis.md lists; doctor() names \
+             those that are missing",
+        ),
+        _ => on_words(&error.to_string().to_lowercase()),
+    }
+}
+
+/// The same for refusals without a code of their own.
+fn on_words(text: &str) -> Option<&'static str> {
+    if text.contains("cluster support disabled") {
+        return Some("this server is not part of a cluster: give the guard a redis::Client");
+    }
+    if text.contains("refused to switch database") {
+        return Some(
+            "this database can not be had: the server needs that many, and the user the right +select",
+        );
+    }
+    // Such a command is not named. Redis: `Unknown Redis command called from script`; Redict has its own name there, Valkey none.
+    let in_script = text.contains("unknown") && text.contains("command called from");
+    // Before 7.0, the server quotes commands in backticks.
+    const QUOTES: [char; 2] = ['\'', '`'];
+    let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
+    match quoted.and_then(|rest| rest.split(QUOTES).next()) {
+        // The first command of ours that a sentinel does not know.
+        Some("time") => Some(
+            "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
+             `sentinel`)",
+        ),
+        Some("eval" | "evalsha") => Some(
+            "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
+             and Valkey do",
+        ),
+        // Used only by optional features, beyond loads and locks.
+        Some("config" | "wait") => None,
+        None if !in_script => None,
+        Some(_) | None => Some(
+            "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
+             rename no commands",
+        ),
+    }
+}
+
+fn on_tcp(error: &RedisError) -> Option<&'static str> {
+    // A TLS port takes the first command for a broken handshake: it closes the connection, or first sends an
+    // alert, which is not valid RESP.
+    if closed(error) || error.kind() == ErrorKind::Parse {
+        return Some(
+            "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
+        );
+    }
+    if error.is_connection_refusal() {
+        return Some(NOT_LISTENING);
+    }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
+    }
+    error
+        .is_timeout()
+        .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
+}
+
+/// The resolver's errors have no kind; this is the prefix that the standard library gives them.
+fn is_unresolved(error: &RedisError) -> bool {
+    io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
+}
+
+const UNRESOLVED: &str = "this host name can not be resolved: see its spelling, and this machine's resolver";
+
+/// The advice for a closed port.
+const NOT_LISTENING: &str =
+    "no server listens there: see that host and port are right, and that the server runs";
+
+fn on_unix(error: &RedisError) -> Option<&'static str> {
+    match io_error(error)?.kind() {
+        io::ErrorKind::NotFound => Some("there is no such socket: see the server's setting `unixsocket`"),
+        io::ErrorKind::PermissionDenied => {
+            Some("this process may not open the socket: see the server's setting `unixsocketperm`")
+        }
+        _ => None,
+    }
+}
+
+fn on_tls(error: &RedisError) -> Option<&'static str> {
+    #[cfg(feature = "tls")]
+    if let Some(error) = rustls_error(error) {
+        return on_rustls(error);
+    }
+    #[cfg(not(feature = "tls"))]
+    if error.kind() == ErrorKind::Client {
+        return Some(
+            "TLS wants a provider of cryptography: turn on stampede-guard's feature `tls`, or install one",
+        );
+    }
+    if error.is_connection_refusal() {
+        return Some(NOT_LISTENING);
+    }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
+    }
+    if closed(error) {
+        return Some(
+            "the server ended the TLS handshake: see its log, whether it has as many connections as `maxclients` allows, whether \
+             this is the port for TLS, and whether it wants certificates of its clients (`client_tls` in the \
+             redis::TlsCertificates of the client)",
+        );
+    }
+    // A plain server waits for the end of a line, which a handshake does not contain.
+    error.is_timeout().then_some(
+        "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
+    )
+}
+
+/// The error of rustls, if the error is one.
+#[cfg(feature = "tls")]
+fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
+    io_error(error)?.get_ref()?.downcast_ref()
+}
+
+#[cfg(feature = "tls")]
+fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
+    use rustls::CertificateError as Refused;
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+    match error {
+        InvalidCertificate(Refused::NotValidForName | Refused::NotValidForNameContext { .. }) => Some(
+            "the server's certificate is for other hosts: connect by a name in it, or have it name this host",
+        ),
+        InvalidCertificate(Refused::Expired | Refused::ExpiredContext { .. }) => {
+            Some("the server's certificate has expired: renew it, or set this machine's clock")
+        }
+        InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
+            Some("the server's certificate is not valid yet: set this machine's clock")
+        }
+        // A bad signature is by another authority with a trusted name, such as one that was created anew.
+        InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
+            "the server's certificate is signed by no authority that this machine trusts: install that authority, or name \
+             it as `root_cert` in the redis::TlsCertificates of the client",
+        ),
+        InvalidMessage(_) => {
+            Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
+        }
+        AlertReceived(_) => Some(
+            "the server refuses this client: if it wants certificates, give one as `client_tls` in the \
+             redis::TlsCertificates of the client",
+        ),
+        _ => None,
+    }
+}
+
+/// Whether the other side has closed the connection.
+fn closed(error: &RedisError) -> bool {
+    let closing = [
+        io::ErrorKind::UnexpectedEof,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+    ];
+    // The kind of an I/O error decides: `is_connection_dropped` is also true for a refused connection, which needs other advice.
+    io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
+}
+
+/// The I/O error; redis-rs keeps it in an `Arc`, which it returns as its source.
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    let source = error.source()?;
+    source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())
+}
+
+/// `cause` with the advice about it.
+pub(crate) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause {
+    match advice {
+        Some(advice) => Arc::new(AdvisedError { advice, cause: Arc::new(cause) }),
+        None => Arc::new(cause),
+    }
+}
+
+/// What happens to the connection that returned an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionFate {
+    Keep,
+    /// It is broken, its user has lost the rights, or it leads to a server that is not the primary.
+    Drop,
+}
+
+/// Classifies an error: transport, not the primary, rights lost, transient, permanent.
+pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
+    if is_protocol(error) {
+        // The same command would break the next connection, too.
+        return (StoreErrorKind::Refused, ConnectionFate::Drop);
+    }
+    match code(error) {
+        // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
+        // now, helps. The same for a changed password.
+        Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => {
+            (StoreErrorKind::Unavailable, ConnectionFate::Drop)
+        }
+        Some(
+            "BUSY" | "LOADING" | "OOM" | "TRYAGAIN" | "CLUSTERDOWN" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE",
+        ) => (StoreErrorKind::Transient, ConnectionFate::Keep),
+        Some(_) => (StoreErrorKind::Refused, ConnectionFate::Keep),
+        None if error.kind() == ErrorKind::UnexpectedReturnType => {
+            (StoreErrorKind::Refused, ConnectionFate::Keep)
+        }
+        None => (StoreErrorKind::Unavailable, ConnectionFate::Drop),
+    }
+}
+
+/// An error for the guard. It keeps the server's words unless they quote the command.
+pub(crate) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
+    let advice = on_refusal(&error);
+    StoreError { kind, source: Some(advised(advice, unquoted(error))) }
+}
+
+/// The error without the server's words if they quote a command: keys and passwords must not reach a log or an
+/// error.
+pub(crate) fn unquoted(error: RedisError) -> RedisError {
+    let text = error.to_string();
+    if !text.contains("sg1:") && !text.contains("args beginning with") {
+        return error;
+    }
+    // redis-rs takes any first word for the code.
+    let code = code(&error).filter(|code| code.bytes().all(|byte| byte.is_ascii_uppercase()));
+    redis::make_extension_error(code.unwrap_or("ERR").to_owned(), None)
+}
+
+/// The text of an event about an error: what to do, if that is known, and what happened.
+pub(crate) fn reason(error: &StoreError) -> String {
+    let Some(first) = &error.source else { return error.to_string() };
+    match first.downcast_ref::<AdvisedError>().and_then(Error::source) {
+        Some(cause) => format!("{first}: {cause}"),
+        None => first.to_string(),
+    }
+}
+
+/// The code of the server's error behind this one.
+pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
+    let source = error.source.as_ref()?;
+    let cause: &(dyn Error + 'static) = match source.downcast_ref::<AdvisedError>() {
+        Some(advised) => advised.source()?,
+        None => &**source,
+    };
+    code(cause.downcast_ref()?)
+}
+
+/// The code of a server's error; `None` for an error of the transport or of the client.
+pub(crate) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    if code != "ERR" {
+        return Some(code);
+    }
+    // Before 7.0, the error of a command inside a script is wrapped:
+    // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
+    let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
+    let inner =
+        inner.and_then(|detail| detail.rsplit_once(": -")).and_then(|(_, rest)| rest.split(' ').next());
+    Some(inner.unwrap_or(code))
+}
+
+/// An outage has few reasons; a server that invents codes must not be logged for ever.
+const MOST: usize = 8;
+
+#[derive(Debug, Default)]
+pub(crate) struct OutageLog(Vec<Cow<'static, str>>);
+
+impl OutageLog {
+    /// Whether no reason of this kind was logged in this outage. Records it.
+    pub(crate) fn is_news(&mut self, why: &StoreError) -> bool {
+        let kind = kind(why);
+        let is_news = self.0.len() < MOST && !self.0.contains(&kind);
+        if is_news {
+            self.0.push(kind);
+        }
+        is_news
+    }
+
+    /// The outage is over: the next one logs its reasons again.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The key by which reasons are compared, independent of their words: the advice, else the error's kind.
+fn kind(why: &StoreError) -> Cow<'static, str> {
+    let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
+    if let Some(advised) = source.downcast_ref::<AdvisedError>() {
+        return Cow::Borrowed(advised.advice());
+    }
+    let Some(error) = source.downcast_ref::<RedisError>() else { return Cow::Borrowed("unknown") };
+    match code(error) {
+        Some(code) => Cow::Owned(code.to_owned()),
+        None if error.is_timeout() => Cow::Borrowed("timed out"),
+        // Closed, reset, cut off: which of these occurs is chance, and they are of one kind.
+        None => Cow::Owned(format!("{:?}", error.kind())),
+    }
+}
+
+/// `work`, or an I/O error of kind `TimedOut`.
+pub(crate) async fn bounded<T>(
+    limit: Duration,
+    work: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    match timeout(limit, work).await {
+        Ok(done) => done,
+        Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+    }
+}
+
+/// The error for an answer that Redis never gives.
+pub(crate) fn unexpected() -> RedisError {
+    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "unexpected answer"))
+}
+
+/// The error for an answer to ROLE by a server that is not a primary.
+pub(crate) fn replica() -> RedisError {
+    RedisError::from((redis::ErrorKind::Client, REPLICA))
+}
+
+pub(crate) fn is_replica(error: &RedisError) -> bool {
+    error.to_string().starts_with(REPLICA)
+}
+
+/// Whether the server does not take a command of this length, and closes the connection.
+pub(crate) fn is_protocol(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
+}
+
+/// The error's text for a server that is not, or no longer, a primary.
+const REPLICA: &str = "this server is a replica";
+
+#[cfg(test)]
+mod advice_tests {
+    use super::*;
+
+    /// Advice about TLS would send an operator in the wrong direction.
+    #[test]
+    fn advice_tells_a_closed_port_from_a_tls_port() {
+        let told = |kind: io::ErrorKind, tls: bool| {
+            let (host, port) = ("h".to_owned(), 1);
+            let addr = match tls {
+                true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+                false => ConnectionAddr::Tcp(host, port),
+            };
+            on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
+        };
+        for tls in [false, true] {
+            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
+            assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
+        }
+        // A server that requires client certificates closes, too, mostly before its alert is read.
+        assert!(told(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
+    }
+
+    #[test]
+    fn advice_names_an_unresolvable_host() {
+        let words = "failed to lookup address information: Name or service not known";
+        let error = RedisError::from(io::Error::other(words));
+        assert_eq!(on_tcp(&error), Some(UNRESOLVED));
+        assert_eq!(on_tls(&error), Some(UNRESOLVED));
+    }
+}
+
+#[cfg(test)]
+mod classify_tests {
+    use super::*;
+
+    fn server(line: &str) -> RedisError {
+        let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("one error line");
+        reply.extract_error().expect_err("it is an error")
+    }
+
+    #[test]
+    fn each_class_of_error_has_its_consequence() {
+        use StoreErrorKind::{Refused, Transient, Unavailable};
+        for (line, verdict) in [
+            ("READONLY You can't write against a read only replica.", (Unavailable, ConnectionFate::Drop)),
+            ("MASTERDOWN Link with MASTER is down", (Unavailable, ConnectionFate::Drop)),
+            ("NOAUTH Authentication required.", (Unavailable, ConnectionFate::Drop)),
+            ("OOM command not allowed when used memory > 'maxmemory'.", (Transient, ConnectionFate::Keep)),
+            ("LOADING Redis is loading the dataset in memory", (Transient, ConnectionFate::Keep)),
+            ("BUSY Redis is busy running a script.", (Transient, ConnectionFate::Keep)),
+            ("NOPERM this user has no permissions", (Refused, ConnectionFate::Keep)),
+            ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, ConnectionFate::Keep)),
+            ("ERR unknown command 'EVALSHA'", (Refused, ConnectionFate::Keep)),
+            ("ERR Protocol error: invalid bulk length", (Refused, ConnectionFate::Drop)),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
+                (Transient, ConnectionFate::Keep),
+            ),
+        ] {
+            assert_eq!(judge(&server(line)), verdict, "{line}");
+        }
+        let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(judge(&broken), (Unavailable, ConnectionFate::Drop));
+        // A server that answers is up.
+        assert_eq!(judge(&super::unexpected()), (Refused, ConnectionFate::Keep));
+    }
+
+    #[test]
+    fn an_error_does_not_quote_keys_nor_passwords() {
+        for (line, told) in [
+            ("unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'", "runs no scripts"),
+            ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
+            ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
+            ("unknown command `TIME`, with args beginning with: ", "SentinelClient"),
+            ("Unknown Redis command called from script script: on @user_script:79.", "doctor() names"),
+            ("Unknown Redict command called from script script: 4951, on @user_script:79.", "doctor() names"),
+            ("Unknown command called from script script: on @user_script:79.", "doctor() names"),
+        ] {
+            let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
+            let source = error.source.clone().expect("there is a cause");
+            assert!(source.to_string().contains(told), "{source}");
+            assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
+        }
+        let optional =
+            store_error(StoreErrorKind::Refused, server("ERR unknown command 'CONFIG', with args"));
+        assert!(!reason(&optional).contains("doctor"), "{optional:?}");
+    }
+}
+
+#[cfg(test)]
+mod outage_log_tests {
+    use std::io;
+
+    use redis::make_extension_error;
+
+    use super::store_error;
+    use super::unexpected;
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    fn failed(error: RedisError) -> StoreError {
+        store_error(StoreErrorKind::Unavailable, error)
+    }
+
+    fn refused(code: &str, text: &str) -> StoreError {
+        failed(make_extension_error(code.to_owned(), Some(text.to_owned())))
+    }
+
+    fn transport(kind: io::ErrorKind) -> StoreError {
+        failed(RedisError::from(io::Error::from(kind)))
+    }
+
+    #[test]
+    fn each_reason_is_logged_once_per_outage_in_any_order() {
+        let mut told = OutageLog::default();
+        assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
+        assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
+        assert!(told.is_news(&transport(io::ErrorKind::TimedOut)));
+        assert!(told.is_news(&failed(unexpected())), "it is not lost");
+        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+        assert!(told.is_news(&refused("NOPERM", "no permissions to run 'time'")));
+        for _ in 0..3 {
+            assert!(!told.is_news(&transport(io::ErrorKind::BrokenPipe)));
+            assert!(!told.is_news(&refused("WRONGPASS", "or the user is disabled")));
+            assert!(!told.is_news(&refused("NOPERM", "no permissions to run 'ping'")));
+        }
+        told.forget();
+        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+    }
+
+    #[test]
+    fn the_number_of_logged_codes_is_bounded() {
+        let mut told = OutageLog::default();
+        let news = (0..100).filter(|n| told.is_news(&refused(&format!("CODE{n}"), ""))).count();
+        assert_eq!(news, MOST);
+    }
+}

@@ -2,10 +2,10 @@
 
 use redis::{ErrorKind, RedisError};
 
-use super::advice::{THEIR_PASSWORD, closed, is_login, on_refusal};
+use super::is_replica;
+use super::{THEIR_PASSWORD, closed, is_login, on_refusal};
 #[cfg(feature = "tls")]
-use super::advice::{on_rustls, rustls_error};
-use super::reply::is_replica;
+use super::{on_rustls, rustls_error};
 
 /// What an error begins with that is known to be a sentinel's.
 pub(crate) const AT_SENTINELS: &str = "at the sentinels";

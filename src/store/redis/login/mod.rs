@@ -1,18 +1,28 @@
 //! How the connections of one node log in: with the user name and password of their client, or with those of a provider.
+//!
+//! Credentials that a provider has given, and the error if it gives none.
+//!
+//! Credentials that rotate: asks the provider before the present ones end, once for all connections.
+//!
+//! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one is
+//! spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait for.
 
-mod issue;
-mod rotation;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 
-pub(crate) use issue::{Issue, is_not_provided};
-use rotation::Rotation;
-
-use crate::store::credentials::CredentialsProvider;
+use super::backoff::Backoff;
+use crate::failure_text::with_causes;
+use crate::observe::{LogEveryMinute, log, warn_if};
+use crate::store::credentials::{Credentials, CredentialsProvider};
+use crate::sync::lock;
 
 /// The number of the client's own credentials.
 pub(crate) const OWN: u64 = 0;
@@ -63,5 +73,318 @@ impl Login {
     /// The user of the latest credentials.
     pub(crate) fn user(&self) -> Option<String> {
         Some(self.0.as_ref()?.latest()?.credentials.username().to_owned())
+    }
+}
+
+/// Credentials that the provider has given, and when.
+#[derive(Clone)]
+pub(crate) struct Issue {
+    /// Grows with each: later credentials have a higher number.
+    pub(crate) number: u64,
+    pub(crate) credentials: Arc<Credentials>,
+    /// When to ask for the next; `None` for credentials without an end.
+    renew_at: Option<Instant>,
+    ends_at: Option<Instant>,
+}
+
+impl Issue {
+    /// A client that connects as `client` does, with these credentials.
+    pub(crate) fn client_of(
+        &self,
+        client: &Client,
+        protocol: Option<ProtocolVersion>,
+    ) -> RedisResult<Client> {
+        let info = client.get_connection_info().clone();
+        let (username, password) = (self.credentials.username(), self.credentials.password());
+        let mut settings = info.redis_settings().clone().set_username(username).set_password(password);
+        if let Some(protocol) = protocol {
+            settings = settings.set_protocol(protocol);
+        }
+        Client::open(info.set_redis_settings(settings))
+    }
+
+    /// The command that logs an open connection in.
+    pub(crate) fn auth(&self) -> Cmd {
+        let mut auth = redis::cmd("AUTH");
+        auth.arg(self.credentials.username()).arg(self.credentials.password());
+        auth
+    }
+}
+
+/// The beginning of the error for a provider that has failed.
+const NOT_PROVIDED: &str = "the provider of credentials failed";
+
+/// Whether the provider of credentials has failed.
+pub(crate) fn is_not_provided(error: &RedisError) -> bool {
+    error.to_string().starts_with(NOT_PROVIDED)
+}
+
+/// The error for a provider that has failed.
+fn not_provided(why: String) -> RedisError {
+    RedisError::from((redis::ErrorKind::Client, NOT_PROVIDED, why))
+}
+
+/// The part of their life after which credentials are renewed, from and to: processes that started together should not ask the
+/// provider together. The rest is for a provider that fails, and for the logins.
+const RENEW: (f64, f64) = (0.65, 0.8);
+
+/// How long one call of the provider may take.
+const ASK_WITHIN: Duration = Duration::from_secs(10);
+
+/// The least time between two calls, and the first and the longest pause after failures.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// The error until there are others.
+const REFUSED: &str = "the server has refused what the provider of credentials gave last";
+
+/// The longest life that is counted: timers cannot represent `Duration::MAX`.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
+struct Rotation {
+    provider: CredentialsProvider,
+    state: Mutex<RotationState>,
+    /// Sent at every change of the state.
+    changes: watch::Sender<()>,
+    failures: AtomicU64,
+    told: LogEveryMinute,
+}
+
+#[derive(Default)]
+struct RotationState {
+    latest: Option<Issue>,
+    /// Whether the server has refused the latest.
+    refused: bool,
+    /// The credentials before the latest that the server has not refused: of use if it refuses the latest, as while clocks differ.
+    before: Option<Issue>,
+    /// Counts issues.
+    number: u64,
+    /// Whether a call of the provider is under way.
+    asking: bool,
+    /// The pauses after failures that came soon after each other, and when the latest failure was.
+    failures: Option<(Backoff, Instant)>,
+    /// Before this moment the provider is not asked.
+    rests_until: Option<Instant>,
+    /// Why there are no credentials.
+    why: Option<RedisError>,
+}
+
+/// What a caller that wants credentials has to do.
+enum Step {
+    Use(Issue),
+    Fail(RedisError),
+    /// Ask the provider, and wait.
+    Ask,
+    /// Wait for a change, and no longer than until this moment.
+    Wait(Option<Instant>),
+}
+
+impl RotationState {
+    /// The latest credentials that were not refused and have not ended.
+    fn usable(&self, now: Instant) -> Option<&Issue> {
+        let latest = self.latest.as_ref().filter(|_| !self.refused);
+        let is_usable = |issue: &&Issue| issue.ends_at.is_none_or(|end| now < end);
+        latest.into_iter().chain(&self.before).find(is_usable)
+    }
+
+    /// What a new connection does. `asked`: it has waited for a call of the provider.
+    fn for_new(&mut self, asked: bool) -> Step {
+        let now = Instant::now();
+        let usable = self.usable(now).cloned();
+        let is_due = match usable.as_ref().map(|issue| issue.renew_at) {
+            None => true,
+            Some(None) => !asked,
+            Some(Some(renew_at)) => renew_at <= now,
+        };
+        // Credentials with an end are good until then; the owner of the connection asks for the next as soon as it is open.
+        if let Some(issue) = usable.clone().filter(|issue| !is_due || issue.ends_at.is_some()) {
+            return Step::Use(issue);
+        }
+        if self.asking {
+            return Step::Wait(None);
+        }
+        if !asked && self.rests_until.is_none_or(|until| until <= now) {
+            self.asking = true;
+            return Step::Ask;
+        }
+        match usable {
+            // The provider failed, and the older password may be good.
+            Some(issue) => Step::Use(issue),
+            None => Step::Fail(self.why.clone().unwrap_or_else(|| not_provided("it gave none".to_owned()))),
+        }
+    }
+
+    /// What an open connection with credentials of this number does.
+    fn for_open(&mut self, number: u64) -> Step {
+        let now = Instant::now();
+        if let Some(issue) = self.usable(now).filter(|issue| issue.number > number) {
+            return Step::Use(issue.clone());
+        }
+        let Some(latest) = &self.latest else { return Step::Wait(None) };
+        let due = if self.refused { Some(now) } else { latest.renew_at };
+        let Some(due) = due.max(self.rests_until.filter(|_| due.is_some())).filter(|_| !self.asking) else {
+            return Step::Wait(None);
+        };
+        if due > now {
+            return Step::Wait(Some(due));
+        }
+        self.asking = true;
+        Step::Ask
+    }
+
+    /// The provider has given these.
+    fn issued(&mut self, credentials: Credentials) {
+        let now = Instant::now();
+        let same = self.latest.as_ref().is_some_and(|latest| latest.credentials.are_as_good_as(&credentials));
+        // Open connections need not log in again with what they have.
+        if !same {
+            self.number += 1;
+            if !self.refused {
+                self.before = self.latest.take();
+            }
+        }
+        let life = credentials.life().map(|life| life.min(LONGEST));
+        let part = RENEW.0 + (RENEW.1 - RENEW.0) * fastrand::f64();
+        let (renew_at, ends_at) = (life.map(|life| now + life.mul_f64(part)), life.map(|life| now + life));
+        let (number, credentials) = (self.number, Arc::new(credentials));
+        self.latest = Some(Issue { number, credentials, renew_at, ends_at });
+        self.refused = false;
+        self.rests_until = Some(now + FIRST_PAUSE);
+    }
+
+    /// Rests for a moment, longer after each failure that follows another one.
+    fn fail(&mut self) {
+        let now = Instant::now();
+        let soon =
+            self.failures.take().filter(|(_, at)| now.saturating_duration_since(*at) <= LAST_PAUSE * 2);
+        let mut backoff =
+            soon.map_or_else(|| Backoff::between(FIRST_PAUSE, LAST_PAUSE), |(backoff, _)| backoff);
+        self.rests_until = Some(now + backoff.next());
+        self.failures = Some((backoff, now));
+    }
+}
+
+impl Rotation {
+    fn new(provider: CredentialsProvider) -> Arc<Self> {
+        Arc::new(Self {
+            provider,
+            state: Mutex::default(),
+            changes: watch::Sender::new(()),
+            failures: AtomicU64::new(0),
+            told: LogEveryMinute::default(),
+        })
+    }
+
+    async fn present(self: &Arc<Self>) -> RedisResult<Issue> {
+        let (mut changes, mut asked) = (self.changes.subscribe(), false);
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&self.state).for_new(asked);
+            match step {
+                Step::Use(issue) => return Ok(issue),
+                Step::Fail(why) => return Err(why),
+                Step::Ask => self.ask(),
+                Step::Wait(_) => {
+                    asked = true;
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    async fn later_than(self: &Arc<Self>, number: u64) -> Issue {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&self.state).for_open(number);
+            match step {
+                Step::Use(issue) => return issue,
+                Step::Ask => self.ask(),
+                Step::Wait(Some(until)) => tokio::select! {
+                    _ = changes.changed() => {}
+                    () = sleep_until(until) => {}
+                },
+                Step::Fail(_) | Step::Wait(None) => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// Asks the provider in a separate task. Not under the lock: a runtime that is being shut down drops the task inside `spawn`.
+    fn ask(self: &Arc<Self>) {
+        let mut asking = Asking { rotation: Arc::clone(self), ended: false };
+        tokio::spawn(async move {
+            let given = match timeout(ASK_WITHIN, asking.rotation.provider.ask()).await {
+                Ok(Ok(given)) if given.life().is_some_and(|life| life.is_zero()) => {
+                    Err("what it gave has ended already".to_owned())
+                }
+                Ok(given) => given.map_err(|error| with_causes(&*error)),
+                Err(_) => Err(format!("it gave none within {ASK_WITHIN:?}")),
+            };
+            asking.ended = true;
+            match given {
+                Ok(credentials) => lock(&asking.rotation.state).issued(credentials),
+                Err(why) => asking.rotation.failed(not_provided(why)),
+            }
+            drop(asking);
+        });
+    }
+
+    fn failed(&self, why: RedisError) {
+        self.count();
+        let is_news = self.told.is_due();
+        warn_if!(log::REDIS, is_news, reason = %why, "no new credentials; the present ones are used until they end");
+        let mut state = lock(&self.state);
+        state.fail();
+        state.why = Some(why);
+    }
+
+    fn refused(&self, number: u64) {
+        {
+            let mut state = lock(&self.state);
+            let is = |issue: &Option<Issue>| issue.as_ref().is_some_and(|issue| issue.number == number);
+            if is(&state.before) {
+                state.before = None;
+                return;
+            }
+            // Others have asked meanwhile: those of a later number are not refused.
+            if state.refused || !is(&state.latest) {
+                return;
+            }
+            state.refused = true;
+            state.fail();
+            state.why = Some(RedisError::from((ErrorKind::AuthenticationFailed, REFUSED)));
+        }
+        self.count();
+        warn_if!(log::REDIS, self.told.is_due(), "redis refuses the credentials that the provider has given");
+        self.changes.send_replace(());
+    }
+
+    fn count(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    fn latest(&self) -> Option<Issue> {
+        lock(&self.state).latest.clone()
+    }
+}
+
+/// A call of the provider.
+struct Asking {
+    rotation: Arc<Rotation>,
+    ended: bool,
+}
+
+impl Drop for Asking {
+    /// Also if the provider has panicked, or the task's runtime was shut down.
+    fn drop(&mut self) {
+        if !self.ended {
+            self.rotation.failed(not_provided("it panicked, or its runtime has ended".to_owned()));
+        }
+        lock(&self.rotation.state).asking = false;
+        self.rotation.changes.send_replace(());
     }
 }

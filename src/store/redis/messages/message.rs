@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::store::Token;
 use crate::store::names::LockName;
-use crate::store::redis::commands::announce::{changed_name, read_id};
+use crate::store::redis::commands::entry_steps::{changed_name, read_id};
 use crate::store::volume::{HeardAnnouncement, LogRecord};
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::LockHint;

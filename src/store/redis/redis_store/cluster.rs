@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 
-use super::connections::Connections;
+use super::Connections;
 use crate::health::Topology;
 use crate::store::redis::cluster::Cluster;
 use crate::store::redis::login::Login;

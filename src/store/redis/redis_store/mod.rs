@@ -1,32 +1,34 @@
 //! The store of one node, and the connections that nodes share.
+//!
+//! The connections that the nodes of one backend share.
 
 #[cfg(feature = "cluster")]
 mod cluster;
-mod connections;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 
 use std::fmt;
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-#[cfg(test)]
 use redis::Client;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-pub(crate) use connections::Connections;
-
 use super::commands::Commands;
-use super::commands::change::Attempt;
-use super::commands::lock_leaving::LeaveBatches;
-use super::errors::classify::code_of;
-#[cfg(test)]
+use super::commands::entry_steps::Attempt;
+use super::commands::lock_queue::LeaveBatches;
+use super::connection::Supervisor;
+use super::connection::connector::Connector;
+use super::errors::code_of;
 use super::login::Login;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
+use super::messages::subscriber::Subscriber;
+use crate::health::Topology;
 use crate::store::volume::{Announced, Announcement};
 use crate::store::wake::lease_waiters::LeaseWaiters;
 use crate::store::wake::lock_waiters::LockWaiters;
@@ -133,6 +135,70 @@ impl fmt::Debug for RedisStore {
         f.debug_struct("RedisStore")
             .field("connections", &self.connections)
             .field("inbox", &self.inbox)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One connection for commands (in a cluster one to each master) and one for messages, each opened when it is first needed.
+pub(crate) struct Connections {
+    /// Digest of the server's address and the database.
+    pub(in crate::store::redis) place: u64,
+    pub(in crate::store::redis) topology: Topology,
+    /// Leads to messages.
+    pub(in crate::store::redis) dial: Connector,
+    pub(in crate::store::redis) commands: Commands,
+    pub(in crate::store::redis) subscriber: Arc<Subscriber>,
+    /// How many nodes use them; with the last they are closed.
+    nodes: AtomicUsize,
+}
+
+impl Connections {
+    /// Connections to one server, for one node at first. `command_timeout` is the deadline of one command: a slower server counts as
+    /// down.
+    pub(crate) fn single(client: &Client, command_timeout: Duration, login: Login) -> Self {
+        let info = client.get_connection_info();
+        let mut place = DefaultHasher::new();
+        info.addr().to_string().hash(&mut place);
+        info.redis_settings().db().hash(&mut place);
+        let dial = Connector::new(client, command_timeout).logging_in(&login);
+        Self::of(dial, None, Topology::Single, place.finish())
+    }
+
+    /// `dial` leads to messages; and to commands, where those have no ways of their own.
+    fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
+        let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
+        Self {
+            place,
+            topology,
+            subscriber: Subscriber::new(dial.clone(), commands.clone()),
+            dial,
+            commands,
+            nodes: AtomicUsize::new(1),
+        }
+    }
+
+    /// Counts one more node. False if they are closed: their last node has left.
+    pub(crate) fn join(&self) -> bool {
+        let more = |nodes| if nodes == 0 { None } else { Some(nodes + 1) };
+        self.nodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Counts one node less, and closes the connections with the last.
+    fn leave(&self) {
+        if self.nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.commands.close();
+            self.subscriber.close();
+        }
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { commands, subscriber, nodes, .. } = self;
+        f.debug_struct("Connections")
+            .field("commands", commands)
+            .field("messages", subscriber)
+            .field("nodes", nodes)
             .finish_non_exhaustive()
     }
 }

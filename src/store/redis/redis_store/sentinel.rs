@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::connections::Connections;
+use super::Connections;
 use crate::health::Topology;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::login::Login;

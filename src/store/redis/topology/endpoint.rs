@@ -1,16 +1,22 @@
 //! What all kinds of deployments say of where to connect to.
+//!
+//! One server, or one name that stands for it.
+//!
+//! One server: its clients, its clock, and whether it is a primary.
 
 use std::future::ready;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, RedisError, RedisResult};
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisError, RedisResult, Value};
+use tokio::time::Instant;
 
-use super::server::{ServerAddress, TimedReading, is_by_tls, read_clock};
-use crate::store::redis::errors::advice::on_connecting;
+use crate::store::redis::errors::{is_replica, on_connecting, replica, unexpected};
 
 /// Where the connections of one node lead to. Asked while connecting and between commands, never on a command's way.
 pub(crate) trait Endpoint: Send + Sync {
@@ -95,4 +101,186 @@ impl From<Arc<ServerAddress>> for Located {
     fn from(server: Arc<ServerAddress>) -> Self {
         Self { server, node: None }
     }
+}
+
+pub(crate) struct SingleEndpoint(Arc<ServerAddress>);
+
+impl SingleEndpoint {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self(Arc::new(ServerAddress::new(client)))
+    }
+}
+
+impl Endpoint for SingleEndpoint {
+    fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
+        ready(Ok(Arc::clone(&self.0).into())).boxed()
+    }
+
+    fn known(&self) -> Option<Arc<ServerAddress>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn look<'a>(
+        &'a self,
+        connection: &'a mut MultiplexedConnection,
+    ) -> BoxFuture<'a, RedisResult<Option<TimedReading>>> {
+        self.0.look(connection).boxed()
+    }
+}
+
+/// A server, with a client for each kind of connection.
+pub(crate) struct ServerAddress {
+    pub(crate) commands: Client,
+    /// Always RESP2, where messages and replies cannot be confused.
+    pub(crate) inbox: Client,
+    /// Whether it has refused ROLE.
+    hides_role: AtomicBool,
+}
+
+/// The server's clock, read at `at`.
+pub(crate) struct TimedReading {
+    pub(crate) server_ms: u64,
+    pub(crate) at: Instant,
+}
+
+impl ServerAddress {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self {
+            commands: rebuilt(client, None),
+            inbox: rebuilt(client, Some(ProtocolVersion::RESP2)),
+            hides_role: AtomicBool::new(false),
+        }
+    }
+
+    /// Reads its clock. Returns an error if ROLE says that it is a replica, because a replica answers reads for ever.
+    /// Without the right to ROLE, the first write fails instead.
+    pub(crate) async fn look(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> RedisResult<Option<TimedReading>> {
+        let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
+        match role.map_or(Ok(()), is_primary) {
+            Err(error) if is_replica(&error) => return Err(error),
+            // A second ROLE would be refused again, and fill the server's ACL log. `ERR`: the server does not know ROLE.
+            Err(error) if matches!(error.code(), Some("NOPERM" | "ERR")) => {
+                self.hides_role.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        reading(answers, at)
+    }
+
+    pub(crate) fn info(&self) -> &ConnectionInfo {
+        self.commands.get_connection_info()
+    }
+}
+
+/// `client` with a socket that detects a dead peer, and without CLIENT SETINFO.
+fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
+    let info = client.get_connection_info().clone();
+    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
+    // A keepalive that the user has set stays.
+    if tcp.keepalive().is_none() {
+        let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(2));
+        #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
+        let keepalive = keepalive.with_interval(Duration::from_secs(1)).with_retries(3);
+        tcp = tcp.set_keepalive(keepalive);
+    }
+    // Keepalive is not sent while data is in flight; without this bound the kernel retransmits to a dead peer for a
+    // quarter of an hour.
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    if tcp.user_timeout().is_none() {
+        tcp = tcp.set_user_timeout(Duration::from_secs(2));
+    }
+    let mut settings = info.redis_settings().clone();
+    if settings.lib_name().is_none() {
+        // Not among the rights we document; a refusal would fill the server's ACL log.
+        settings = settings.set_skip_set_lib_name();
+    }
+    if let Some(protocol) = protocol {
+        settings = settings.set_protocol(protocol);
+    }
+    let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+    Client::open(info).unwrap_or_else(|_| client.clone())
+}
+
+/// Reads the server's clock, together with a PING that shows whether it serves data: TIME alone is answered while a dump
+/// is loading, and by a replica that has lost its primary.
+///
+/// `None` if TIME is refused: then there is no common clock, but the connection stays. With `role`, returns an error
+/// unless the server is a primary.
+pub(crate) async fn read_clock(
+    connection: &mut MultiplexedConnection,
+    role: bool,
+) -> RedisResult<Option<TimedReading>> {
+    let (answers, role, at) = ask(connection, role).await?;
+    role.map_or(Ok(()), is_primary)?;
+    reading(answers, at)
+}
+
+/// The answers to PING, TIME and, if `role`, ROLE, and the moment of the reading.
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    role: bool,
+) -> RedisResult<(Vec<Value>, Option<Value>, Instant)> {
+    let mut probe = redis::pipe();
+    probe.cmd("TIME");
+    if role {
+        probe.cmd("ROLE");
+    }
+    let sent = Instant::now();
+    // Apart from the others: a server that refuses a connection says why to its first command, and closes.
+    let (ping, mut first) = (redis::cmd("PING"), connection.clone());
+    let (ping, answers) = tokio::join!(
+        first.send_packed_command(&ping),
+        connection.send_packed_commands(&probe, 0, probe.len())
+    );
+    let ping = ping?;
+    let mut answers = match (answers, &ping) {
+        (Err(_), Value::ServerError(refusal)) => return Err(refusal.clone().into()),
+        (answers, _) => answers?,
+    };
+    // Half of the round trip has passed since the server answered.
+    let at = sent + sent.elapsed() / 2;
+    let role = if role { answers.pop() } else { None };
+    answers.insert(0, ping);
+    Ok((answers, role, at))
+}
+
+pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<TimedReading>> {
+    let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
+    match ping.extract_error() {
+        Err(error) if error.code() != Some("NOPERM") => return Err(error),
+        _ => {}
+    }
+    let server_ms = match time.extract_error() {
+        Ok(time) => {
+            let (secs, micros): (u64, u64) = redis::from_redis_value(time)?;
+            secs.saturating_mul(1000).saturating_add(micros / 1000)
+        }
+        Err(error) if error.code() == Some("NOPERM") => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(Some(TimedReading { server_ms, at }))
+}
+
+/// Reads the answer to ROLE: an error unless it is a primary.
+pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
+    let parts: Vec<Value> = redis::from_redis_value(role.extract_error()?)?;
+    let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());
+    match role.as_deref() {
+        Some("master") => Ok(()),
+        Some("slave") => Err(replica()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// What this host's clock shows, in milliseconds.
+pub(crate) fn host_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Whether connections to this address are by TLS.
+pub(crate) fn is_by_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }

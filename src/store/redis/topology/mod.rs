@@ -5,5 +5,3 @@ pub(crate) mod cluster;
 pub(crate) mod endpoint;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
-pub(crate) mod server;
-pub(crate) mod single;

@@ -15,13 +15,13 @@ use redis::{Client, ErrorKind, RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::endpoint::ServerAddress;
 use super::endpoint::{Endpoint, Located};
-use super::server::ServerAddress;
 use crate::store::credentials::Credentials;
-use crate::store::redis::errors::advice::is_login;
-use crate::store::redis::errors::classify::unquoted;
-use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::errors::bounded;
+use crate::store::redis::errors::is_login;
 use crate::store::redis::errors::sentinel::{AT_PRIMARY, AT_SENTINELS, may_be_of_either, on_sentinel};
+use crate::store::redis::errors::unquoted;
 use crate::store::redis::login::{Login, OWN};
 use crate::sync::lock;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::engine::hold::Hold;
-use crate::lock::engine::target::LockTarget as _;
-use crate::lock::engine::wait::{acquire, acquire_instead};
-use crate::lock::engine::wait_terms::WaitTerms;
+use crate::lock::acquire::{acquire, acquire_instead};
+use crate::lock::hold::Hold;
+use crate::lock::target::LockTarget as _;
+use crate::lock::target::WaitTerms;
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 

@@ -1,26 +1,35 @@
 //! The connection for the messages of all nodes that share it: one subscription for each node, to its own channel.
+//!
+//! What the connection knows of a node.
+//!
+//! The task that keeps the subscriptions: subscribes, listens, subscribes again.
+//!
+//! What the inbox records about its connection.
 
-mod recipient;
-mod subscription;
 #[cfg(test)]
 mod tests;
-mod vitals;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
+use redis::{RedisError, RedisResult};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
-pub(super) use recipient::{InboxStatus, Recipient};
-use vitals::Vitals;
-
+use super::message;
 use crate::health::LinkState;
+use crate::observe::{log, warn_if};
+use crate::store::StoreErrorKind;
+use crate::store::redis::backoff::{Backoff, STABLE};
 use crate::store::redis::commands::Commands;
-use crate::store::redis::connection::connector::Connector;
+use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
+use crate::store::redis::errors::{OutageLog, bounded, judge, reason, store_error};
 use crate::sync::lock;
 
 pub(crate) struct Subscriber {
@@ -143,5 +152,407 @@ impl Drop for Subscriber {
 impl fmt::Debug for Subscriber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscriber").field("nodes", &self.recipients.borrow().len()).finish_non_exhaustive()
+    }
+}
+
+/// The part of a node that its messages are for.
+pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
+    /// Changes the status, under the subscriber's lock. Returns whether it is another one; `Closed` stays.
+    fn set(&self, status: InboxStatus) -> bool;
+
+    /// Whether the status is `Closed`.
+    fn has_ended(&self) -> bool;
+
+    /// Takes a message.
+    fn deliver(&self, payload: &[u8]);
+
+    /// Messages were lost or will be: wakes each waiter for a lease and the first waiter of each lock.
+    fn tell_missed(&self);
+
+    /// Asks the server in a background task which other waiters of locks have missed a message. The status is a new one.
+    fn look_for_losses(&self, status: InboxStatus);
+}
+
+/// Whether a node's messages arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store::redis::messages) enum InboxStatus {
+    /// No subscription, or not yet.
+    Shut,
+    /// The subscription was confirmed, and every ping since then was answered in time.
+    Confirmed,
+    /// The server does not allow it.
+    Refused,
+    /// The node has ended.
+    Closed,
+}
+
+/// How often the server is pinged, and how long its answer may take. A connection that only receives gives no sign when
+/// it dies.
+const PING: Duration = Duration::from_secs(1);
+
+/// How often a refused subscription is tried again: rights change seldom.
+const REFUSED: Duration = Duration::from_secs(30);
+
+impl Subscriber {
+    /// Opens the connection in the background, if it is not open.
+    pub(in crate::store::redis::messages) fn open(self: &Arc<Self>) {
+        if self.running.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else { return };
+        let number = {
+            let mut task = self.task();
+            if task.closed || self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            task.number += 1;
+            task.number
+        };
+        let reader = MessageReader { subscriber: Arc::downgrade(self), number };
+        let news = (self.commands.generations(), self.recipients.subscribe());
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the reader
+        // takes the lock.
+        let spawned = runtime.spawn(serve(reader, self.dial.clone(), news));
+        let mut task = self.task();
+        if task.number == number && !task.closed {
+            task.handle = Some(spawned.abort_handle());
+        } else {
+            spawned.abort();
+        }
+    }
+}
+
+/// The task's reference to the subscriber. Weak: dropping the last store ends its task.
+struct MessageReader {
+    subscriber: Weak<Subscriber>,
+    number: u64,
+}
+
+impl Drop for MessageReader {
+    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts another.
+    fn drop(&mut self) {
+        let Some(subscriber) = self.subscriber.upgrade() else { return };
+        if subscriber.enter(self.number, InboxStatus::Shut, &subscriber.all()) {
+            subscriber.vitals.lost();
+            subscriber.task().handle = None;
+            // Last, because from here on there may be another task.
+            subscriber.running.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl MessageReader {
+    /// As [`Subscriber::enter`]. A background task for each node then asks the server which other waiters of locks have missed a
+    /// message.
+    fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
+        let entered = self.subscriber.upgrade().is_some_and(|to| to.enter(self.number, status, recipients));
+        if entered {
+            recipients.iter().for_each(|recipient| recipient.look_for_losses(status));
+        }
+        entered
+    }
+
+    /// All recipients enter this status.
+    fn enter_all(&self, status: InboxStatus) -> bool {
+        self.subscriber.upgrade().is_some_and(|to| self.enter(status, &to.all()))
+    }
+
+    /// Records an event of the connection.
+    fn note(&self, what: impl FnOnce(&Vitals)) {
+        if let Some(subscriber) = self.subscriber.upgrade() {
+            what(&subscriber.vitals);
+        }
+    }
+
+    fn commands_have_to_wait(&self) -> bool {
+        self.subscriber.upgrade().is_some_and(|subscriber| subscriber.commands.has_to_wait())
+    }
+
+    /// Has the commands' connection checked, because its server may be gone, too.
+    fn suspect_commands(&self) {
+        if let Some(subscriber) = self.subscriber.upgrade() {
+            subscriber.commands.suspect();
+        }
+    }
+}
+
+/// Why the subscriptions failed or ended.
+enum SubscriptionEnd {
+    NotOpened(RedisError),
+    Failed(RedisError),
+    /// This user has no right to SUBSCRIBE.
+    Refused(RedisError),
+    /// The commands use a new connection, perhaps to another server.
+    Moved,
+    Dropped,
+}
+
+impl SubscriptionEnd {
+    fn after(error: RedisError) -> Self {
+        if judge(&error).0 == StoreErrorKind::Refused { Self::Refused(error) } else { Self::Failed(error) }
+    }
+}
+
+/// Keeps the subscriptions while the subscriber exists. No strong reference lives across an await, or the connection of
+/// dropped stores would outlive them.
+async fn serve(
+    reader: MessageReader,
+    dial: Connector,
+    (mut generations, mut recipients): (watch::Receiver<u64>, watch::Receiver<Recipients>),
+) {
+    let mut backoff = Backoff::new();
+    // The reasons logged of the present outage.
+    let mut told = OutageLog::default();
+    loop {
+        let mut confirmed_at = None;
+        let end = subscribed(&reader, &dial, (&mut generations, &mut recipients), &mut confirmed_at).await;
+        let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+        backoff.lived(lived);
+        if lived >= STABLE {
+            told.forget();
+        }
+        let (status, why) = match end {
+            SubscriptionEnd::Dropped => return,
+            SubscriptionEnd::Moved => (InboxStatus::Shut, None),
+            SubscriptionEnd::NotOpened(error) => (InboxStatus::Shut, Some(dial.failure(error))),
+            SubscriptionEnd::Failed(error) => {
+                (InboxStatus::Shut, Some(store_error(StoreErrorKind::Unavailable, error)))
+            }
+            SubscriptionEnd::Refused(error) => {
+                (InboxStatus::Refused, Some(store_error(StoreErrorKind::Refused, error)))
+            }
+        };
+        if let Some(why) = why {
+            let is_news = told.is_news(&why);
+            warn_if!(log::REDIS, is_news, reason = %reason(&why), "no notifications; waits end by their timers");
+            reader.suspect_commands();
+        }
+        reader.note(Vitals::lost);
+        if !reader.enter_all(status) {
+            return;
+        }
+        if status == InboxStatus::Refused {
+            let again_at = Instant::now() + REFUSED;
+            loop {
+                tokio::select! {
+                    () = sleep_until(again_at) => break,
+                    // A node that has joined waits for an answer.
+                    changed = recipients.changed() => if changed.is_err() || !reader.enter_all(status) { return },
+                }
+            }
+            continue;
+        }
+        backoff.pause().await;
+        // Before the commands are connected, a subscription might be opened at another server and have to move at once.
+        while reader.commands_have_to_wait() {
+            if generations.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The subscriptions of one connection, from its opening to its end.
+async fn subscribed(
+    reader: &MessageReader,
+    dial: &Connector,
+    (generations, recipients): (&mut watch::Receiver<u64>, &mut watch::Receiver<Recipients>),
+    confirmed_at: &mut Option<Instant>,
+) -> SubscriptionEnd {
+    let mut generation = *generations.borrow_and_update();
+    let Inbound { messages, at, login } = match dial.inbox().await {
+        Ok(inbound) => inbound,
+        Err(error) => return SubscriptionEnd::NotOpened(error),
+    };
+    let (sink, mut messages) = messages.split();
+    let mut channels = Channels { reader, sink, subscribed: HashSet::new() };
+    if let Err(error) = channels.follow(recipients).await {
+        return SubscriptionEnd::after(error);
+    }
+    *confirmed_at = Some(Instant::now());
+    reader.note(Vitals::heard);
+    tracing::debug!(target: log::REDIS, "notifications arrive");
+    let mut tending = std::pin::pin!(channels.tend(dial, login, recipients));
+    loop {
+        tokio::select! {
+            message = messages.next() => match message {
+                Some(message) => match reader.subscriber.upgrade() {
+                    Some(subscriber) => {
+                        if let Some(node) = message::node_of(message.get_channel_name()) {
+                            subscriber.deliver(node, message.get_payload_bytes());
+                        }
+                    }
+                    None => return SubscriptionEnd::Dropped,
+                },
+                None => return SubscriptionEnd::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+            },
+            error = &mut tending => return SubscriptionEnd::after(error),
+            changed = generations.changed() => {
+                let latest = *generations.borrow_and_update();
+                if changed.is_err() {
+                    return SubscriptionEnd::Dropped;
+                }
+                if dial.has_left(at.as_deref(), generation, latest) {
+                    return SubscriptionEnd::Moved;
+                }
+                generation = latest;
+            }
+        }
+    }
+}
+
+/// The channels that a connection is subscribed to.
+struct Channels<'a> {
+    reader: &'a MessageReader,
+    sink: MessageSink,
+    subscribed: HashSet<Uuid>,
+}
+
+impl Channels<'_> {
+    /// Subscribes to the channels of nodes that have joined, and leaves those of nodes that have ended.
+    async fn follow(&mut self, recipients: &mut watch::Receiver<Recipients>) -> RedisResult<()> {
+        let present = recipients.borrow_and_update().clone();
+        let joined: Vec<_> = present.iter().filter(|(node, _)| !self.subscribed.contains(node)).collect();
+        if !joined.is_empty() {
+            let channels: Vec<_> = joined.iter().map(|(node, _)| message::channel(**node)).collect();
+            bounded(PING, self.sink.subscribe(channels)).await?;
+            let joined: Vec<_> = joined.iter().filter_map(|(_, recipient)| recipient.upgrade()).collect();
+            self.reader.enter(InboxStatus::Confirmed, &joined);
+        }
+        let ended = self.subscribed.iter().filter(|node| !present.contains_key(node));
+        let ended: Vec<_> = ended.map(|node| message::channel(*node)).collect();
+        if !ended.is_empty() {
+            bounded(PING, self.sink.unsubscribe(ended)).await?;
+        }
+        self.subscribed = present.into_keys().collect();
+        Ok(())
+    }
+
+    /// Pings the server until a ping is not answered, logs the connection in with later credentials, and follows the nodes.
+    async fn tend(
+        mut self,
+        dial: &Connector,
+        mut login: u64,
+        recipients: &mut watch::Receiver<Recipients>,
+    ) -> RedisError {
+        let mut ping_at = Instant::now() + PING;
+        loop {
+            let done = tokio::select! {
+                () = sleep_until(ping_at) => {
+                    self.reader.note(Vitals::asked);
+                    let answered = bounded(PING, self.sink.ping()).await;
+                    if answered.is_ok() {
+                        self.reader.note(Vitals::answered);
+                        ping_at = Instant::now() + PING;
+                    }
+                    answered.map(drop)
+                }
+                issue = dial.login.later_than(login) => {
+                    dial.log_in_for_messages(&mut self.sink, login, &issue).await.map(|present| login = present)
+                }
+                Ok(()) = recipients.changed() => self.follow(recipients).await,
+            };
+            if let Err(error) = done {
+                return error;
+            }
+        }
+    }
+}
+
+/// When the inbox was asked and heard from, in microseconds since `born`; 0 for never.
+pub(crate) struct Vitals {
+    born: Instant,
+    heard_at: AtomicU64,
+    /// When the ping was sent that is not answered yet.
+    asked_at: AtomicU64,
+    /// How long the latest answer took, in microseconds plus one; 0 before the first.
+    lag: AtomicU64,
+}
+
+impl Vitals {
+    pub(crate) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            heard_at: AtomicU64::new(0),
+            asked_at: AtomicU64::new(0),
+            lag: AtomicU64::new(0),
+        }
+    }
+
+    /// The server has sent a message or an answer.
+    pub(crate) fn heard(&self) {
+        self.heard_at.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// A ping was sent.
+    pub(crate) fn asked(&self) {
+        self.asked_at.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// The ping was answered.
+    pub(crate) fn answered(&self) {
+        let asked_at = self.asked_at.swap(0, Ordering::Relaxed);
+        // 0: the ping was given up meanwhile.
+        if asked_at != 0 {
+            let took = self.now().saturating_sub(asked_at);
+            self.lag.store(took.saturating_add(1), Ordering::Relaxed);
+        }
+        self.heard();
+    }
+
+    /// The connection was lost or replaced: its values are reset.
+    pub(crate) fn lost(&self) {
+        self.asked_at.store(0, Ordering::Relaxed);
+        self.lag.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lag(&self) -> Option<Duration> {
+        let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
+        let under_way = match self.asked_at.load(Ordering::Relaxed) {
+            0 => None,
+            asked_at => Some(self.now().saturating_sub(asked_at)),
+        };
+        latest.max(under_way).map(Duration::from_micros)
+    }
+
+    pub(crate) fn last_heard(&self) -> Option<Duration> {
+        let heard_at = self.heard_at.load(Ordering::Relaxed);
+        (heard_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(heard_at)))
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+    }
+}
+
+#[cfg(test)]
+mod vitals_tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lag_is_that_of_the_latest_answer_or_of_a_pending_ping_if_longer() {
+        let (vitals, ms) = (Vitals::new(), Duration::from_millis);
+        let pass = async |time| tokio::time::advance(time).await;
+        pass(ms(1)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (None, None));
+        vitals.heard();
+        vitals.asked();
+        pass(ms(5)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(5))));
+        vitals.answered();
+        pass(ms(100)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(100))));
+        vitals.asked();
+        pass(ms(3)).await;
+        assert_eq!(vitals.lag(), Some(ms(5)));
+        pass(ms(3)).await;
+        assert_eq!(vitals.lag(), Some(ms(6)));
+        vitals.lost();
+        assert_eq!(vitals.lag(), None);
+        vitals.answered();
+        assert_eq!(vitals.lag(), None, "it came too late");
+        vitals.asked();
+        vitals.answered();
+        assert_eq!(vitals.lag(), Some(Duration::ZERO));
     }
 }

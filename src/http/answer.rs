@@ -1,0 +1,692 @@
+//! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
+//!
+//! `Age`, `Cache-Status`, and the texts of the guard's details.
+//!
+//! [`AnswerInfo`](crate::AnswerInfo) as an extension of responses, if the policy asks for it.
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "../../tests/unit/http/cache_status_tests.rs"]
+mod tests;
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock, RwLock};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::{AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use super::body::{GuardedBody, SharedBody};
+use super::stored::{ResponseMeta, StoredResponse, VariantId};
+use crate::guard::load::Times;
+use crate::http_rules::conditional;
+use crate::http_rules::conditional::{ByteRange, Part, if_range_holds, is_not_modified, not_modified};
+use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, is_for, reuse};
+use crate::http_rules::request::RequestDemands;
+use crate::http_rules::settings::HttpPolicy;
+use crate::http_rules::vary::{Fingerprint, Names};
+use crate::key::Key;
+use crate::observe::Outcome;
+use crate::sync::{read, write};
+use crate::value::entry::{Entry, Freshness};
+use crate::value::{EntryReader, SharedValue};
+
+/// A request, as the reader of the stored response.
+pub(crate) struct ResponseReader<'a> {
+    pub(crate) asked: &'a RequestDemands,
+    /// The request's headers.
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) http: &'a HttpPolicy,
+    pub(crate) at: LookUpKey<'a>,
+    /// The `Cache-Status` of an entry that is fresh for this many more seconds.
+    pub(crate) status: fn(u64) -> CacheStatus,
+}
+
+/// The key at which the response is looked up.
+#[derive(Clone, Copy)]
+pub(crate) enum LookUpKey<'a> {
+    /// The resource's key: it holds one of the variants, which leads to the others.
+    Resource(&'a Key),
+    Variant,
+}
+
+/// The key of a variant.
+#[derive(Clone, Debug)]
+pub(crate) struct VariantPlace {
+    pub(crate) key: Key,
+    pub(crate) generation: u64,
+    pub(crate) names: Names,
+}
+
+impl VariantPlace {
+    fn new(resource: &Key, chosen: &VariantId, fingerprint: Fingerprint) -> Self {
+        let VariantId { generation, names, .. } = chosen;
+        // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
+        let suffix = format!("~v{generation:016x}{}", fingerprint.half());
+        Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
+    }
+}
+
+/// The stored response for a request, or where to find it.
+#[derive(Clone)]
+pub(crate) enum StoredAnswer {
+    Response(Replay),
+    /// A response that arrives for another request.
+    Arriving(Arc<SharedBody>),
+    /// The variant for this request, if it is stored, is under this key.
+    Elsewhere(Box<VariantPlace>),
+    /// The stored response must not answer a request like this (RFC 9111, 3.5).
+    NotForThis,
+}
+
+/// Whether the stored response suits a request.
+enum VariantFit {
+    Here,
+    Instead(StoredAnswer),
+    /// Another variant, and this is not the resource's key.
+    Other,
+}
+
+/// A stored response, ready to be sent.
+#[derive(Clone)]
+pub(crate) struct Replay {
+    pub(crate) response: Response<Bytes>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
+    /// Of the stored entry.
+    pub(crate) times: Times,
+}
+
+impl Replay {
+    pub(crate) fn respond<B>(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
+        let Self { mut response, trailers, times } = self;
+        tell(&mut response, http, outcome, times);
+        response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
+    }
+}
+
+/// Decoded state that the callers of a shared read, or of a local copy, have in common.
+struct SharedDecoding {
+    /// The metadata, and the offset of the response.
+    kept: Option<(ResponseMeta, usize)>,
+    /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed. Many threads
+    /// read that of a hot response at once.
+    plain: RwLock<Option<PlainReplay>>,
+}
+
+/// A replay, and what of its head changes with time.
+struct PlainReplay {
+    moment: ReplayMoment,
+    replay: Option<Replay>,
+}
+
+/// The age and the remaining lifetime, both in seconds; the latter is `None` if the response is stale.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ReplayMoment {
+    age: u64,
+    ttl: Option<u64>,
+}
+
+impl SharedDecoding {
+    fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
+        let first = || Arc::new(Self { kept: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
+        shared?.get_or_init(first).downcast_ref()
+    }
+}
+
+impl EntryReader for ResponseReader<'_> {
+    type Value = StoredAnswer;
+
+    fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
+        if let Some(SharedDecoding { kept: Some((kept, _)), .. }) = SharedDecoding::of(entry, shared) {
+            return self.serves_kept(kept, entry, now);
+        }
+        match ResponseMeta::of(entry) {
+            Some((kept, _)) => self.serves_kept(&kept, entry, now),
+            None => entry.serves(now),
+        }
+    }
+
+    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
+        let Some((kept, _)) = ResponseMeta::of(entry) else { return false };
+        let (age, terms) = kept.at(entry, now);
+        let is_its_own = self.is_this_variant(&kept);
+        is_its_own
+            && entry.expiry.stands_in(now)
+            && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http)
+    }
+
+    fn leads_others(&self, entry: &Entry) -> bool {
+        matches!(self.at, LookUpKey::Resource(_))
+            && ResponseMeta::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
+    }
+
+    /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
+    /// share the replay too, for as long as its age is the same in seconds.
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
+        let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, shared) else {
+            let (kept, at) = ResponseMeta::of(entry)?;
+            return self.open_kept(&kept, at, entry, now);
+        };
+        if kept.chosen.is_some() || !self.is_plain() {
+            return self.open_kept(kept, *at, entry, now);
+        }
+        let moment = ReplayMoment {
+            age: kept.at(entry, now.max(entry.stored_at)).0.as_secs(),
+            ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
+        };
+        let latest = read(plain);
+        let known =
+            latest.as_ref().filter(|latest| latest.moment == moment).map(|latest| latest.replay.clone());
+        drop(latest);
+        let replay = known.unwrap_or_else(|| {
+            let replay = StoredResponse::decode(&entry.payload, *at)
+                .and_then(|stored| self.replay(entry, kept, stored, now));
+            let latest = PlainReplay { moment, replay: replay.clone() };
+            *write(plain) = Some(latest);
+            replay
+        })?;
+        Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
+    }
+
+    fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
+        let arrival = Arc::clone(arriving).downcast::<SharedBody>().ok()?;
+        // A request with a condition gets the whole response: whether the body will be complete is not known yet.
+        match self.fits(&arrival.kept) {
+            VariantFit::Here => Some(StoredAnswer::Arriving(arrival)),
+            VariantFit::Instead(found) => Some(found),
+            VariantFit::Other => None,
+        }
+    }
+}
+
+impl ResponseReader<'_> {
+    fn open_kept(&self, kept: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
+        match self.fits(kept) {
+            VariantFit::Here => {
+                let response = StoredResponse::decode(&entry.payload, at)?;
+                self.replay(entry, kept, response, now).map(StoredAnswer::Response)
+            }
+            VariantFit::Instead(found) => Some(found),
+            VariantFit::Other => None,
+        }
+    }
+
+    fn serves_kept(&self, kept: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
+        let (age, terms) = kept.at(entry, now);
+        // The entry under the resource's key holds one variant; the request wants another, which has its own key. If the first is
+        // marked stale, all variants are.
+        if entry.expiry.is_expired() && self.is_elsewhere(kept) {
+            return Freshness::Expired;
+        }
+        if kept.part.is_some_and(|part| !self.wants_of(part)) {
+            return Freshness::Expired;
+        }
+        match reuse(self.asked, &terms, age, self.http) {
+            // `open` decides whether the response may answer this request.
+            Reuse::Fresh | Reuse::NotForThis => Freshness::Fresh,
+            Reuse::Stale => Freshness::BackingOff,
+            Reuse::StaleWhileRevalidate => match entry.expiry.serves(now) {
+                Freshness::BackingOff => Freshness::BackingOff,
+                Freshness::Fresh | Freshness::Stale => Freshness::Stale,
+                // An invalidation has ended its stale windows.
+                Freshness::StaleIfError | Freshness::Expired => Freshness::Expired,
+            },
+            // If the resource was expired, so are its other variants.
+            Reuse::Revalidate | Reuse::OnlyIfCached
+                if !entry.expiry.is_expired() && self.is_elsewhere(kept) =>
+            {
+                Freshness::Fresh
+            }
+            Reuse::Revalidate
+                if entry.expiry.serves(now) == Freshness::BackingOff
+                    && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http) =>
+            {
+                Freshness::BackingOff
+            }
+            Reuse::Revalidate | Reuse::OnlyIfCached => Freshness::Expired,
+        }
+    }
+
+    /// Whether the whole response answers the request, whichever client it comes from.
+    fn is_plain(&self) -> bool {
+        let RequestDemands { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
+        !(conditional || ranged || authorized || has_cookie)
+    }
+
+    fn is_this_variant(&self, kept: &ResponseMeta) -> bool {
+        kept.is_for(self.headers, self.http.normal())
+    }
+
+    fn is_elsewhere(&self, kept: &ResponseMeta) -> bool {
+        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(kept)
+    }
+
+    /// Whether the response suits this request. Call it once: it digests the request's values.
+    fn fits(&self, kept: &ResponseMeta) -> VariantFit {
+        let is_variant = self.is_this_variant(kept);
+        if let (LookUpKey::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
+            let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
+            return VariantFit::Instead(StoredAnswer::Elsewhere(Box::new(VariantPlace::new(
+                resource,
+                chosen,
+                fingerprint,
+            ))));
+        }
+        if !is_for(self.asked, &kept.terms, self.http) {
+            return VariantFit::Instead(StoredAnswer::NotForThis);
+        }
+        if is_variant { VariantFit::Here } else { VariantFit::Other }
+    }
+
+    /// Whether the stored part may contain the requested range.
+    fn wants_of(&self, part: Part) -> bool {
+        self.asked.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
+    }
+
+    fn replay(&self, entry: &Entry, kept: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
+        // A waiter came before the entry was stored; the age must not be negative for it.
+        let now = now.max(entry.stored_at);
+        let (age, _) = kept.at(entry, now);
+        let fresh_until = entry.expiry.fresh_until;
+        // An entry that was never fresh was made for the waiters of its load.
+        let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
+        let status = if fresh_until <= now && was_fresh {
+            CacheStatus::stale(entry, now)
+        } else {
+            (self.status)(fresh_until.saturating_sub(now) / 1000)
+        };
+        let mut replay = answer(self.asked, self.headers, stored, kept.part, age)?;
+        replay.times = Times::of(entry, now);
+        age_and_status(replay.response.headers_mut(), age.as_secs(), status);
+        Some(replay)
+    }
+}
+
+/// Answers a request with the whole stored response, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2).
+/// `None` if the request needs more than is stored.
+pub(crate) fn answer(
+    asked: &RequestDemands,
+    request: &HeaderMap,
+    stored: StoredResponse,
+    part: Option<Part>,
+    age: Duration,
+) -> Option<Replay> {
+    // The sender uses its own HTTP version. hyper's server would send 1.0 if the origin did, and panics at 3.
+    let StoredResponse { status, version: _, headers, body, trailers } = stored;
+    let build = |status, headers, body, trailers| {
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        Some(Replay { response, trailers, times: Times::default() })
+    };
+    if !asked.conditional && !asked.ranged {
+        // A part does not answer a request for the whole.
+        return if part.is_none() && status != StatusCode::PARTIAL_CONTENT {
+            build(status, headers, body, trailers)
+        } else {
+            None
+        };
+    }
+    let now = SystemTime::now();
+    let received = now.checked_sub(age).unwrap_or(now);
+    if asked.conditional && is_not_modified(request, status, &headers, received, now) {
+        return build(StatusCode::NOT_MODIFIED, not_modified(&headers), Bytes::new(), None);
+    }
+    let (wanted, first) = match part {
+        Some(stored) => {
+            let range = ByteRange::of(request).filter(|_| if_range_holds(request, &headers, now))?;
+            (range.of_part(stored)?, stored.first)
+        }
+        None if asked.ranged && status == StatusCode::OK => {
+            match conditional::answer(request, &headers, body.len() as u64, now) {
+                conditional::RangeAnswer::Part(part) => (part, 0),
+                conditional::RangeAnswer::Whole => return build(status, headers, body, trailers),
+                conditional::RangeAnswer::Unsatisfiable => {
+                    let headers = conditional::unsatisfiable(&headers, body.len() as u64);
+                    return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
+                }
+            }
+        }
+        None => return build(status, headers, body, trailers),
+    };
+    let within = wanted.within(first).filter(|within| within.end <= body.len())?;
+    let mut headers = headers;
+    wanted.write(&mut headers);
+    build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
+}
+
+impl SharedBody {
+    /// The response for a waiter that reads along.
+    pub(crate) fn respond<B>(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
+        let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
+        *response.status_mut() = self.head.status;
+        *response.headers_mut() = self.head.headers.clone();
+        let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
+        let status = CacheStatus::Collapsed { ttl: self.ttl };
+        age_and_status(response.headers_mut(), age.as_secs(), status);
+        let fresh_for = Duration::from_secs(self.ttl.unwrap_or(0)).saturating_sub(self.came.elapsed());
+        tell(&mut response, http, outcome, Times::just_loaded(fresh_for));
+        response
+    }
+}
+
+/// The guard's own answer if it has no response:
+///
+/// - 502: the load that this request waited for failed, and its error cannot be given to two clients;
+/// - 503: overload (`overloaded`), or the store is down and the guard may not load without it
+///   (`OnStoreDown::FailClosed`);
+/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
+///
+/// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
+pub(crate) fn own_answer<B>(
+    status: StatusCode,
+    detail: &'static str,
+    text: &'static str,
+) -> Response<GuardedBody<B>> {
+    let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    // Made for this request only: no cache on the way may store it (RFC 9111, 5.2.2.5).
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    write_status(headers, CacheStatus::miss(detail));
+    response
+}
+
+const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
+
+/// What the guard did for a response (RFC 9211, 2). Never contains the key, which may hold data that must not be
+/// logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheStatus {
+    /// From the store; fresh for `ttl` more seconds.
+    Hit { ttl: u64 },
+    /// From the store, and stale for `beyond` seconds.
+    Stale { beyond: u64 },
+    /// Loaded for another request. `ttl` if it is stored too.
+    Collapsed { ttl: Option<u64> },
+    /// The inner service was asked for this request. `status` is its status if the response has another one;
+    /// `stored` is the number of seconds for which it is stored; `detail` is the token of the rule that decided, if
+    /// any.
+    Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
+}
+
+/// Why the inner service was asked (RFC 9211, 2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fwd {
+    /// Not looked up.
+    Bypass,
+    /// Not looked up because of its method.
+    Method,
+    /// Nothing is stored for that URI.
+    UriMiss,
+    /// The stored variants do not match the request.
+    VaryMiss,
+    /// Nothing usable is stored, for another reason.
+    Miss,
+    /// The stored response is stale, or has to be validated.
+    Stale,
+    /// The request refuses the stored response.
+    Request,
+    /// The stored response is only a part of what the request asks for.
+    Partial,
+}
+
+impl Fwd {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Bypass => "stampede-guard; fwd=bypass",
+            Self::Method => "stampede-guard; fwd=method",
+            Self::UriMiss => "stampede-guard; fwd=uri-miss",
+            Self::VaryMiss => "stampede-guard; fwd=vary-miss",
+            Self::Miss => "stampede-guard; fwd=miss",
+            Self::Stale => "stampede-guard; fwd=stale",
+            Self::Request => "stampede-guard; fwd=request",
+            Self::Partial => "stampede-guard; fwd=partial",
+        }
+    }
+}
+
+impl CacheStatus {
+    /// Not looked up, for this reason.
+    pub(crate) fn bypass(detail: &'static str) -> Self {
+        Self::unstored(Fwd::Bypass, Some(detail))
+    }
+
+    /// A hit that is fresh for `ttl` more seconds.
+    pub(crate) fn hit(ttl: u64) -> Self {
+        Self::Hit { ttl }
+    }
+
+    /// A response of a load that others waited for. One that is shared with waiters only has no time left to
+    /// report.
+    pub(crate) fn collapsed(ttl: u64) -> Self {
+        Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
+    }
+
+    /// A stale response that stands in.
+    pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
+        let fresh_until = entry.expiry.fresh_until.max(entry.stored_at);
+        Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
+    }
+
+    /// Loaded for this request alone.
+    pub(crate) fn miss(detail: &'static str) -> Self {
+        Self::unstored(Fwd::Miss, Some(detail))
+    }
+
+    /// The inner service's own answer, for this request alone.
+    pub(crate) fn unstored(fwd: Fwd, detail: Option<&'static str>) -> Self {
+        Self::Forwarded { fwd, status: None, stored: None, detail }
+    }
+
+    fn to_value(self) -> HeaderValue {
+        if let Self::Hit { ttl } = self
+            && let Some(kept) = usize::try_from(ttl).ok().and_then(|ttl| KEPT_HITS.get(ttl))
+        {
+            // Each value is built once per process, so later hits neither allocate nor count references. The leaked
+            // memory is bounded: some 30 bytes for each of the values.
+            let keep = || HeaderValue::from_static(self.write().leak());
+            return kept.get_or_init(keep).clone();
+        }
+        self.write().to_value()
+    }
+
+    fn write(self) -> StatusLine {
+        let mut line = StatusLine::new();
+        match self {
+            Self::Hit { ttl } => line.push(HIT).push("; ttl=").push_number(ttl),
+            // RFC 9211, 2.5: a negative number if it was stale.
+            Self::Stale { beyond } => {
+                line.push(HIT).push(if beyond > 0 { "; ttl=-" } else { "; ttl=" }).push_number(beyond)
+            }
+            Self::Collapsed { ttl: Some(ttl) } => {
+                line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)
+            }
+            Self::Collapsed { ttl: None } => line.push("stampede-guard; fwd=miss; collapsed"),
+            Self::Forwarded { fwd, status, stored, detail } => {
+                line.push(fwd.text());
+                if let Some(status) = status {
+                    line.push("; fwd-status=").push(status.as_str());
+                }
+                if let Some(ttl) = stored {
+                    line.push("; stored; ttl=").push_number(ttl);
+                }
+                line.push_detail(detail.unwrap_or_default())
+            }
+        };
+        line
+    }
+}
+
+/// The values of hits that are fresh for up to an hour more.
+static KEPT_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
+
+/// Appends the guard's line after those of other caches: the list grows from the origin to the client (RFC 9211,
+/// 2).
+pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
+    // If the header map is full, the line is omitted: it is not worth failing the response.
+    let _ = headers.try_append(CACHE_STATUS, status.to_value());
+}
+
+const HIT: &str = "stampede-guard; hit";
+
+/// The inner service sent a 304 that does not refer to the stored response.
+pub(crate) const NOT_VALIDATED: &str = "not-validated";
+
+/// Why a stale response answers a request that could not be answered from the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StandIn {
+    /// The inner service was asked for this request. It answered with this status, if at all.
+    Forwarded(Option<StatusCode>),
+    /// The inner service was asked for another request, and this one waited for it.
+    Collapsed,
+}
+
+/// Replaces `hit`: a forwarded request is no hit (RFC 9211, 2.1).
+pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
+    let Some(own) = own_line(headers) else { return };
+    let Some(ttl) = own.as_bytes().strip_prefix(HIT.as_bytes()) else { return };
+    let ttl = String::from_utf8_lossy(ttl);
+    let mut line = StatusLine::new();
+    line.push(Fwd::Stale.text());
+    let detail = match stand_in {
+        StandIn::Forwarded(Some(status)) => {
+            line.push("; fwd-status=").push(status.as_str());
+            if status == StatusCode::NOT_MODIFIED { NOT_VALIDATED } else { "" }
+        }
+        // RFC 9211, 2.3: without `fwd-status`, the origin's status was that of the response.
+        StandIn::Forwarded(None) => "no-answer",
+        StandIn::Collapsed => {
+            line.push("; collapsed");
+            ""
+        }
+    };
+    *own = line.push(&ttl).push_detail(detail).to_value();
+}
+
+/// The guard's own line, which is the last.
+fn own_line(headers: &mut HeaderMap) -> Option<&mut HeaderValue> {
+    let lines = headers.get_all(CACHE_STATUS).iter().count();
+    let http::header::Entry::Occupied(all) = headers.entry(CACHE_STATUS) else { return None };
+    all.into_iter().nth(lines.saturating_sub(1))
+}
+
+/// Adds the key to the guard's line (RFC 9211, 2.7). The text of a key is printable ASCII.
+pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
+    let Some(own) = own_line(headers) else { return };
+    let escaped = key.replace('\\', r"\\").replace('"', "\\\"");
+    let line = [own.as_bytes(), b"; key=\"", escaped.as_bytes(), b"\""].concat();
+    // A key that is too long or invalid for a header is omitted.
+    if let Ok(line) = HeaderValue::from_maybe_shared(Bytes::from(line)) {
+        *own = line;
+    }
+}
+
+/// Writes the age of a reused response, in place of the age that it came with (RFC 9111, 5.1).
+pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
+    let _ = headers.try_insert(AGE, age_value(seconds));
+}
+
+/// A number of seconds. Small numbers, as most ages are, are slices of a static text.
+fn age_value(seconds: u64) -> HeaderValue {
+    let skipped = match seconds {
+        0..10 => 2,
+        10..100 => 1,
+        100..1000 => 0,
+        _ => return HeaderValue::from(seconds),
+    };
+    let digits = &THREE_DIGITS[seconds as usize][skipped..];
+    HeaderValue::from_maybe_shared(Bytes::from_static(digits)).unwrap_or_else(|_| HeaderValue::from(seconds))
+}
+
+/// `000` to `999`.
+static THREE_DIGITS: [[u8; 3]; 1000] = {
+    let mut all = [[b'0'; 3]; 1000];
+    let mut number = 0;
+    while number < all.len() {
+        all[number] =
+            [b'0' + (number / 100) as u8, b'0' + (number / 10 % 10) as u8, b'0' + (number % 10) as u8];
+        number += 1;
+    }
+    all
+};
+
+/// Writes both, for a response from the store.
+pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
+    write_age(headers, age);
+    write_status(headers, status);
+}
+
+/// A line of `Cache-Status` under construction. It is written on every hit, so it is built on the stack and without
+/// formatting machinery.
+struct StatusLine {
+    bytes: [u8; 128],
+    length: usize,
+}
+
+impl StatusLine {
+    fn new() -> Self {
+        Self { bytes: [0; 128], length: 0 }
+    }
+
+    /// Omits a text that does not fit. The guard's own texts and a number of 20 digits always fit.
+    fn push(&mut self, text: &str) -> &mut Self {
+        if let Some(free) = self.bytes.get_mut(self.length..self.length + text.len()) {
+            free.copy_from_slice(text.as_bytes());
+            self.length += text.len();
+        }
+        self
+    }
+
+    fn push_detail(&mut self, detail: &str) -> &mut Self {
+        if detail.is_empty() { self } else { self.push("; detail=").push(detail) }
+    }
+
+    fn push_number(&mut self, number: u64) -> &mut Self {
+        let end = self.length + number.checked_ilog10().map_or(1, |digits| digits as usize + 1);
+        if let Some(free) = self.bytes.get_mut(self.length..end) {
+            let mut left = number;
+            for place in free.iter_mut().rev() {
+                *place = b'0' + (left % 10) as u8;
+                left /= 10;
+            }
+            self.length = end;
+        }
+        self
+    }
+
+    fn leak(&self) -> &'static str {
+        String::from_utf8_lossy(&self.bytes[..self.length]).into_owned().leak()
+    }
+
+    fn to_value(&self) -> HeaderValue {
+        // Fails only for control characters, which the constant details do not contain.
+        HeaderValue::from_bytes(&self.bytes[..self.length])
+            .unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
+    }
+}
+
+/// The first extension of a response allocates its map: a tenth of the time of a hit from memory. So only on demand.
+pub(super) fn tell<B>(response: &mut Response<B>, http: &HttpPolicy, outcome: Outcome, times: Times) {
+    if http.answer_info {
+        response.extensions_mut().insert(times.with(outcome));
+    }
+}
+
+/// Writes both for a response that the inner service was asked for.
+pub(super) fn tell_forwarded<B>(
+    response: &mut Response<B>,
+    http: &HttpPolicy,
+    outcome: Outcome,
+    status: CacheStatus,
+) {
+    write_status(response.headers_mut(), status);
+    let stored = match status {
+        CacheStatus::Forwarded { stored, .. } => stored.unwrap_or(0),
+        CacheStatus::Hit { .. } | CacheStatus::Stale { .. } | CacheStatus::Collapsed { .. } => 0,
+    };
+    tell(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
+}

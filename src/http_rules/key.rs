@@ -1,0 +1,743 @@
+//! The key of a request: its target URI, and the policy's additions.
+//!
+//! What axum reports about a request: the route that matched it, its original URI, and the prefix that nesting removed.
+//!
+//! The normal form of a path and query (RFC 3986, 6.2.2): one name for all spellings of a resource.
+//!
+//! References to other resources in `Location` and `Content-Location` (RFC 9110, 10.2.2 and 8.7).
+
+use std::borrow::Cow;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Parts, Scheme};
+use http::{Request, Uri, Version, header, uri};
+use sha2::{Digest as _, Sha256};
+
+use super::Rule;
+use super::request_settings::{KeyParts, RequestRules};
+use super::vary::Fingerprint;
+use crate::key::CacheKey;
+
+/// The key under which a guard with the default [`HttpPolicy`](crate::http::HttpPolicy) stores the response to a GET of `uri`,
+/// for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http` or `https`
+/// authority.
+///
+/// Requests that a server receives have no scheme: their keys have the policy's
+/// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the client's `Host` as authority.
+///
+/// This ignores the policy. If a policy is [`private`](crate::http::HttpPolicy::private), is
+/// [`strict`](crate::http::HttpPolicy::strict), or has a [`key`](crate::http::HttpPolicy::key) function, its
+/// entries have other keys, and invalidating this key has no effect: use
+/// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let guard = stampede_guard::StampedeGuard::in_memory();
+/// let uri = "http://shop.example/report/7".parse()?;
+/// if let Some(key) = stampede_guard::http::cache_key(&uri) {
+///     guard.invalidate(key).await?;
+/// }
+/// # Ok(()) }
+/// ```
+pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
+    let mut request = Request::new(());
+    *request.uri_mut() = uri.clone();
+    key(&request, &KeyHeaders::default(), &RequestRules::default()).ok()
+}
+
+/// The parts of a request's headers that its key may need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KeyHeaders<'a> {
+    pub(crate) host: Option<&'a HeaderValue>,
+    /// There are credentials that belong in the key.
+    pub(crate) credentials: bool,
+}
+
+impl<'a> KeyHeaders<'a> {
+    /// For a request that is not looked up, whatever its other headers are.
+    pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let host = hosts.next();
+        if hosts.next().is_some() && rules.authority.is_none() {
+            return None;
+        }
+        let credentials =
+            rules.keyed_by_credentials && rules.credentials.names.iter().any(|name| rules.has(name, headers));
+        Some(Self { host, credentials })
+    }
+}
+
+/// The key of the resource that a request addresses.
+pub(crate) fn key<B>(
+    request: &Request<B>,
+    keyed: &KeyHeaders<'_>,
+    rules: &RequestRules,
+) -> Result<CacheKey, Rule> {
+    key_by(request, keyed, rules, CacheKey::from_texts).map(|(key, _)| key)
+}
+
+/// The key of the resource that a request addresses, made by `join` from a head and texts, and whether the request writes its
+/// target in another form than the normal one.
+pub(crate) fn key_by<B, K>(
+    request: &Request<B>,
+    keyed: &KeyHeaders<'_>,
+    rules: &RequestRules,
+    join: impl FnOnce(&str, &[&str]) -> K,
+) -> Result<(K, bool), Rule> {
+    // A request line may consist of an authority, and servers accept that for any method (RFC 9112, 3.2.3). A
+    // router sees no path in it, so its response is not that of `/`.
+    let original = original(request);
+    if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
+        return Err(Rule::Target);
+    }
+    let target = TargetUri::behind(original, request, keyed, rules)?;
+    let added = match keyed.credentials || rules.key.is_some() {
+        true => additions(request, keyed, rules)?,
+        false => Vec::new(),
+    };
+    Ok((target.key_by(&added, join), target.is_other_form()))
+}
+
+/// The target of a request as the request writes it: its original URI, and the URI that the inner service sees.
+pub(crate) fn sent_target<B>(request: &Request<B>) -> [&str; 2] {
+    [original(request).unwrap_or_else(|| request.uri()), request.uri()].map(path_and_query)
+}
+
+/// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
+/// 9111, 2). Paths are in normal form, so that a change reaches the resource however it writes the path.
+pub(crate) struct TargetUri<'a> {
+    /// The head of the key, which includes the scheme.
+    head: &'static str,
+    authority: Cow<'a, str>,
+    path: Cow<'a, str>,
+    /// The path that the inner service sees, if another layer has rewritten it.
+    rewritten: Option<Cow<'a, str>>,
+}
+
+impl<'a> TargetUri<'a> {
+    pub(crate) fn of<B>(
+        request: &'a Request<B>,
+        keyed: &KeyHeaders<'a>,
+        rules: &'a RequestRules,
+    ) -> Result<Self, Rule> {
+        Self::behind(original(request), request, keyed, rules)
+    }
+
+    /// The target of a request that came with the `original` URI.
+    fn behind<B>(
+        original: Option<&'a Uri>,
+        request: &'a Request<B>,
+        keyed: &KeyHeaders<'a>,
+        rules: &'a RequestRules,
+    ) -> Result<Self, Rule> {
+        let target = original.unwrap_or_else(|| request.uri());
+        let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
+        if let Some(authority) = &rules.authority {
+            return Ok(Self::at(head, authority, target, request));
+        }
+        // A handler that builds URLs from the authority would write this spelling into a shared response. A request
+        // that a client of this process makes has no `Host`, and its response serves no other client.
+        let is_received = keyed.host.is_some() || request.version() > Version::HTTP_11;
+        let plain = |text: &'a str| {
+            plain_authority(text, default_port).filter(|plain| !is_received || plain.len() == text.len())
+        };
+        let named = target.authority().map(|authority| plain(authority.as_str()));
+        // An empty `Host` means "no authority" (RFC 9110, 7.2), which contradicts one in the URI.
+        let host = keyed.host.map(|host| host.to_str().ok().and_then(plain));
+        let authority = match (named, host) {
+            // RFC 9112, 3.2.2 lets the URI win. A handler may still read `Host`, so a request with two authorities
+            // is not shared.
+            (Some(Some(named)), Some(Some(host))) if !named.eq_ignore_ascii_case(host) => {
+                return Err(Rule::Host);
+            }
+            (Some(Some(named)), None | Some(Some(_))) => named,
+            (None, Some(Some(host))) => host,
+            // Absent, or invalid.
+            _ => return Err(Rule::Host),
+        };
+        Ok(Self::at(head, authority, target, request))
+    }
+
+    /// The targets that an unsafe request may change, each once: that of its URI, which wins (RFC 9112, 3.2.2), and
+    /// that of `Host`, by which a handler may go. User information does not distinguish resources.
+    pub(crate) fn changed_by<B>(
+        request: &'a Request<B>,
+        keyed: &KeyHeaders<'a>,
+        rules: &'a RequestRules,
+    ) -> Vec<Self> {
+        let target = original(request).unwrap_or_else(|| request.uri());
+        let Some((head, default_port)) = scheme(target, rules) else { return Vec::new() };
+        if let Some(authority) = &rules.authority {
+            return vec![Self::at(head, authority, target, request)];
+        }
+        let named = target.authority().map(http::uri::Authority::as_str);
+        let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, named)| named));
+        let host = keyed.host.and_then(|host| host.to_str().ok());
+        let plain = |text: Option<&'a str>| plain_authority(text?, default_port);
+        let (named, host) = (plain(named), plain(host));
+        let host = host.filter(|host| !named.is_some_and(|named| named.eq_ignore_ascii_case(host)));
+        let all = named.into_iter().chain(host);
+        all.map(|authority| Self::at(head, authority, target, request)).collect()
+    }
+
+    fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
+        // If a layer between the router and the guard rewrote the path, perhaps by a header (a tenant, a language),
+        // the inner service's path must be in the key too.
+        let rewritten = (!strips(target, request)).then(|| normal_form(path_and_query(request.uri())));
+        Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
+    }
+
+    /// Whether the request writes a path in another form than the normal one.
+    fn is_other_form(&self) -> bool {
+        [Some(&self.path), self.rewritten.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|path| matches!(path, Cow::Owned(_)))
+    }
+
+    pub(crate) fn key(&self, added: &[String]) -> CacheKey {
+        self.key_by(added, CacheKey::from_texts)
+    }
+
+    fn key_by<K>(&self, added: &[String], join: impl FnOnce(&str, &[&str]) -> K) -> K {
+        let parts = [&*self.authority, &*self.path, self.rewritten.as_deref().unwrap_or_default()];
+        let parts = &parts[..2 + usize::from(self.rewritten.is_some())];
+        if added.is_empty() {
+            return join(self.head, parts);
+        }
+        let all: Vec<_> = parts.iter().copied().chain(added.iter().map(String::as_str)).collect();
+        join(self.head, &all)
+    }
+
+    /// The absolute URI.
+    pub(crate) fn uri(&self) -> Option<Uri> {
+        let scheme = if self.head.ends_with(":https") { "https" } else { "http" };
+        Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(&*self.path).build().ok()
+    }
+}
+
+/// The head of the key for the scheme of the URI, or of the policy, and that scheme's default port.
+fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
+    match target.scheme().unwrap_or(&rules.scheme) {
+        scheme if *scheme == Scheme::HTTP => Some((rules.heads.http, default_port(scheme))),
+        scheme if *scheme == Scheme::HTTPS => Some((rules.heads.https, default_port(scheme))),
+        _ => None,
+    }
+}
+
+/// The port of an authority without a port (RFC 9110, 4.2.1 and 4.2.2).
+pub(crate) fn default_port(scheme: &Scheme) -> u16 {
+    if *scheme == Scheme::HTTPS { 443 } else { 80 }
+}
+
+/// Host names are case-insensitive (RFC 9110, 4.2.3); they are almost always in lower case.
+fn lower_case(authority: &str) -> Cow<'_, str> {
+    // No early return, so that the comparison is vectorized.
+    if authority.bytes().fold(false, |any, byte| any | byte.is_ascii_uppercase()) {
+        Cow::Owned(authority.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(authority)
+    }
+}
+
+/// The policy's additions to the key. No path begins like one of these, so they cannot be confused.
+pub(crate) fn additions<B>(
+    request: &Request<B>,
+    keyed: &KeyHeaders<'_>,
+    rules: &RequestRules,
+) -> Result<Vec<String>, Rule> {
+    let mut added = Vec::new();
+    if keyed.credentials {
+        // A digest, because keys are stored and credentials are secret.
+        let mut digest = Sha256::new();
+        for name in rules.credentials.names.iter().filter(|name| rules.has(name, request.headers())) {
+            for value in request.headers().get_all(name) {
+                for bytes in [name.as_str().as_bytes(), value.as_bytes()] {
+                    digest.update((bytes.len() as u64).to_le_bytes());
+                    digest.update(bytes);
+                }
+            }
+        }
+        added.push(format!("credentials={}", Fingerprint(digest.finalize().into())));
+    }
+    if let Some(hook) = &rules.key {
+        let (uri, headers, extensions) = (request.uri(), request.headers(), request.extensions());
+        let text = hook.call(&KeyParts { uri, headers, extensions }).ok_or(Rule::KeyHook)?;
+        added.push(addition(&text));
+    }
+    Ok(added)
+}
+
+/// The addition of the policy's hook.
+pub(crate) fn addition(text: &str) -> String {
+    format!("key={text}")
+}
+
+/// As it was sent.
+fn path_and_query(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", |path| path.as_str())
+}
+
+/// `host[:port]` without the scheme's default port (RFC 9110, 4.2.3), or `None` if it is not an authority that can
+/// be a key.
+///
+/// User information is refused: it is a credential, and deprecated (RFC 9110, 4.2.4).
+pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
+    let (host, port) = if text.starts_with('[') {
+        // An IP literal contains colons (RFC 3986, 3.2.2).
+        let (host, port) = text.split_at(text.find(']')? + 1);
+        let inner = &host[1..host.len() - 1];
+        if inner.is_empty()
+            || !inner.bytes().all(|byte| byte.is_ascii_alphanumeric() || b":.".contains(&byte))
+        {
+            return None;
+        }
+        (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
+    } else {
+        // RFC 3986, 3.2.2 `reg-name`: contains neither `@` nor a second colon.
+        match text.bytes().position(|byte| !REG_NAME[usize::from(byte)]) {
+            Some(at) => (&text[..at], Some(text[at..].strip_prefix(':')?)),
+            None => (text, None),
+        }
+    };
+    if host.is_empty() {
+        return None;
+    }
+    match port {
+        None | Some("") => Some(host),
+        Some(port) => {
+            // `parse` would accept a sign.
+            let number =
+                port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse::<u16>().ok())??;
+            Some(if number == default_port { host } else { text })
+        }
+    }
+}
+
+/// A table, because every byte of every request's host is checked.
+static REG_NAME: [bool; 256] = {
+    let mut allowed = [false; 256];
+    let mut byte = 0;
+    while byte < allowed.len() {
+        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut others: &[u8] = b"-._~%!$&'()*+,;=";
+    while let [byte, rest @ ..] = others {
+        allowed[*byte as usize] = true;
+        others = rest;
+    }
+    allowed
+};
+
+/// The URI before nested routers removed their prefixes.
+///
+/// A handler that forwards its request to another origin leaves the extension in place, but the extension then says
+/// nothing about the new URI.
+#[cfg(feature = "axum")]
+pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+    let (uri, original) = (request.uri(), &request.extensions().get::<axum::extract::OriginalUri>()?.0);
+    (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
+}
+
+#[cfg(not(feature = "axum"))]
+pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+    None
+}
+
+/// The route that matched the request: `/users/{id}`. A layer sees it if it was put on the router by `Router::layer` or
+/// `Router::route_layer`, which are called after the match; a service around the whole router does not.
+#[cfg(feature = "axum")]
+pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
+    request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
+}
+
+/// No other router says so.
+#[cfg(not(feature = "axum"))]
+pub(crate) fn matched_route<B>(_: &Request<B>) -> Option<&str> {
+    None
+}
+
+/// Whether the inner service sees this target, or the part of it that nesting left.
+pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
+    let uri = request.uri();
+    std::ptr::eq(target, uri)
+        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
+}
+
+/// Whether nesting has shortened this request's path from `path`. Any other rewrite may depend on a header.
+#[cfg(feature = "axum")]
+fn is_nested<B>(path: &str, request: &Request<B>) -> bool {
+    let nested = request.extensions().get::<axum::extract::NestedPath>();
+    let left = nested.and_then(|prefix| without(path, prefix.as_str()));
+    left.is_some_and(|left| match request.uri().path() {
+        path if left.starts_with('/') => path == left,
+        path => path.strip_prefix('/') == Some(left),
+    })
+}
+
+#[cfg(not(feature = "axum"))]
+fn is_nested<B>(_: &str, _: &Request<B>) -> bool {
+    false
+}
+
+/// The rest of a path after a prefix and one slash.
+#[cfg(feature = "axum")]
+fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    let mut left = path;
+    for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
+        let rest = left.strip_prefix('/')?;
+        let (segment, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let is_capture = pattern.starts_with('{') && pattern.ends_with('}') && !pattern.starts_with("{{");
+        if segment != pattern && !is_capture {
+            return None;
+        }
+        left = rest;
+    }
+    Some(left.strip_prefix('/').unwrap_or(left))
+}
+
+/// The normal form of a path and query; borrowed if the text is in this form already.
+///
+/// - A percent-encoded unreserved character is decoded, and the digits of other codes are in upper case.
+/// - A character that no path or query may contain is percent-encoded, as clients do it; so is a `%` that begins no code.
+/// - The segments `.` and `..` are removed, and so is an empty query.
+///
+/// `%2F` and `/`, `/a/` and `/a`, and parameters in another order remain distinct: origins give them different meanings.
+pub(crate) fn normal_form(path_and_query: &str) -> Cow<'_, str> {
+    let bytes = path_and_query.as_bytes();
+    let is_normal = bytes.iter().all(|&byte| ALLOWED[usize::from(byte)] & PLAIN != 0)
+        && !path_and_query.ends_with('?')
+        && !bytes.windows(2).any(|pair| pair == b"/.");
+    if is_normal {
+        return Cow::Borrowed(path_and_query);
+    }
+    let (path, query) = match path_and_query.split_once('?') {
+        Some((path, query)) => (path, query),
+        None => (path_and_query, ""),
+    };
+    let mut normal = without_dots(&encoded(path, IN_PATH));
+    if !query.is_empty() {
+        normal.push('?');
+        normal.push_str(&encoded(query, IN_QUERY));
+    }
+    if normal == path_and_query { Cow::Borrowed(path_and_query) } else { Cow::Owned(normal) }
+}
+
+/// With the codes that are needed, and no others.
+fn encoded(text: &str, place: u8) -> String {
+    const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+    let digit = |byte: Option<&u8>| {
+        byte.and_then(|byte| char::from(*byte).to_digit(16)).and_then(|digit| u8::try_from(digit).ok())
+    };
+    let mut normal = String::with_capacity(text.len() + 16);
+    let mut rest = text.as_bytes();
+    while let [byte, after @ ..] = rest {
+        let code = match (byte, digit(after.first()), digit(after.get(1))) {
+            (b'%', Some(high), Some(low)) => Some(high << 4 | low),
+            _ => None,
+        };
+        rest = if code.is_some() { &after[2..] } else { after };
+        let byte = code.unwrap_or(*byte);
+        // A character that was encoded keeps its code unless it is unreserved: `%2F` is no `/`.
+        if ALLOWED[usize::from(byte)] & if code.is_some() { UNRESERVED } else { place } != 0 {
+            normal.push(char::from(byte));
+        } else {
+            normal.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        }
+    }
+    normal
+}
+
+const UNRESERVED: u8 = 1;
+const IN_PATH: u8 = 2;
+const IN_QUERY: u8 = 4;
+/// In a path and query as one text.
+const PLAIN: u8 = 8;
+
+/// Where each character stands for itself (RFC 3986, 2.3, 3.3 and 3.4).
+static ALLOWED: [u8; 256] = {
+    let mut allowed = [0; 256];
+    let mut byte = 0;
+    while byte < allowed.len() {
+        if (byte as u8).is_ascii_alphanumeric() {
+            allowed[byte] = UNRESERVED | IN_PATH | IN_QUERY | PLAIN;
+        }
+        byte += 1;
+    }
+    let classes: [(&[u8], u8); 3] = [
+        (b"-._~", UNRESERVED | IN_PATH | IN_QUERY | PLAIN),
+        (b"!$&'()*+,;=:@/", IN_PATH | IN_QUERY | PLAIN),
+        (b"?", IN_QUERY | PLAIN),
+    ];
+    let mut class = 0;
+    while class < classes.len() {
+        let (mut bytes, places) = classes[class];
+        while let [byte, rest @ ..] = bytes {
+            allowed[*byte as usize] = places;
+            bytes = rest;
+        }
+        class += 1;
+    }
+    allowed
+};
+
+/// The URI to which a field refers, if the field occurs once, is valid, and has the same origin as the absolute
+/// `base` (RFC 9110, 4.3.1: scheme, host and port).
+pub(crate) fn of_same_origin(base: &Uri, headers: &HeaderMap, name: &HeaderName) -> Option<Uri> {
+    let mut lines = headers.get_all(name).iter();
+    let (line, None) = (lines.next()?, lines.next()) else { return None };
+    let target = resolve(base, line.to_str().ok()?)?;
+    is_same_origin(base, &target).then_some(target)
+}
+
+fn is_same_origin(one: &Uri, other: &Uri) -> bool {
+    let default_port = if one.scheme_str() == Some("https") { 443 } else { 80 };
+    let port = |uri: &Uri| uri.port_u16().unwrap_or(default_port);
+    one.scheme() == other.scheme()
+        && port(one) == port(other)
+        && matches!((one.host(), other.host()), (Some(a), Some(b)) if a.eq_ignore_ascii_case(b))
+}
+
+/// Resolves a reference (RFC 3986, 5.2). The fragment is dropped, because it is not part of a key.
+pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
+    let reference = reference.split('#').next().unwrap_or_default();
+    if has_scheme(reference) {
+        let uri: Uri = reference.parse().ok()?;
+        // User information is not part of an origin, and no key contains it.
+        return uri
+            .authority()
+            .filter(|_| uri.scheme().is_some())
+            .is_some_and(|authority| !authority.as_str().contains('@'))
+            .then_some(uri);
+    }
+    let mut parts = Parts::default();
+    parts.scheme = Some(base.scheme()?.clone());
+    let path = if let Some(rest) = reference.strip_prefix("//") {
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        parts.authority =
+            Some(rest[..end].parse().ok().filter(|a: &uri::Authority| !a.as_str().contains('@'))?);
+        rest[end..].to_owned()
+    } else {
+        parts.authority = Some(base.authority()?.clone());
+        if reference.is_empty() {
+            base.path_and_query()?.as_str().to_owned()
+        } else if reference.starts_with('/') {
+            reference.to_owned()
+        } else if reference.starts_with('?') {
+            format!("{}{reference}", base.path())
+        } else {
+            // RFC 3986, 5.2.3: the reference replaces everything after the last slash.
+            format!("{}{reference}", &base.path()[..=base.path().rfind('/')?])
+        }
+    };
+    parts.path_and_query = Some(without_dots(&path).parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// Whether the reference begins with a scheme (RFC 3986, 3.1). A colon after the first slash does not end a scheme.
+fn has_scheme(reference: &str) -> bool {
+    let Some((scheme, _)) = reference.split_once(':') else { return false };
+    scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+/// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4), and keeps its query. An empty
+/// path becomes `/`.
+pub(super) fn without_dots(path_and_query: &str) -> String {
+    let end = path_and_query.find('?').unwrap_or(path_and_query.len());
+    let (path, query) = path_and_query.split_at(end);
+    let mut kept: Vec<&str> = Vec::new();
+    let mut segments = path.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        match segment {
+            "." | ".." => {
+                if segment == ".." {
+                    kept.pop();
+                }
+                // A trailing dot segment leaves the folder itself.
+                if is_last {
+                    kept.push("");
+                }
+            }
+            _ => kept.push(segment),
+        }
+    }
+    format!("/{}{query}", kept.join("/"))
+}
+
+#[cfg(all(test, feature = "axum"))]
+mod axum_nesting_tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {
+        let cases = [
+            ("/api/list", "/api", Some("list")),
+            ("/api/list", "/api/", Some("list")),
+            ("/api/a/b", "/api", Some("a/b")),
+            ("/api", "/api", Some("")),
+            ("/api/", "/api", Some("")),
+            ("/api//list", "/api", Some("/list")),
+            ("/acme/v1/list", "/{tenant}/v1", Some("list")),
+            ("/acme/v1/list", "/{a}/{b}", Some("list")),
+            ("/list", "/", Some("list")),
+            ("/{a}/list", "/{{a}}", None),
+            ("/apis/list", "/api", None),
+            ("/api", "/api/v1", None),
+            ("/v2/list", "/v1", None),
+            ("*", "/api", None),
+        ];
+        for (path, prefix, left) in cases {
+            assert_eq!(without(path, prefix), left, "{path} behind {prefix}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod normal_form_tests {
+    use super::*;
+
+    #[test]
+    fn a_text_in_normal_form_is_borrowed() {
+        for text in [
+            "/",
+            "*",
+            "/a/b-c.d_e~f",
+            "/a//b?x=1&y=/?",
+            "/%2F",
+            "/%C3%A9?q=%20",
+            "/.well-known/x",
+            "/a;v=1,2",
+            "/a..b/..c",
+        ] {
+            assert!(matches!(normal_form(text), Cow::Borrowed(same) if same == text), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_spellings_of_a_path_have_one_normal_form() {
+        let cases = [
+            ("/%70", "/p"),
+            ("/product/%30", "/product/0"),
+            ("/a%2Db", "/a-b"),
+            ("/x%7Ey", "/x~y"),
+            ("/caf\u{e9}", "/caf%C3%A9"),
+            ("/caf%c3%a9", "/caf%C3%A9"),
+            ("/100%", "/100%25"),
+            ("/100%2", "/100%252"),
+            ("/100%25", "/100%25"),
+            ("/q\"uote", "/q%22uote"),
+            ("/pipe|", "/pipe%7C"),
+            ("/a b", "/a%20b"),
+            ("/p?", "/p"),
+            ("/p??", "/p??"),
+            ("/p?a[]=%5b%41", "/p?a%5B%5D=%5BA"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a/./b/../c", "/a/c"),
+            ("/a/%2E%2e/b", "/b"),
+            ("/p?x=/../y", "/p?x=/../y"),
+            ("/%", "/%25"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(normal_form(text), expected, "{text}");
+            assert!(matches!(normal_form(expected), Cow::Borrowed(_)), "{expected} is normal");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod location_tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn references_resolve_as_in_the_rfc() {
+        // RFC 3986, 5.4.1 and 5.4.2, without the examples of path parameters and of schemes other than http.
+        let cases = [
+            ("g", "http://a/b/c/g"),
+            ("./g", "http://a/b/c/g"),
+            ("g/", "http://a/b/c/g/"),
+            ("/g", "http://a/g"),
+            ("//g", "http://g/"),
+            ("?y", "http://a/b/c/d;p?y"),
+            ("g?y", "http://a/b/c/g?y"),
+            ("#s", "http://a/b/c/d;p?q"),
+            ("g#s", "http://a/b/c/g"),
+            ("", "http://a/b/c/d;p?q"),
+            (".", "http://a/b/c/"),
+            ("./", "http://a/b/c/"),
+            ("..", "http://a/b/"),
+            ("../", "http://a/b/"),
+            ("../g", "http://a/b/g"),
+            ("../..", "http://a/"),
+            ("../../g", "http://a/g"),
+            ("../../../g", "http://a/g"),
+            ("/./g", "http://a/g"),
+            ("/../g", "http://a/g"),
+            ("g.", "http://a/b/c/g."),
+            ("..g", "http://a/b/c/..g"),
+            ("./g/.", "http://a/b/c/g/"),
+            ("g/../h", "http://a/b/c/h"),
+            ("g?y/../x", "http://a/b/c/g?y/../x"),
+            ("http://a/x", "http://a/x"),
+            ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
+            ("//g:1?y", "http://g:1/?y"),
+            ("//g/x", "http://g/x"),
+            // A scheme begins with a letter and contains no slash.
+            ("1:2", "http://a/b/c/1:2"),
+            ("g/h:i", "http://a/b/c/g/h:i"),
+        ];
+        let base = Uri::from_static("http://a/b/c/d;p?q");
+        for (reference, expected) in cases {
+            assert_eq!(resolve(&base, reference).unwrap(), expected, "RFC 3986, 5.2: {reference}");
+        }
+        for reference in
+            ["http:", "http:g", "mailto:a@b", "a+b:c", "http://u@a/", "//u@a/", "a b", "http://a b/", "//"]
+        {
+            assert_eq!(resolve(&base, reference), None, "{reference}");
+        }
+    }
+
+    #[test]
+    fn only_references_of_the_same_origin_count() {
+        let cases = [
+            ("/x", Some("http://a.example/x")),
+            ("http://A.Example:80/x", Some("http://A.Example:80/x")),
+            ("https://a.example/x", None),
+            ("http://a.example:81/x", None),
+            ("http://b.example/x", None),
+            ("//b.example/x", None),
+            ("http://a.example@b.example/x", None),
+        ];
+        let secure = Uri::from_static("https://a.example/");
+        for (other, same) in [("https://a.example:443/x", true), ("https://a.example:80/x", false)] {
+            assert_eq!(is_same_origin(&secure, &Uri::from_static(other)), same, "RFC 9110, 4.3.1: {other}");
+        }
+        let base = Uri::from_static("http://a.example/");
+        let name = http::header::LOCATION;
+        for (reference, expected) in cases {
+            let mut headers = HeaderMap::new();
+            headers.append(&name, HeaderValue::from_str(reference).unwrap());
+            let found = of_same_origin(&base, &headers, &name);
+            assert_eq!(found, expected.map(Uri::from_static), "RFC 9111, 4.4; A7: {reference}");
+            headers.append(&name, HeaderValue::from_str(reference).unwrap());
+            assert_eq!(of_same_origin(&base, &headers, &name), None, "twice");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_reference_is_resolved_without_a_panic(reference in "[ -~]{0,40}") {
+            let base = Uri::from_static("http://a/b/c/d?q");
+            if let Some(uri) = resolve(&base, &reference) {
+                proptest::prop_assert!(uri.authority().is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! A caller's loader, boxed: its input, and its result as all waiters share it. Knows no Redis, no HTTP.
+//!
+//! The chain of loads a task runs inside. It detects re-entrance: a load that asks for its own key would wait for itself.
+
+use std::future::Future;
+use std::num::NonZeroU64;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::error::Failure;
+use crate::failure_text::panic_text;
+use crate::flight;
+use crate::flight::order::Arrival;
+use crate::key::Key;
+use crate::observe::FlightId;
+use crate::value::FlightOutcome;
+use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
+use crate::value::lz4::Packed;
+
+type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
+
+/// Tells a load's waiters that its value is on its way.
+#[derive(Debug)]
+pub(crate) struct Announcer {
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    pub(crate) waiters: flight::Announcer<Loader, FlightOutcome>,
+    /// The load's identity, if spans of waits are wanted.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    pub(crate) flight: Option<FlightId>,
+}
+
+impl Announcer {
+    /// As [`flight::Announcer::announce`].
+    #[cfg(feature = "http")]
+    pub(crate) fn announce(&self, outcome: FlightOutcome) {
+        if let Some(flight) = self.flight {
+            self.waiters.each_loader(|loader| loader.waits_for(flight));
+        }
+        self.waiters.announce(outcome);
+    }
+
+    /// As [`flight::Announcer::announce_to_all`].
+    #[cfg(feature = "http")]
+    pub(crate) fn announce_to_all(&self, outcome: FlightOutcome) {
+        if let Some(flight) = self.flight {
+            self.waiters.each_loader(|loader| loader.waits_for(flight));
+        }
+        self.waiters.announce_to_all(outcome);
+    }
+}
+
+/// A caller's loader, boxed at the API so that the code behind it is compiled once.
+pub(crate) struct Loader {
+    pub(crate) run: Run,
+    /// The caller's span: the load belongs to the request that began it.
+    pub(crate) span: tracing::Span,
+    /// The chain of loads inside which the caller runs.
+    pub(crate) within: Option<Arc<LoadScope>>,
+    /// When the caller came; joining again does not change it.
+    pub(crate) came: Arrival,
+    /// When the caller began to wait on a flight.
+    pub(crate) since: Option<Instant>,
+    /// The load that the caller waits for, as far as it is known.
+    pub(crate) waits_for: OnceLock<FlightId>,
+    /// The batch with the call that it is a part of, if it is.
+    pub(crate) batch: Option<BatchId>,
+}
+
+/// Tells the batches of a process apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchId(NonZeroU64);
+
+impl BatchId {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NonZeroU64::MIN.saturating_add(NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+/// For which callers a loader runs, and whether its result may be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseState {
+    /// For all waiters of a flight that holds the lease: the result is stored if it may be.
+    Leased,
+    /// For all waiters of a flight without the lease: nothing is stored.
+    Unleased,
+    /// For its own caller only.
+    Alone,
+}
+
+/// What a loader receives.
+#[derive(Debug)]
+pub(crate) struct LoadInput {
+    pub(crate) mode: LeaseState,
+    /// The value that is to be loaded anew, if the store still has it.
+    pub(crate) previous: Option<Entry>,
+    /// When the load is aborted.
+    pub(crate) deadline: Instant,
+    /// Becomes true when the lease is lost.
+    pub(crate) lost: watch::Receiver<bool>,
+    /// Tells the load's waiters that its value is on its way.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    pub(crate) announcer: Option<Announcer>,
+}
+
+impl LoadInput {
+    /// The input of a load that answers only its own caller.
+    pub(crate) fn alone(load_timeout: Duration) -> Self {
+        // There is no lease to lose.
+        let lost = watch::channel(false).1;
+        let deadline = Instant::now() + load_timeout;
+        Self { mode: LeaseState::Alone, previous: None, deadline, lost, announcer: None }
+    }
+}
+
+/// What a loader returned.
+pub(crate) struct LoadOutput {
+    pub(crate) result: LoadResult,
+    /// Called once the other waiters were told, or once the caller's budget for that is used up: completes
+    /// the client's response, or its error.
+    pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl LoadOutput {
+    /// Calls `settled` at once: for a load without other waiters, or one whose caller need not wait for them.
+    pub(crate) fn settle(self) -> LoadResult {
+        if let Some(settled) = self.settled {
+            settled();
+        }
+        self.result
+    }
+}
+
+/// What a loader returned, and how it may be shared.
+pub(crate) enum LoadResult {
+    /// A value. Without any lifetime it is shared with the current waiters only; other processes are then
+    /// given `brief` instead, if there is one.
+    Value {
+        encoding: Encoding,
+        payload: Bytes,
+        /// The payload as it is stored, if that is compressed.
+        packed: Packed,
+        lifetimes: Lifetimes,
+        /// As `Entry::validator`.
+        validator: Bytes,
+        /// The value's tags besides the policy's.
+        tags: Vec<TagId>,
+        brief: Option<Bytes>,
+        /// What it means for the older value if it is not stored.
+        unstored: Unstored,
+    },
+    /// Only the loading caller may have the value.
+    Uncacheable {
+        unstored: Unstored,
+        /// Whether to store a marker, for a while, which says that callers need not queue for the resource. It takes the place of no
+        /// older value that callers are served and that stays.
+        mark: bool,
+    },
+    /// No value.
+    Failed {
+        failure: Failure,
+        /// As in [`Unstored::Failure`].
+        before: u64,
+    },
+    /// Valid for its own caller only, because the other waiters ask for something else, or because it began before the lease was held;
+    /// the next waiter loads.
+    OnlyForCaller,
+}
+
+impl LoadResult {
+    /// No answer came.
+    pub(crate) fn failed(failure: Failure) -> Self {
+        Self::Failed { failure, before: u64::MAX }
+    }
+
+    /// Only its own caller may have the value, and it says nothing about the resource.
+    #[cfg(feature = "http")]
+    pub(crate) fn says_nothing() -> Self {
+        Self::Uncacheable { unstored: Unstored::SaysNothing, mark: false }
+    }
+
+    /// Only its own caller may have the value, and later callers need not queue for it.
+    pub(crate) fn of_resource() -> Self {
+        Self::Uncacheable { unstored: Unstored::OfResource, mark: true }
+    }
+
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. })
+    }
+}
+
+impl From<LoadResult> for LoadOutput {
+    fn from(result: LoadResult) -> Self {
+        Self { result, settled: None }
+    }
+}
+
+impl Loader {
+    /// Whether the caller runs inside a load that holds this turn.
+    pub(crate) fn is_within(&self, turn: &LoadPermitId) -> bool {
+        self.within.as_ref().is_some_and(|outer| outer.holds(turn))
+    }
+
+    /// Records which load the caller waits for. The first one counts.
+    pub(crate) fn waits_for(&self, flight: FlightId) {
+        let _ = self.waits_for.set(flight);
+    }
+
+    /// Boxes a caller's loader, with the caller's span and the chain of loads it runs inside.
+    pub(crate) fn new<F, Fut>(run: F) -> Self
+    where
+        F: FnOnce(LoadInput) -> Fut + Send + 'static,
+        Fut: Future<Output = LoadOutput> + Send + 'static,
+    {
+        Self {
+            run: Box::new(move |given| Box::pin(run(given))),
+            span: tracing::Span::current(),
+            within: LoadScope::current(),
+            came: Arrival::now(),
+            since: None,
+            waits_for: OnceLock::new(),
+            batch: None,
+        }
+    }
+}
+
+/// The failure of a load whose task ended without a result.
+pub(crate) fn describe(error: JoinError) -> Failure {
+    match error.try_into_panic() {
+        Ok(panic) => Failure::Panicked(panic_text(&*panic)),
+        Err(_) => Failure::vanished(),
+    }
+}
+
+/// A spawned load that is aborted when the flight that waits for it is dropped.
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<LoadOutput>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The loads inside which a task runs, innermost first.
+#[derive(Debug)]
+pub(crate) struct LoadScope {
+    /// One load, or those that one call is the load of.
+    loads: Vec<RunningLoad>,
+    outer: Option<Arc<Self>>,
+}
+
+#[derive(Clone, Debug)]
+struct RunningLoad {
+    /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
+    place: u64,
+    key: Key,
+    turn: Option<LoadPermitId>,
+}
+
+/// Which limited permit a load holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoadPermitId {
+    /// One of the `limit` permits of this namespace in this store, shared by all guards.
+    Permit { place: u64, namespace: Box<str>, limit: u32 },
+    /// One of a guard's places for loads without the store.
+    Place(Uuid),
+}
+
+tokio::task_local! {
+    static LOADING: Arc<LoadScope>;
+}
+
+impl LoadScope {
+    /// The loads inside which the current task runs.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        LOADING.try_with(Arc::clone).ok()
+    }
+
+    /// Whether the current task runs inside a load.
+    pub(crate) fn is_inside() -> bool {
+        LOADING.try_with(|_| ()).is_ok()
+    }
+
+    /// Runs `load` as a load of `key` that holds no turn.
+    pub(crate) fn scope<F: Future>(
+        place: u64,
+        key: &Key,
+        outer: Option<Arc<Self>>,
+        load: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        Self::scope_with(place, key, None, outer, load)
+    }
+
+    /// Runs `load` as a load of `key` that may hold a turn.
+    pub(crate) fn scope_with<F: Future>(
+        place: u64,
+        key: &Key,
+        turn: Option<LoadPermitId>,
+        outer: Option<Arc<Self>>,
+        load: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        let loads = vec![RunningLoad { place, key: key.clone(), turn }];
+        LOADING.scope(Arc::new(Self { loads, outer }), load)
+    }
+
+    /// The chain of a call that is the load of several keys: the innermost load of each chain, and the loads around the first. Loads
+    /// of one call run inside the same loads. (A flat list: a chain as long as the keys would be dropped by as many nested calls.)
+    pub(crate) fn joined(chains: impl IntoIterator<Item = Arc<Self>>) -> Option<Arc<Self>> {
+        let mut chains = chains.into_iter();
+        let first = chains.next()?;
+        let mut loads = first.loads.clone();
+        loads.extend(chains.flat_map(|chain| chain.loads.clone()));
+        Some(Arc::new(Self { loads, outer: first.outer.clone() }))
+    }
+
+    /// Runs `load` inside these loads.
+    pub(crate) fn run<F: Future>(self: Arc<Self>, load: F) -> impl Future<Output = F::Output> + use<F> {
+        LOADING.scope(self, load)
+    }
+
+    /// Whether one of these loads is the load of `key`: a caller inside it that waits for it would wait for itself.
+    pub(crate) fn includes(&self, place: u64, key: &Key) -> bool {
+        self.any(|loading| loading.place == place && loading.key == *key)
+    }
+
+    /// Whether one of these loads holds such a turn. Each of them waits for the loads inside it, so an inner load that waited
+    /// for another turn might wait for theirs, a deadlock.
+    pub(crate) fn holds(&self, turn: &LoadPermitId) -> bool {
+        self.any(|loading| loading.turn.as_ref() == Some(turn))
+    }
+
+    fn any(&self, is: impl Fn(&RunningLoad) -> bool) -> bool {
+        std::iter::successors(Some(self), |scope| scope.outer.as_deref())
+            .flat_map(|scope| &scope.loads)
+            .any(is)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::CacheKey;
+
+    /// A worker thread has two megabytes of stack.
+    #[test]
+    fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
+        let scope = |n: u32| {
+            let load = RunningLoad { place: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
+            Arc::new(LoadScope { loads: vec![load], outer: None })
+        };
+        let small = std::thread::Builder::new().stack_size(128 * 1024);
+        let ended = small.spawn(move || {
+            let joined = LoadScope::joined((0..100_000).map(scope)).expect("loads");
+            joined.includes(1, &Key::new("ns", &CacheKey::from(99_999_u32)))
+        });
+        assert!(ended.expect("a thread").join().expect("no overflow"));
+    }
+}

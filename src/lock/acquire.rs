@@ -1,0 +1,423 @@
+//! The loop that waits for a lock, for mutexes and permits, in the queue or by polling.
+//!
+//! Dropping it at any await leaves no place in the queue, and no lock held beyond a release in the background: a
+//! [`PendingClaim`] owns whatever the token may have at the store.
+//!
+//! What a waiting token may have at the store, and its release if the wait ends without a hold.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::hold::{AcquisitionState, Hold, HoldLease, HoldState, LockGrant, Release};
+use super::target::{LockRegistry, LockTarget, WaitTerms, from_now, reached};
+use super::{LockError, Waiting};
+use crate::observe::log;
+use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
+use crate::store::wake::lock_waiters::{ClockDuty, LockHints, LockWaiter};
+use crate::store::{StoreError, StoreErrorKind, Token};
+
+/// While grants may not arrive, the first waiter of a process asks at least this often.
+const UNSURE_WAIT: Duration = Duration::from_millis(500);
+/// How often a lock is asked for if its holder does not expire: a foreign holder announces no release.
+const ENDLESS_WAIT: Duration = Duration::from_secs(1);
+/// Waiters that may all have missed a message spread their questions over this time.
+const SPREAD: Duration = Duration::from_millis(50);
+/// The first command's least timeout, also if the caller has less time: it may have to connect.
+const FIRST_COMMAND: Duration = Duration::from_millis(250);
+/// Least timeout of a later command.
+const LATER_COMMAND: Duration = Duration::from_millis(50);
+
+/// Acquires it, on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
+/// only if, other holders kept it busy.
+pub(crate) async fn acquire<T: LockTarget>(target: &Arc<T>, terms: &WaitTerms) -> Result<Hold<T>, LockError> {
+    contend(Arc::clone(target), terms, None).await
+}
+
+/// Gives `old` back and queues behind the present waiters, in one command. After an error, `old` tells whether it
+/// was given back.
+pub(crate) async fn acquire_instead<T: LockTarget>(
+    old: &mut Hold<T>,
+    terms: &WaitTerms,
+) -> Result<Hold<T>, LockError> {
+    contend(Arc::clone(&old.grip.target), terms, Some(old)).await
+}
+
+async fn contend<T: LockTarget>(
+    target: Arc<T>,
+    terms: &WaitTerms,
+    instead: Option<&mut Hold<T>>,
+) -> Result<Hold<T>, LockError> {
+    let started = Instant::now();
+    // Counted until `contest` is dropped and has started its background release: `close` waits for both.
+    let _waiting = target.home().wait();
+    let mut contest = AcquireLoop {
+        place: PendingClaim::new(target, terms.waiting),
+        instead,
+        waiting: terms.waiting,
+        deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
+        started,
+        asked: started,
+        places: 0,
+        attempts: 1,
+        retried: 0,
+        terms,
+    };
+    let mut taken = contest.take().await?;
+    loop {
+        match taken {
+            Taken::Granted { fence } => {
+                let asked = contest.asked;
+                if T::IS_EXCLUSIVE {
+                    contest.place.heard.learn(asked, end(asked, contest.place.duty.target.ttl()));
+                }
+                return contest.granted(fence, asked);
+            }
+            Taken::Busy { remaining } => {
+                let ends = end(contest.asked, remaining);
+                contest.place.heard.is_busy(contest.asked, ends);
+                match contest.wait(ends).await? {
+                    WakeReason::Granted(fence) if contest.is_sure() => {
+                        return contest.granted(fence, started);
+                    }
+                    // The lock may be this token's. Another TAKE finds out, and restarts the lease.
+                    WakeReason::Granted(_) => {}
+                    woken => {
+                        contest.attempts += 1;
+                        contest.retried += u32::from(woken == WakeReason::Again);
+                    }
+                }
+            }
+        }
+        taken = contest.take().await?;
+    }
+}
+
+/// One token's attempt to get a lock.
+struct AcquireLoop<'a, T: LockTarget> {
+    place: PendingClaim<T>,
+    /// The hold that TAKE gives back, until an answer says that it was given back.
+    instead: Option<&'a mut Hold<T>>,
+    /// The way of waiting: that of the terms, until the server refuses it.
+    waiting: Waiting,
+    deadline: Option<Instant>,
+    started: Instant,
+    /// When the last TAKE was sent.
+    asked: Instant,
+    /// How many TAKEs may have left a place in the queue.
+    places: u32,
+    attempts: u32,
+    /// How many of them count as retries.
+    retried: u32,
+    terms: &'a WaitTerms,
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WakeReason {
+    /// The lock may be this token's, with this fence.
+    Granted(u64),
+    /// Ask again; counts as a retry.
+    Again,
+    /// Ask again without counting a retry: messages before this moment may have been missed.
+    Anew,
+}
+
+impl<T: LockTarget> AcquireLoop<'_, T> {
+    /// Sends TAKE. An unanswered TAKE may have been granted, so the same token is sent once more, and twice if it
+    /// has a place in the queue. A caller that may wait for the lock also waits for a connection.
+    async fn take(&mut self) -> Result<Taken, LockError> {
+        let queue = self.may_wait() && !matches!(self.waiting, Waiting::Poll { .. });
+        // A connection that does not answer is given up after two commands, so the third uses another.
+        let mut again = if self.place.duty.queued { 2 } else { 1 };
+        loop {
+            let within = self.within();
+            self.asked = Instant::now();
+            self.place.heard.asks();
+            self.places += u32::from(queue);
+            let old = self.instead.as_deref().map(|hold| &hold.grip.token);
+            let error = match self.place.take(old, queue, within).await {
+                Ok(MutexTaken { taken, was_held }) => {
+                    if let Some(hold) = self.instead.take() {
+                        hold.given_back(was_held);
+                    }
+                    return Ok(taken);
+                }
+                Err(error) => error,
+            };
+            let cut_short = within < self.command_timeout() && error.kind == StoreErrorKind::TimedOut;
+            if cut_short && self.attempts > 1 {
+                // The lock was busy at the last answer, so the caller's time ended on a busy lock.
+                return Err(self.timed_out());
+            }
+            let passing =
+                error.kind.is_ambiguous() || (error.kind == StoreErrorKind::Unavailable && self.may_wait());
+            let last = again == 0 || !passing || self.is_over();
+            again -= u8::from(!last);
+            let name = &self.place.duty.target.name().key;
+            self.place.heard.asks();
+            if last || self.home().store.reach(name, self.within()).await.is_err() {
+                return Err(self.place.duty.target.error("acquiring", error));
+            }
+        }
+    }
+
+    /// Waits behind the holder, until `ends` or later, as far as the last answer told; `None` for ever.
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
+        if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
+            return Err(LockError::TooManyAttempts { attempts: self.attempts });
+        }
+        if self.is_over() {
+            return Err(self.timed_out());
+        }
+        if self.waiting == Waiting::Keyspace && self.announce().await {
+            // Events before the announcement began were not announced.
+            return Ok(WakeReason::Anew);
+        }
+        let polls = matches!(self.waiting, Waiting::Poll { .. });
+        let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, WakeReason::Again);
+        // No deadline while polling: the pause ends at the deadline, and a last attempt follows it.
+        let deadline = if polls { None } else { self.deadline };
+        let home = Arc::clone(self.home());
+        let closed = home.closed();
+        tokio::pin!(closed);
+        loop {
+            let told = tokio::select! {
+                biased;
+                () = &mut closed => return Err(LockError::Closed),
+                told = self.place.heard.told() => told,
+                () = reached(earlier(look, soon)) => return Ok(again),
+                () = reached(deadline) => return Err(self.timed_out()),
+                () = reached(stand) => {
+                    if self.place.heard.stands_in() {
+                        return Ok(WakeReason::Anew);
+                    }
+                    (look, stand) = self.next_look(ends);
+                    continue;
+                }
+            };
+            match told {
+                // The lock was granted, and then taken away by force before this waiter read the grant.
+                LockHints { broken: true, .. } => return Ok(WakeReason::Again),
+                LockHints { closed: true, granted, .. } => {
+                    self.place.duty.queued = granted.is_some();
+                    return Err(LockError::Closed);
+                }
+                LockHints { granted: Some(fence), .. } => return Ok(WakeReason::Granted(fence)),
+                _ if polls => {}
+                LockHints { missed: true, unheard, .. } => {
+                    again = if unheard { WakeReason::Anew } else { again };
+                    if self.place.heard.is_first() {
+                        return Ok(again);
+                    }
+                    let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
+                    soon = earlier(soon, Some(spread));
+                }
+                LockHints { .. } => (look, stand) = self.next_look(ends),
+            }
+        }
+    }
+
+    /// Returns when to ask again if no message comes, `None` if another waiter of this process watches the clock;
+    /// and when to check whether that waiter was silent.
+    fn next_look(&self, own: Option<Instant>) -> (Option<Instant>, Option<Instant>) {
+        let now = Instant::now();
+        if let Waiting::Poll { interval, jitter } = self.waiting {
+            let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
+            return (earlier(Some(pause), self.deadline), None);
+        }
+        // Spreads the waiters of a dead holder, which would otherwise all ask in one millisecond.
+        let jitter = Duration::from_micros(fastrand::u64(500..5_000));
+        // Ask again when our own estimate ends, even if another waiter knows a later end: if Redis lost the queue,
+        // only a new TAKE enters it again.
+        let mut own = own.unwrap_or(now + ENDLESS_WAIT);
+        let arrive = self.home().store.locks().grants_arrive();
+        if !arrive {
+            own = own.min(now + UNSURE_WAIT);
+        }
+        let (look, stand) = match self.place.heard.watch(own, self.place.duty.target.ttl()) {
+            ClockDuty::Look(at) => (Some(at + jitter), None),
+            ClockDuty::Stand(at) => (None, at.map(|at| at + jitter)),
+        };
+        (look, stand)
+    }
+
+    /// Asks the server to announce key events. False if it does not: the caller then polls, or waits for this
+    /// crate's own messages.
+    async fn announce(&mut self) -> bool {
+        let name = self.place.duty.target.name();
+        self.place.heard.asks();
+        let announced = self.home().store.locks().announce(name, self.within()).await;
+        let yes = matches!(announced, Ok(KeyspaceAnswer::Yes));
+        self.waiting = match announced {
+            Ok(KeyspaceAnswer::Yes) => Waiting::Notify,
+            Ok(KeyspaceAnswer::No { why }) => {
+                if !self.home().warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(target: log::LOCK, why, "the server announces no key events: locks are polled for");
+                }
+                let (interval, jitter) = self.terms.fallback;
+                // Leaves the line, as a polling waiter: another waiter watches the clock for the queue.
+                self.place.heard.hold();
+                Waiting::Poll { interval, jitter }
+            }
+            Err(error) => {
+                tracing::debug!(target: log::LOCK, %error, "key events were not asked for: waiting for this crate's own");
+                Waiting::Notify
+            }
+        };
+        yes
+    }
+
+    /// Whether a grant that arrived as a message can be used without asking. The message may be older than the last
+    /// TAKE, or late because this process was paused, so that the lease is over. Its time is therefore counted from
+    /// before the first TAKE, and enough must remain of it. Where the store cannot know whether its message
+    /// arrived, the grant ends soon unless the waiter confirms it.
+    fn is_sure(&self) -> bool {
+        if self.home().store.locks().grants_are_claims() {
+            return false;
+        }
+        let Some(ttl) = self.place.duty.target.ttl() else { return self.places == 1 };
+        self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
+    }
+
+    /// Makes the hold of a grant that was made at `since` or later.
+    fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
+        if self.home().is_closed() {
+            return Err(LockError::Closed);
+        }
+        if let Some(ttl) = self.place.duty.target.ttl() {
+            let left = self.left(since);
+            if left.is_zero() || left < self.terms.min_remaining {
+                return Err(LockError::GrantedTooLate { elapsed: since.elapsed(), ttl });
+            }
+        }
+        let granted = LockGrant { fence, attempts: self.attempts, waited: self.started.elapsed() };
+        Ok(self.place.hold(granted, since))
+    }
+
+    /// What would remain of the lease if it began at `since`.
+    fn left(&self, since: Instant) -> Duration {
+        let lease = HoldLease { since, ttl: self.place.duty.target.ttl(), state: AcquisitionState::Held };
+        lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the terms allow more than the first attempt.
+    fn may_wait(&self) -> bool {
+        self.terms.retries != Some(0) && self.terms.timeout != Some(Duration::ZERO)
+    }
+
+    /// Whether the caller's time is up.
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// The timeout of the next command.
+    fn within(&self) -> Duration {
+        let Some(deadline) = self.deadline else { return self.command_timeout() };
+        let least = if self.attempts == 1 { FIRST_COMMAND } else { LATER_COMMAND };
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.command_timeout().min(left.max(least))
+    }
+
+    fn home(&self) -> &Arc<LockRegistry> {
+        self.place.duty.target.home()
+    }
+
+    fn command_timeout(&self) -> Duration {
+        self.home().command_timeout
+    }
+
+    fn timed_out(&self) -> LockError {
+        LockError::AcquireTimeout { attempts: self.attempts, waited: self.started.elapsed() }
+    }
+}
+
+/// The end of a time that began at `since`; `None` for never.
+fn end(since: Instant, ttl: Option<Duration>) -> Option<Instant> {
+    since.checked_add(ttl?)
+}
+
+/// The earlier of two moments, either of which may never come.
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
+/// A token that waits, or holds the lock without knowing it yet.
+pub(crate) struct PendingClaim<T: LockTarget> {
+    /// Dropped first: the connection task that receives a later grant then gives it back.
+    pub(crate) heard: LockWaiter,
+    pub(crate) duty: ReleaseOnDrop<T>,
+}
+
+/// What has to be taken back if no hold comes of it. Dropping this takes it back in the background.
+pub(crate) struct ReleaseOnDrop<T: LockTarget> {
+    pub(crate) target: Arc<T>,
+    token: Token,
+    /// Whether the token may have a place in the queue, or the lock.
+    pub(crate) queued: bool,
+    /// Whether a TAKE is under way.
+    asking: bool,
+    /// Whether a TAKE ended without an answer: it may still be executed.
+    straggler: bool,
+    runtime: Option<Handle>,
+}
+
+impl<T: LockTarget> PendingClaim<T> {
+    /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
+    pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
+        let token = target.home().mint(target.ttl());
+        let heard = target.home().store.locks().await_grant(target.name(), &token);
+        if matches!(waiting, Waiting::Poll { .. }) {
+            // A polling waiter asks at its own times, whatever it is told. As the first in line it would not watch
+            // the clock for the other waiters, so it leaves the line.
+            heard.hold();
+        }
+        let runtime = Handle::try_current().ok();
+        Self {
+            heard,
+            duty: ReleaseOnDrop { target, token, queued: false, asking: false, straggler: false, runtime },
+        }
+    }
+
+    pub(crate) async fn take(
+        &mut self,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let duty = &mut self.duty;
+        duty.asking = true;
+        let taken = duty.target.take(&duty.token, instead, queue, within).await;
+        duty.asking = false;
+        match &taken {
+            Ok(MutexTaken { taken, .. }) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
+            Err(error) => duty.straggler |= error.kind.is_ambiguous(),
+        }
+        taken
+    }
+
+    /// Turns the place into a hold.
+    pub(crate) fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
+        let Self { heard, mut duty } = self;
+        let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
+        let straggler = std::mem::take(&mut duty.straggler);
+        duty.queued = false;
+        Hold::new(HoldState::new(target, token, heard, granted, since), runtime, straggler)
+    }
+}
+
+impl<T: LockTarget> Drop for ReleaseOnDrop<T> {
+    fn drop(&mut self) {
+        let straggler = self.straggler || self.asking;
+        if self.queued || straggler {
+            let (target, token) = (Arc::clone(&self.target), self.token.clone());
+            // A grant without a message was made before now, so it ends by then.
+            let until = from_now(target.ttl());
+            Release { target, token, until, waits: true, straggler, watchdog: None }
+                .later(self.runtime.as_ref());
+        }
+    }
+}

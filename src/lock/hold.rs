@@ -1,0 +1,497 @@
+//! State of one acquisition: its lease, the messages that its holder receives, and whether it was lost.
+//!
+//! Times count from the moment the granting command was *sent*, because the store's count cannot start earlier.
+//! Only the monotonic clock is read, here and in the whole toolkit.
+//!
+//! The duty to give an acquisition back, and its renewal until then.
+//!
+//! Releases in the background: of dropped holds, and of grants that may have been made without a message.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::LockError;
+use super::options::drift;
+use super::target::{LockTarget, from_now, later, reached};
+use crate::observe::log;
+use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
+use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::sync::lock;
+
+/// One acquisition. Shared by its guard, the guard's views, and the renewal task.
+pub(crate) struct HoldState<T> {
+    pub(crate) target: Arc<T>,
+    pub(crate) token: Token,
+    pub(crate) fence: u64,
+    pub(crate) attempts: u32,
+    pub(crate) waited: Duration,
+    heard: LockWaiter,
+    /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
+    /// dropped.
+    doubt: watch::Sender<PossibleLoss>,
+    lease: watch::Sender<HoldLease>,
+    kept: Mutex<LongestHold>,
+}
+
+/// The time that an acquisition has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HoldLease {
+    /// When the command that started the lease was sent.
+    pub(crate) since: Instant,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) state: AcquisitionState,
+}
+
+/// Counts the moments at which the acquisition may have been taken away without a message, and up to which of them
+/// the store was asked since.
+#[derive(Clone, Copy, Debug, Default)]
+struct PossibleLoss {
+    raised: u64,
+    settled: u64,
+}
+
+/// Until when the store may hold the lock for this token. The [`HoldLease`] is the lower bound, which the holder relies
+/// on; this is the upper bound, during which the token may block others, even where an answer was lost.
+#[derive(Debug)]
+struct LongestHold {
+    /// `None` for ever.
+    until: Option<Instant>,
+    /// How many extensions were sent: only the answer to the last one tells what the time is.
+    extensions: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AcquisitionState {
+    Held,
+    /// Given back.
+    Ended,
+    /// Another holds the lock, or it is free, or it is not known to be ours. This state is final.
+    Lost,
+}
+
+impl HoldLease {
+    /// When it ends by this process's own clock; `None` for never.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        let ttl = self.ttl?;
+        self.since.checked_add(ttl.saturating_sub(drift(ttl)))
+    }
+}
+
+impl<T: LockTarget> HoldState<T> {
+    pub(crate) fn new(
+        target: Arc<T>,
+        token: Token,
+        heard: LockWaiter,
+        granted: LockGrant,
+        since: Instant,
+    ) -> Arc<Self> {
+        // A holder leaves the waiting line: another waiter of this process now watches the clock.
+        heard.hold();
+        let lease = HoldLease { since, ttl: target.ttl(), state: AcquisitionState::Held };
+        // The grant has arrived, so the store started to count before now.
+        let kept = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
+        let LockGrant { fence, attempts, waited } = granted;
+        Arc::new(Self {
+            target,
+            token,
+            fence,
+            attempts,
+            waited,
+            heard,
+            doubt: watch::Sender::default(),
+            lease: watch::Sender::new(lease),
+            kept,
+        })
+    }
+
+    /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        if let Some(told) = self.heard.told().now_or_never() {
+            self.note(&told);
+        }
+        let lease = *self.lease.borrow();
+        if lease.state != AcquisitionState::Held {
+            return Some(Duration::ZERO);
+        }
+        lease.until().map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn lease(&self) -> watch::Receiver<HoldLease> {
+        self.lease.subscribe()
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.lease.borrow().state == AcquisitionState::Ended
+    }
+
+    pub(crate) fn end(&self) {
+        self.lease.send_modify(|lease| lease.state = AcquisitionState::Ended);
+    }
+
+    /// Marks it as lost, unless it was given back.
+    pub(crate) fn lose(&self, why: &'static str) {
+        let lost = self.lease.send_if_modified(|lease| {
+            let held = lease.state == AcquisitionState::Held;
+            if held {
+                lease.state = AcquisitionState::Lost;
+            }
+            held
+        });
+        if lost {
+            tracing::debug!(target: log::LOCK, why, "a lock was lost");
+        }
+    }
+
+    /// Resolves when it ended by this process's own clock, was given back or was lost.
+    pub(crate) async fn expired(&self) {
+        let mut lease = self.lease();
+        loop {
+            let now = *lease.borrow_and_update();
+            if now.state != AcquisitionState::Held {
+                return;
+            }
+            tokio::select! {
+                biased;
+                told = self.heard.told() => self.note(&told),
+                _ = lease.changed() => {}
+                () = reached(now.until()) => return,
+                () = self.settle_doubt() => {}
+            }
+        }
+    }
+
+    /// Resolves when it is lost, or ended without having been given back. Never resolves once it was given back.
+    pub(crate) async fn lost(&self) {
+        let mut lease = self.lease();
+        loop {
+            let now = *lease.borrow_and_update();
+            match now.state {
+                AcquisitionState::Lost => return,
+                AcquisitionState::Ended => return std::future::pending().await,
+                AcquisitionState::Held => {}
+            }
+            tokio::select! {
+                biased;
+                told = self.heard.told() => self.note(&told),
+                _ = lease.changed() => {}
+                () = reached(now.until()) => self.lose("its time is over"),
+                () = self.settle_doubt() => {}
+            }
+        }
+    }
+
+    /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
+    pub(crate) fn note(&self, told: &LockHints) {
+        if told.broken {
+            self.lose("it was taken away by force");
+        }
+        if told.missed {
+            self.doubt.send_modify(|doubt| doubt.raised += 1);
+        }
+    }
+
+    /// Asks the store once when the lock may have been taken away without a message. Polled beside the end of the
+    /// lease, which a store that hangs must not put off.
+    async fn settle_doubt(&self) {
+        let mut doubt = self.doubt.subscribe();
+        // The sender lives as long as `self`.
+        let Ok(PossibleLoss { raised, .. }) =
+            doubt.wait_for(|doubt| doubt.raised > doubt.settled).await.map(|doubt| *doubt)
+        else {
+            return;
+        };
+        let asked = self.ask().await;
+        // An ask that failed settles the doubt too: once the connection is back, the doubt is raised again.
+        self.doubt.send_modify(|doubt| doubt.settled = doubt.settled.max(raised));
+        if matches!(asked, Ok(false)) {
+            self.lose("another holds it");
+        }
+    }
+
+    /// Whether the store says that this token holds it.
+    pub(crate) async fn ask(&self) -> Result<bool, StoreError> {
+        if self.is_ended() {
+            return Ok(false);
+        }
+        self.target.home().ask(self.target.name(), |within| self.target.is_holder(&self.token, within)).await
+    }
+
+    pub(crate) async fn is_owned(&self) -> Result<bool, LockError> {
+        self.ask().await.map_err(|error| self.target.error("looking at", error))
+    }
+
+    /// Restarts its lease with this time to live; false if it is lost or was given back.
+    pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
+        if self.lease.borrow().state != AcquisitionState::Held {
+            return Ok(false);
+        }
+        let sent = HoldLease { since: Instant::now(), ttl, state: AcquisitionState::Held };
+        // An extension that may shorten the lease counts from now, because it may be executed even if its answer is
+        // lost.
+        self.reckon(sent, |old| match (sent.until(), old.until()) {
+            (Some(new), Some(old)) => new < old,
+            (new, _) => new.is_some(),
+        });
+        let number = self.note_sent(ttl);
+        let extended =
+            self.target.home().ask(self.target.name(), |within| self.target.extend(&self.token, ttl, within));
+        if extended.await? {
+            self.note_answered(number, ttl);
+            // Of two concurrent extensions, the one sent last counts.
+            self.reckon(sent, |old| old.since <= sent.since);
+            return Ok(self.lease.borrow().state == AcquisitionState::Held);
+        }
+        self.lose("its extension was refused");
+        Ok(false)
+    }
+
+    /// The latest moment until which the store may hold the lock for this token; `None` for ever.
+    pub(crate) fn may_be_kept_until(&self) -> Option<Instant> {
+        lock(&self.kept).until
+    }
+
+    /// Records that an extension is sent and returns its number. The extension may be executed as late as its
+    /// timeout allows, even if its answer is lost.
+    fn note_sent(&self, ttl: Option<Duration>) -> u64 {
+        let ttl = ttl.map(|ttl| ttl.saturating_add(self.target.home().command_timeout));
+        let mut kept = lock(&self.kept);
+        kept.until = later(kept.until, from_now(ttl));
+        kept.extensions += 1;
+        kept.extensions
+    }
+
+    /// Records that extension `number` was executed. Ignored if another was sent since: that one may have been
+    /// executed later.
+    fn note_answered(&self, number: u64, ttl: Option<Duration>) {
+        let mut kept = lock(&self.kept);
+        if kept.extensions == number {
+            kept.until = from_now(ttl);
+        }
+    }
+
+    fn reckon(&self, new: HoldLease, instead_of: impl FnOnce(&HoldLease) -> bool) {
+        self.lease.send_if_modified(|lease| {
+            let changes = lease.state == AcquisitionState::Held && instead_of(lease);
+            if changes {
+                *lease = new;
+            }
+            changes
+        });
+    }
+}
+
+/// What is known about a grant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockGrant {
+    pub(crate) fence: u64,
+    pub(crate) attempts: u32,
+    pub(crate) waited: Duration,
+}
+
+/// The duty to give an acquisition back. Dropping this gives it back in the background.
+pub(crate) struct Hold<T: LockTarget> {
+    pub(crate) grip: Arc<HoldState<T>>,
+    watchdog: Option<JoinHandle<()>>,
+    runtime: Option<Handle>,
+    /// Whether a TAKE of this token may still be executed, even after the lock was given back.
+    straggler: bool,
+    freed: bool,
+    /// Whether it was held until it was given back.
+    was_held: bool,
+}
+
+impl<T: LockTarget> Hold<T> {
+    pub(crate) fn new(grip: Arc<HoldState<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
+        Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
+    }
+
+    /// Starts the renewal, at each third of the time to live.
+    pub(crate) fn renew(mut self) -> Self {
+        if let Some(runtime) = &self.runtime {
+            self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.grip))));
+        }
+        self
+    }
+
+    /// Gives it back; `None` if that was done before. After an error it can be called again, but the renewal has
+    /// stopped.
+    pub(crate) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
+        if self.freed {
+            return Ok(None);
+        }
+        self.stop_renewing().await;
+        let target = &self.grip.target;
+        let freed = target.home().ask(target.name(), |within| target.free(&self.grip.token, within)).await?;
+        self.end();
+        Ok(Some(freed))
+    }
+
+    pub(crate) async fn stop_renewing(&mut self) {
+        stop(&mut self.watchdog, self.grip.target.home().command_timeout).await;
+    }
+
+    /// Records that another command than that of [`free`](Self::free) gave it back, and whether that command found
+    /// it still held.
+    pub(crate) fn given_back(&mut self, was_held: bool) {
+        self.was_held = was_held;
+        self.end();
+    }
+
+    pub(crate) fn is_freed(&self) -> bool {
+        self.freed
+    }
+
+    pub(crate) fn was_held(&self) -> bool {
+        self.was_held
+    }
+
+    fn end(&mut self) {
+        self.freed = true;
+        self.grip.end();
+        if self.straggler {
+            self.release();
+        }
+    }
+
+    fn release(&mut self) {
+        let mut until = self.grip.may_be_kept_until();
+        if self.straggler {
+            // A TAKE that is executed late restarts the lease, with the time to live that it was sent with.
+            until = later(until, from_now(self.grip.target.ttl()));
+        }
+        let release = Release {
+            target: Arc::clone(&self.grip.target),
+            token: self.grip.token.clone(),
+            until,
+            waits: false,
+            straggler: self.straggler,
+            watchdog: self.watchdog.take(),
+        };
+        release.later(self.runtime.as_ref());
+    }
+}
+
+impl<T: LockTarget> Drop for Hold<T> {
+    fn drop(&mut self) {
+        if !self.freed {
+            self.grip.end();
+            self.release();
+        }
+    }
+}
+
+/// Renews an acquisition until it is given back or lost.
+async fn renew<T: LockTarget>(grip: Arc<HoldState<T>>) {
+    /// The pause after a renewal without an answer.
+    const AGAIN: Duration = Duration::from_millis(50);
+    let mut lease = grip.lease();
+    let mut failed = None;
+    loop {
+        let now = *lease.borrow_and_update();
+        let (AcquisitionState::Held, Some(ttl), Some(until)) = (now.state, now.ttl, now.until()) else {
+            return;
+        };
+        let due = failed.map_or(now.since + ttl / 3, |failed: Instant| failed + AGAIN.min(ttl / 10));
+        tokio::select! {
+            biased;
+            _ = lease.changed() => continue,
+            () = sleep_until(due.min(until)) => {}
+        }
+        if Instant::now() >= until {
+            return grip.lose("it could not be renewed in time");
+        }
+        match grip.extend(Some(ttl)).await {
+            Ok(_) => failed = None,
+            Err(error) => {
+                tracing::debug!(target: log::LOCK, %error, "a lock was not renewed");
+                failed = Some(Instant::now());
+            }
+        }
+    }
+}
+
+/// How long after the first release an unanswered TAKE may still be executed: the server may read the last commands
+/// of a broken connection after those of its successor.
+const STRAGGLER: Duration = Duration::from_millis(300);
+
+/// Upper bound of the retries of one release, also if the lock does not expire or lasts longer.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// One release.
+pub(crate) struct Release<T> {
+    pub(crate) target: Arc<T>,
+    pub(crate) token: Token,
+    /// Until when the store may hold the lock for this token: the release is retried until then. `None` for ever.
+    pub(crate) until: Option<Instant>,
+    /// Whether the token was never known to hold the lock: it may be in the queue.
+    pub(crate) waits: bool,
+    /// Whether a TAKE may still be executed.
+    pub(crate) straggler: bool,
+    /// The renewal task, stopped before the release.
+    pub(crate) watchdog: Option<JoinHandle<()>>,
+}
+
+impl<T: LockTarget> Release<T> {
+    /// Releases in the background: on the current runtime, else on `runtime`. If neither exists, or the one used is
+    /// shut down, the lock expires by itself.
+    pub(crate) fn later(self, runtime: Option<&Handle>) {
+        let present = self.target.home().background.enter();
+        let task = async move {
+            self.run().await;
+            drop(present);
+        };
+        match (Handle::try_current(), runtime) {
+            (Ok(current), _) => drop(current.spawn(task)),
+            (Err(_), Some(runtime)) => drop(runtime.spawn(task)),
+            (Err(_), None) => {}
+        }
+    }
+
+    async fn run(mut self) {
+        let longest = Instant::now() + LONGEST;
+        let expired = self.until.map_or(longest, |until| until.min(longest));
+        stop(&mut self.watchdog, self.target.home().command_timeout).await;
+        self.until_answered(expired).await;
+        if self.straggler && Instant::now() + STRAGGLER < expired {
+            sleep(STRAGGLER).await;
+            self.until_answered(expired).await;
+        }
+    }
+
+    /// Retries until the store has answered or the lock has expired by itself.
+    async fn until_answered(&self, expired: Instant) {
+        loop {
+            let within = self.target.home().command_timeout;
+            let released = if self.waits {
+                self.target.leave(&self.token, within).await
+            } else {
+                self.target.free(&self.token, within).await.map(drop)
+            };
+            match released {
+                Ok(()) => return,
+                Err(error) if error.kind == StoreErrorKind::Closed || Instant::now() >= expired => {
+                    tracing::debug!(target: log::LOCK, %error, "a lock was not released: it expires by itself");
+                    return;
+                }
+                Err(_) => sleep(Duration::from_millis(fastrand::u64(20..100))).await,
+            }
+        }
+    }
+}
+
+/// Stops the renewal task and returns when it has ended: a renewal must not be sent after the release. The wait is
+/// bounded, because the task's runtime may stand still; a renewal that is sent later does no harm, because the
+/// store compares its token.
+pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
+    if let Some(task) = watchdog {
+        task.abort();
+        let _ = timeout(within, task).await;
+    }
+    *watchdog = None;
+}

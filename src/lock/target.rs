@@ -1,0 +1,373 @@
+//! [`LockTarget`]: what mutexes and permits have in common for the lock engine.
+//!
+//! [`LockRegistry`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
+//!
+//! The terms on which a caller waits for a lock, and the arithmetic of its moments.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::options::Waiting;
+use super::{Fairness, LockError, MutexOptions};
+use crate::guard_state::GuardState;
+use crate::observe::log;
+use crate::store::lock_store::{
+    Create, Leave, LockStore, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken,
+};
+use crate::store::names::LockName;
+use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::tracker::{StoppableWaiters, Tracked, Tracker};
+
+/// A lock that a token can hold.
+pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
+    /// The answer to a release.
+    type Freed: Send;
+
+    /// Whether there is at most one holder.
+    const IS_EXCLUSIVE: bool;
+
+    fn home(&self) -> &Arc<LockRegistry>;
+
+    fn name(&self) -> &LockName;
+
+    /// The time to live of a hold; `None` for ever.
+    fn ttl(&self) -> Option<Duration>;
+
+    /// `instead` is the token that gives the lock up in the same command; only mutexes support that.
+    fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> impl LockReply<MutexTaken>;
+
+    fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl LockReply<bool>;
+
+    fn free(&self, token: &Token, within: Duration) -> impl LockReply<Self::Freed>;
+
+    /// Gives up a place in the queue, and a grant whose message did not arrive.
+    fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()>;
+
+    /// Whether the token holds it, as the store sees it.
+    fn is_holder(&self, token: &Token, within: Duration) -> impl LockReply<bool>;
+
+    /// Converts a store's failure into the user's error.
+    fn error(&self, doing: &str, error: StoreError) -> LockError {
+        LockError::store(doing, self.name(), error)
+    }
+}
+
+/// A command's eventual result.
+pub(crate) trait LockReply<T>: Future<Output = Result<T, StoreError>> + Send {}
+
+impl<T, F: Future<Output = Result<T, StoreError>> + Send> LockReply<T> for F {}
+
+/// A mutex, as all clones of a handle see it.
+#[derive(Debug)]
+pub(crate) struct MutexTarget {
+    pub(crate) home: Arc<LockRegistry>,
+    pub(crate) name: LockName,
+    pub(crate) options: MutexOptions,
+}
+
+impl MutexTarget {
+    /// The terms of waiting that the options alone define.
+    pub(crate) fn terms(&self) -> WaitTerms {
+        let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
+            self.options;
+        let fallback = (retry_interval, jitter);
+        WaitTerms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
+    }
+}
+
+impl LockTarget for MutexTarget {
+    type Freed = bool;
+
+    const IS_EXCLUSIVE: bool = true;
+
+    fn home(&self) -> &Arc<LockRegistry> {
+        &self.home
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        self.options.ttl
+    }
+
+    async fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let barges = matches!(self.options.fairness, Fairness::Eventual(_));
+        let ask = Take { token, ttl: self.options.ttl, queue, instead, barges };
+        self.home.locks()?.take_mutex(&self.name, ask, within).await
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.home.locks()?.extend_mutex(&self.name, token, ttl, within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let (locks, ttl) = (self.home.last_locks(), self.options.ttl);
+        match self.options.fairness {
+            Fairness::Fifo => locks.free_mutex(&self.name, token, ttl, within).await,
+            Fairness::Eventual(bound) => {
+                locks.offer_mutex(&self.name, token, Offer { ttl, bound }, within).await
+            }
+        }
+    }
+
+    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
+        let bound = match self.options.fairness {
+            Fairness::Fifo => None,
+            Fairness::Eventual(bound) => Some(bound),
+        };
+        let leave = Leave { token, ttl: self.options.ttl, bound };
+        self.home.last_locks().leave(&self.name, leave, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let holder = self.home.locks()?.look_at_mutex(&self.name, within).await?;
+        Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
+    }
+}
+
+/// A semaphore, as all clones of a handle see it.
+#[derive(Debug)]
+pub(crate) struct SemaphoreTarget {
+    pub(crate) home: Arc<LockRegistry>,
+    pub(crate) name: LockName,
+    pub(crate) create: Create,
+    pub(crate) lease: Duration,
+    /// Whether the warning was logged that the semaphore was created with another number of permits.
+    pub(crate) warned: AtomicBool,
+}
+
+impl LockTarget for SemaphoreTarget {
+    type Freed = PermitFreed;
+
+    const IS_EXCLUSIVE: bool = false;
+
+    fn home(&self) -> &Arc<LockRegistry> {
+        &self.home
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(self.lease)
+    }
+
+    async fn take(
+        &self,
+        token: &Token,
+        _instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
+        let taken = self.home.locks()?.take_permit(&self.name, ask, within).await?;
+        let (expected, actual) = (self.create.capacity, taken.created_with);
+        if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(target: log::LOCK, expected, actual, "the semaphore was created with another number of permits");
+        }
+        let taken = match taken.granted {
+            true => Taken::Granted { fence: 0 },
+            false => Taken::Busy { remaining: taken.next_expiry },
+        };
+        Ok(MutexTaken { taken, was_held: false })
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.home.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
+        self.home.last_locks().free_permit(&self.name, token, self.lease, within).await
+    }
+
+    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
+        let leave = Leave { token, ttl: Some(self.lease), bound: None };
+        self.home.last_locks().leave(&self.name, leave, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let state = self.home.locks()?.look_at_semaphore(&self.name, within).await?;
+        Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
+    }
+}
+
+/// The state that all locks made from one [`Locks`](super::Locks) share.
+pub(crate) struct LockRegistry {
+    pub(crate) store: StoreHandle,
+    /// Escaped, as it appears in key names.
+    pub(crate) namespace: Box<str>,
+    pub(crate) command_timeout: Duration,
+    /// Releases that run in the background. Locks of a guard use the guard's own gauge: each `guard.locks()` and
+    /// each permit to load makes a `LockRegistry`, and the guard's shutdown has to wait for the releases of all of them.
+    pub(crate) background: Arc<Tracker>,
+    pub(crate) waiters: StoppableWaiters,
+    /// Whether the warning was logged that the server announces no key events.
+    pub(crate) warned: AtomicBool,
+    /// The guard that owns the connections, if any: it closes them. Without a guard, this closes them.
+    guard: Option<Arc<GuardState>>,
+}
+
+impl LockRegistry {
+    pub(crate) fn new(
+        store: StoreHandle,
+        namespace: Box<str>,
+        command_timeout: Duration,
+        guard: Option<Arc<GuardState>>,
+    ) -> Self {
+        let background = guard.as_ref().map(|guard| Arc::clone(&guard.background)).unwrap_or_default();
+        Self {
+            store,
+            namespace,
+            command_timeout,
+            background,
+            waiters: StoppableWaiters::default(),
+            warned: AtomicBool::new(false),
+            guard,
+        }
+    }
+
+    /// The store's lock commands, until this is closed.
+    pub(crate) fn locks(&self) -> Result<&dyn LockStore, StoreError> {
+        match self.is_closed() {
+            true => Err(StoreError::new(StoreErrorKind::Closed)),
+            false => Ok(self.last_locks()),
+        }
+    }
+
+    /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
+    /// guard's connections outlive this.
+    pub(crate) fn last_locks(&self) -> &dyn LockStore {
+        &**self.store.locks()
+    }
+
+    /// The connections cannot tell: those of a guard outlive its locks, and a memory store has none.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
+    }
+
+    /// Resolves when this is closed, or the guard shuts down.
+    pub(crate) async fn closed(&self) {
+        let Some(guard) = &self.guard else { return self.waiters.sent_away().await };
+        tokio::select! {
+            biased;
+            () = self.waiters.sent_away() => {}
+            () = guard.waiters.sent_away() => {}
+        }
+    }
+
+    /// Counts a call that waits for a lock, until the answer is dropped.
+    pub(crate) fn wait(&self) -> (Tracked, Option<Tracked>) {
+        (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
+    }
+
+    /// Sends a command about this lock. If the connection is down, waits for it within the command's timeout,
+    /// because a lock has nothing to fall back on. Does not repeat a command that was sent and not answered, which
+    /// may have been executed.
+    pub(crate) async fn ask<T, F>(
+        &self,
+        name: &LockName,
+        send: impl Fn(Duration) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let started = Instant::now();
+        let answer = send(self.command_timeout).await;
+        let Err(StoreError { kind: StoreErrorKind::Unavailable, .. }) = answer else { return answer };
+        let left = || self.command_timeout.saturating_sub(started.elapsed());
+        if left().is_zero() || self.store.reach(&name.key, left()).await.is_err() {
+            return answer;
+        }
+        send(left()).await
+    }
+
+    /// A new token for a lock that is wanted for `ttl`; `None` for ever.
+    pub(crate) fn mint(&self, ttl: Option<Duration>) -> Token {
+        let node = self.store.node();
+        ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
+    }
+
+    pub(crate) fn close(&self) {
+        if self.guard.is_none() {
+            self.store.close();
+        }
+    }
+}
+
+impl Drop for LockRegistry {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for LockRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store: _, namespace, command_timeout, background: _, waiters: _, warned: _, guard } = self;
+        f.debug_struct("Home")
+            .field("namespace", namespace)
+            .field("command_timeout", command_timeout)
+            .field("of_guard", &guard.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitTerms {
+    pub(crate) waiting: Waiting,
+    /// Interval and jitter of the polling to which `Keyspace` falls back.
+    pub(crate) fallback: (Duration, f64),
+    /// How many attempts may follow the first.
+    pub(crate) retries: Option<u32>,
+    /// `None` waits for ever.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) min_remaining: Duration,
+}
+
+/// The end of a time that begins now; `None` for never, or if no `Instant` can represent it.
+pub(crate) fn from_now(ttl: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(ttl?)
+}
+
+/// The later of two moments, where `None` is never.
+pub(crate) fn later(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.zip(other).map(|(one, other)| one.max(other))
+}
+
+/// Resolves at that moment; never, if there is none.
+pub(crate) async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

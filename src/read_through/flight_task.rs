@@ -1,0 +1,617 @@
+//! The task of one flight: contend for the lease, load, end. Steps 4 to 6; `commit` is step 7.
+//!
+//! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its slot
+//! becomes free. The task goes on, because the origin does the work anyway and the next request wants the value.
+//!
+//! One load of a flight: waits for a permit, runs the loader in a separate task, and renews the lease meanwhile. Step 6.
+//!
+//! A fleet-wide cap on concurrent loads of different keys: a fair queue in front of the origin.
+//!
+//! The lease makes one load of one key; a thousand cold keys are still a thousand loads. With
+//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each load takes a permit of the namespace's
+//! semaphore first. A flight takes the lease before the permit, and renews the lease while it waits for the permit: so
+//! only one flight per key waits for a permit, and all others wait for the key.
+
+#[cfg(all(test, feature = "testing"))]
+#[path = "../../tests/unit/read_through/leader_tests.rs"]
+mod tests;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{Instrument as _, Span};
+
+use super::acquire::{AcquireOutcome, AcquireRequest, contend};
+use super::batch::{Attempt, BatchShare};
+use super::call::{Call, CallState};
+use super::lease::{Lease, LeaseEvent};
+use crate::error::{Error, ErrorKind, Failure};
+use crate::flight::order::SentAt;
+use crate::guard_state::turns::Turn;
+use crate::guard_state::{FlightWaiter, GuardState, Leader};
+use crate::key::{CacheKey, FlightKey, Key, LoadMode};
+use crate::loader::{
+    AbortOnDrop, Announcer, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
+    describe,
+};
+use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
+use crate::observe;
+use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
+use crate::policy::{Budget, OnOverload, OnStoreDown, Policy};
+use crate::read_through::flight_task;
+use crate::store::{StoreError, StoreErrorKind};
+use crate::value::entry::{TagId, Unstored};
+use crate::value::{FlightOutcome, StoredEntry};
+
+/// How often a vanished load is taken over in one wave before its failure is given to all waiters.
+const MOST_HOPS: u8 = 3;
+
+impl FlightTask {
+    /// Spawns the flight's task. All waiters are answered when it ends, also if its runtime drops it.
+    pub(crate) fn start(self) {
+        tokio::spawn(self.task());
+    }
+
+    /// The flight's task, which is counted from this call on.
+    fn task(self) -> impl Future<Output = ()> + Send {
+        // A shutdown does not wait for flights that begin after it; only their callers do.
+        let running = (!self.state.is_closed()).then(|| self.state.tasks.enter());
+        async move {
+            let stands_for = self.run().await;
+            // The flight only stays in the map from here on, so a shutdown need not wait for it.
+            drop(running);
+            if let Some((leader, pause)) = stands_for {
+                sleep(pause).await;
+                leader.finish(FlightOutcome::Gone);
+            }
+        }
+    }
+
+    /// Runs the flight. If another process is refreshing, returns how long to keep this flight in the map, so that local callers
+    /// do not each try the lease.
+    async fn run(mut self) -> Option<(Leader, Duration)> {
+        let lease = match self.flight.mode {
+            LoadMode::Unleased => None,
+            LoadMode::Leased | LoadMode::Probe | LoadMode::ForcedReload if self.state.is_closed() => {
+                self.load_for_a_process_that_ends().await;
+                return None;
+            }
+            // The shutdown does not wait for this flight, so it must not take a lease.
+            LoadMode::BackgroundRefresh if self.state.is_closed() => return self.finish(FlightOutcome::Gone),
+            LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
+                match self.contend().await {
+                    AcquireOutcome::Leased(lease) => Some(lease),
+                    AcquireOutcome::Ended { outcome, asked } => {
+                        if outcome.has_value() {
+                            // A caller that came after `asked` may know of a change that the found value does not have.
+                            self.leader.detach();
+                            let_go_since(&self.leader, asked);
+                        }
+                        return self.finish(outcome);
+                    }
+                    AcquireOutcome::WaitedOut => return self.finish(FlightOutcome::WaitedOut),
+                    AcquireOutcome::Busy(remaining) if self.flight.mode == LoadMode::BackgroundRefresh => {
+                        return Some((self.leader, remaining.min(self.policy.lease)));
+                    }
+                    AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::Gone),
+                    AcquireOutcome::Leaving if self.flight.mode != LoadMode::BackgroundRefresh => {
+                        self.load_for_a_process_that_ends().await;
+                        return None;
+                    }
+                    AcquireOutcome::Leaving => return self.finish(FlightOutcome::Gone),
+                    // No caller waits for a refresh, and failing open would make every process refresh for itself.
+                    AcquireOutcome::StoreDown(_) if self.flight.mode == LoadMode::BackgroundRefresh => {
+                        return self.finish(FlightOutcome::Gone);
+                    }
+                    AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
+                        OnStoreDown::FailOpen => {
+                            // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
+                            // replacement flight too, so later callers join this one.
+                            let refused =
+                                [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
+                            self.leader.lose_store(!refused);
+                            self.load_without_the_store(error).await;
+                            return None;
+                        }
+                        OnStoreDown::FailClosed => {
+                            let error = Error::store("acquiring the lease", &self.flight.key, error);
+                            return self.finish(FlightOutcome::Failed(Failure::Guard(error)));
+                        }
+                    },
+                }
+            }
+        };
+        self.load_in_turn(lease).await;
+        None
+    }
+
+    /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
+    /// counts them, cannot be asked.
+    async fn load_without_the_store(self, error: StoreError) {
+        let (place, turn) = match self.enter_place() {
+            Ok(place) => place.unzip(),
+            Err(failure) => return self.shed(failure, None).await,
+        };
+        self.policy.count(Count::fail_open_loads);
+        self.state.store.went_without();
+        if self.policy.max_concurrent_loads.is_some() {
+            flight_task::tell_uncapped(&self.state, &self.flight.key, &error);
+        }
+        self.load_and_end(None, place, turn).await;
+    }
+
+    /// A place among the loads without the store; `None` inside a load that has one.
+    fn enter_place(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
+        if self.holds(&turn) {
+            return Ok(None);
+        }
+        let share = self.share();
+        if share.place.get_or_init(|| self.state.fail_open.try_enter(most)).is_some() {
+            return Ok(Some((share, turn)));
+        }
+        self.policy.count(Count::overloaded);
+        Err(Failure::Guard(Error::crowded_out(&self.flight.key, most)))
+    }
+
+    /// What this flight takes for itself, in place of its share of a batch's call.
+    async fn admit_alone(
+        &mut self,
+        share: Arc<BatchShare>,
+        lease: &mut Option<Lease>,
+    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let had_place = share.place.get().is_some();
+        drop(share);
+        if had_place { self.enter_place() } else { self.admit(lease).await }
+    }
+
+    /// Ends without a load.
+    async fn shed(self, failure: Failure, lease: Option<Lease>) {
+        let shed = LoadOutput::from(LoadResult::failed(failure));
+        self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
+    }
+
+    /// Loads once for all waiters of this process while it shuts down. Takes no lease and no permit, because the process may end
+    /// before it gives them back.
+    async fn load_for_a_process_that_ends(self) {
+        if !self.leader.is_joinable() {
+            // An invalidation has detached this flight, so several flights of the key may wait. Their callers join again and share
+            // the flight that is in the map, or a new one.
+            return self.leader.finish(FlightOutcome::Invalidated);
+        }
+        self.leader.lose_store(false);
+        self.load_and_end(None, None, None).await;
+    }
+
+    fn finish<T>(self, outcome: FlightOutcome) -> Option<T> {
+        // No caller joins from here on, so all that wait are told for whom.
+        self.leader.detach();
+        self.note_waits();
+        self.leader.finish(outcome);
+        None
+    }
+
+    async fn contend(&mut self) -> AcquireOutcome {
+        let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
+        // The first caller's `wait_timeout` has passed; continue only while later callers wait, which leave by their own timers.
+        // Detach before the second check, so that no caller joins between that check and the end of the flight.
+        let goes_on = || {
+            leader.leave_first(FlightOutcome::WaitedOut);
+            let is_awaited = leader.is_awaited() || {
+                leader.detach();
+                leader.is_awaited()
+            };
+            is_awaited.then(|| Instant::now() + wait_timeout)
+        };
+        contend(AcquireRequest {
+            state: &self.state,
+            key: &self.flight.key,
+            policy: &self.policy,
+            queue: matches!(self.flight.mode, LoadMode::Leased | LoadMode::ForcedReload),
+            rejected: &mut self.rejected,
+            budget: &mut self.budget,
+            tags: &self.policy.tag_keys(&self.state.namespace, &self.flight.key),
+            span: &self.span,
+            waits_for: &mut self.waits_for,
+            batch: self.batch.as_mut(),
+            since: self.state.store.now(),
+            deadline: Instant::now() + wait_timeout,
+            goes_on: &goes_on,
+        })
+        .await
+    }
+
+    /// Takes the permit after the lease, and loads.
+    async fn load_in_turn(self, mut lease: Option<Lease>) {
+        match self.admit(&mut lease).await.map(Option::unzip) {
+            Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
+            Err(failure) => self.shed(failure, lease).await,
+        }
+    }
+
+    /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
+    async fn load_and_end(
+        mut self,
+        mut lease: Option<Lease>,
+        mut permit: Option<Arc<BatchShare>>,
+        mut turn: Option<LoadPermitId>,
+    ) {
+        let had_lease = lease.is_some();
+        let mut hops = lease.as_ref().map_or(0, Lease::hops);
+        // When the flight stopped waiting for another load, if it had to wait for one.
+        let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
+        let mut vanished = false;
+        loop {
+            let Some((loader, slot)) = self.leader.next_loader() else {
+                // No waiter is left that has a loader: hand the lease over to another process. Release the permit first, so that
+                // loads of other keys need not wait for the hand-over.
+                drop(permit);
+                if let Some(lease) = lease
+                    && lease.hand_over(hops).await
+                    && vanished
+                {
+                    self.policy.count(Count::takeovers);
+                }
+                return self.leader.finish(FlightOutcome::Gone);
+            };
+            if vanished {
+                self.policy.count(Count::takeovers);
+            }
+            if self.batch.take_if(|attempt| !attempt.calls(&loader)).is_some()
+                && let Some(share) = permit.take()
+            {
+                match self.admit_alone(share, &mut lease).await {
+                    Ok(own) => (permit, turn) = own.unzip(),
+                    Err(failure) => return self.shed(failure, lease).await,
+                }
+            }
+            if let (Some(since), Some(until)) = (loader.since, waited_until)
+                && until > since
+            {
+                self.policy.waited(until - since);
+            }
+            let start = self.load_start(had_lease).await;
+            match self.load(loader, turn.clone(), &mut lease).await {
+                LoadEnd::Loaded(loaded, took) => {
+                    drop(permit);
+                    return self.end(*loaded, took, start, lease).await;
+                }
+                LoadEnd::TimedOut => {
+                    drop(permit);
+                    let took = self.policy.load_timeout;
+                    let error = Error::load_timeout(&self.flight.key, took);
+                    let failure = LoadResult::failed(Failure::Guard(error));
+                    return self.end(failure.into(), took, start, lease).await;
+                }
+                LoadEnd::Vanished(failure) => {
+                    hops += 1;
+                    if hops > MOST_HOPS {
+                        drop(permit);
+                        let failed = LoadOutput::from(LoadResult::failed(failure));
+                        return self.end(failed, Duration::ZERO, start, lease).await;
+                    }
+                    vanished = true;
+                    waited_until = Some(Instant::now());
+                    let stand_in = self
+                        .stand_in(Unstored::NO_ANSWER, self.state.store.now())
+                        .map(|(older, _)| FlightOutcome::Stale(older));
+                    if stand_in.is_some() {
+                        self.policy.count(Count::stand_ins);
+                    }
+                    slot.tell(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
+                }
+            }
+        }
+    }
+}
+
+/// The task that runs steps 4 to 7 of one flight.
+pub(crate) struct FlightTask {
+    pub(crate) state: Arc<GuardState>,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) flight: FlightKey,
+    pub(crate) leader: Leader,
+    /// The entry that the first caller read and will not serve as it is.
+    pub(crate) rejected: Option<Arc<StoredEntry>>,
+    /// The rest of the first caller's budget.
+    pub(crate) budget: Budget,
+    /// The chain of loads inside which the first caller waits for this one.
+    pub(crate) within: Option<Arc<LoadScope>>,
+    /// The span of the first caller.
+    pub(crate) span: Span,
+    /// The load that its callers wait for, if spans of waits are wanted.
+    pub(crate) waits_for: Option<FlightId>,
+    /// The first caller's attempt, if it loads several keys together.
+    pub(crate) batch: Option<Attempt>,
+    /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
+    pub(crate) _unattended: Option<FlightWaiter>,
+}
+
+/// How one load ended.
+pub(super) enum LoadEnd {
+    /// The loader returned, after this duration.
+    Loaded(Box<LoadOutput>, Duration),
+    TimedOut,
+    /// The loader panicked, or its runtime dropped it.
+    Vanished(Failure),
+}
+
+/// When a load began, and the tags' ids at that moment.
+pub(crate) struct LoadStart {
+    pub(super) asked: SentAt,
+    /// The flight had the lease when its first load began.
+    pub(super) had_lease: bool,
+    /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
+    /// it was invalidated.
+    pub(super) tags: Result<Vec<TagId>, StoreError>,
+}
+
+impl LoadStart {
+    /// For a load that does not begin.
+    pub(crate) fn none() -> Self {
+        Self { asked: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
+    }
+}
+
+impl FlightTask {
+    /// The task of the flight that this caller leads.
+    pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
+        let Call { state, policy, .. } = caller.call;
+        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
+        let (rejected, budget) = (caller.rejected.clone(), caller.budget);
+        let (span, waits_for) = (Span::current(), None);
+        let batch = caller.batch.as_deref().map(Attempt::of_flight);
+        // Also without tags: a caller of another policy may have joined already.
+        let tags = policy.tag_keys(&state.namespace, &flight.key);
+        leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
+        Self {
+            state,
+            policy,
+            flight,
+            leader,
+            rejected,
+            budget,
+            within: None,
+            span,
+            waits_for,
+            batch,
+            _unattended: None,
+        }
+    }
+
+    /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
+    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
+    pub(super) async fn load(
+        &mut self,
+        loader: Loader,
+        turn: Option<LoadPermitId>,
+        lease: &mut Option<Lease>,
+    ) -> LoadEnd {
+        let Loader { run, span, within, .. } = loader;
+        let end = Instant::now() + self.policy.load_timeout;
+        self.policy.count(Count::loads);
+        let mode = if lease.is_some() { LeaseState::Leased } else { LeaseState::Unleased };
+        let previous = self.rejected.as_ref().and_then(|rejected| rejected.value()).cloned();
+        let (losing, lost) = watch::channel(false);
+        let mut flight = None;
+        let mut identity =
+            || *flight.get_or_insert_with(|| lease.as_ref().map_or_else(FlightId::random, Lease::flight));
+        let load_span = self.state.spans.load(&span, &self.flight.key, &mut identity);
+        self.waits_for = self.state.spans.are_wanted().then(identity);
+        // Callers that give up before the load ends know what they waited for.
+        self.note_waits();
+        let announcer = Some(Announcer { waiters: self.leader.announcer(), flight: self.waits_for });
+        let given = LoadInput { mode, previous, deadline: end, lost, announcer };
+        let place = self.state.store.place();
+        let load =
+            LoadScope::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
+        let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
+        let (loaded, took) =
+            observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
+        match loaded {
+            Some(Ok(loaded)) => {
+                if loaded.result.is_failure() {
+                    self.policy.count(Count::load_errors);
+                }
+                LoadEnd::Loaded(Box::new(loaded), took)
+            }
+            Some(Err(error)) => {
+                self.policy.count(Count::loads_vanished);
+                LoadEnd::Vanished(describe(error))
+            }
+            None => {
+                self.policy.count(Count::load_timeouts);
+                LoadEnd::TimedOut
+            }
+        }
+    }
+
+    /// Tells the callers that wait which load it is that they wait for.
+    pub(crate) fn note_waits(&self) {
+        if let Some(flight) = self.waits_for {
+            self.leader.each_loader(|loader| loader.waits_for(flight));
+        }
+    }
+
+    /// Waits for a permit, if the policy bounds concurrent loads.
+    pub(super) async fn admit(
+        &self,
+        lease: &mut Option<Lease>,
+    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let Self { state, policy, flight, .. } = self;
+        let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
+        let turn = state.permit_turn(limit);
+        if self.holds(&turn) {
+            return Ok(None);
+        }
+        let share = self.share();
+        // `admit` has its own timeout; the margin is for its last command.
+        let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
+        // The keys that its caller loads together do not wait for this permit.
+        if let Some(attempt) = &self.batch {
+            attempt.queue();
+        }
+        let admit = share.permit.get_or_init(|| async {
+            let admitted = flight_task::admit(state, policy, limit, &flight.key).await;
+            if let Some(attempt) = &self.batch {
+                attempt.admitted();
+            }
+            admitted
+        });
+        let admitted = self.renewing(lease, end, &watch::Sender::new(false), admit).await;
+        match admitted {
+            Some(Err(failure)) => Err(failure.clone()),
+            Some(Ok(Some(_))) => Ok(Some((share, turn))),
+            Some(Ok(None)) | None => Ok(None),
+        }
+    }
+
+    /// Waits for the turn of a flight of a call for many keys to send commands, if it sends any.
+    pub(super) async fn batch_turn(&self, sends: bool) -> Option<Turn> {
+        if !sends || self.batch.is_none() {
+            return None;
+        }
+        // No renewal comes meanwhile.
+        let turn = self.state.turns.flight(&self.state.store, &self.flight.key, true);
+        timeout(self.policy.lease / 3, turn).await.ok()?
+    }
+
+    /// What this flight takes once for all flights of its round, or for itself.
+    pub(super) fn share(&self) -> Arc<BatchShare> {
+        self.batch.as_ref().map(Attempt::share).unwrap_or_default()
+    }
+
+    /// Renews the lease while `work` runs; returns `None` if `work` is not done at `end`. `lease` is `None` afterwards if it was
+    /// lost or handed over; only a loss is sent on `losing`.
+    async fn renewing<T>(
+        &self,
+        lease: &mut Option<Lease>,
+        end: Instant,
+        losing: &watch::Sender<bool>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        tokio::pin!(work);
+        let mut in_doubt = false;
+        loop {
+            let kept = async {
+                match &*lease {
+                    Some(lease) => lease.keep(end, in_doubt).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                done = &mut work => return Some(done),
+                () = sleep_until(end) => return None,
+                event = kept => {
+                    // Callers that joined before still get the value. Later callers must not: it may be older than an
+                    // invalidation.
+                    self.leader.detach();
+                    in_doubt = event == LeaseEvent::Invalidated;
+                    let Some(ended) = lease.take_if(|_| !in_doubt) else { continue };
+                    if event == LeaseEvent::Lost {
+                        self.policy.count(Count::leases_lost);
+                        let_go_since(&self.leader, ended.confirmed());
+                        losing.send_replace(true);
+                    } else {
+                        // Spawned, because `work` goes on: it has its own time limit, and callers wait for it. The shutdown waits
+                        // until the lease is gone.
+                        tokio::spawn(ended.hand_over(0));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the first caller waits for this load inside another load that already holds this permit.
+    pub(super) fn holds(&self, turn: &LoadPermitId) -> bool {
+        let holds = |loading: &Arc<LoadScope>| loading.holds(turn);
+        self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
+    }
+}
+
+/// Makes the callers that came after `current` join again. The flight's outcome was current at that moment and may have changed
+/// since, and such a caller may know of the change. It joins again only once: the next load begins after its arrival.
+pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
+    leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
+}
+
+/// How long the semaphore outlives the last load.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Waits for one of `limit` permits to load. Returns `None`, which admits the load without a permit, if the policy says so
+/// or if the store cannot be asked and the policy fails open: the guard must not take the service down.
+pub(crate) async fn admit(
+    state: &Arc<GuardState>,
+    policy: &Policy,
+    limit: u32,
+    key: &Key,
+) -> Result<Option<Permit>, Failure> {
+    let admitted = match semaphore(state, policy, limit) {
+        Ok(semaphore) => semaphore.acquire_unless_down(Wait::For(policy.permit_timeout)).await,
+        Err(error) => Err(error),
+    };
+    match admitted {
+        Ok(Some(permit)) => {
+            state.permit_log.is_over();
+            Ok(Some(permit))
+        }
+        // The guard is shut down: remaining loads run outside the protocol.
+        Err(LockError::Closed) => Ok(None),
+        Ok(None) => {
+            policy.count(Count::overloaded);
+            match policy.on_overload {
+                OnOverload::LoadAnyway => Ok(None),
+                OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
+            }
+        }
+        Err(error) => {
+            state.count(GuardCount::store_errors);
+            tell_uncapped(state, key, &error);
+            match policy.on_store_down {
+                OnStoreDown::FailOpen => Ok(None),
+                OnStoreDown::FailClosed => {
+                    let text = format!("asking for a permit to load key #{} failed", key.digest());
+                    let error = Error::with_source(ErrorKind::Store, text, Arc::new(error));
+                    Err(Failure::Guard(error))
+                }
+            }
+        }
+    }
+}
+
+/// Whether a load would have its permit at once, as far as the store can be asked.
+pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
+    let Some(limit) = policy.max_concurrent_loads else { return true };
+    match semaphore(state, policy, limit) {
+        Ok(semaphore) => semaphore.available_permits().await.map_or(true, |free| free > 0),
+        Err(_) => true,
+    }
+}
+
+/// A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
+fn semaphore(state: &Arc<GuardState>, policy: &Policy, limit: u32) -> Result<Semaphore, LockError> {
+    Locks::with_timeout(state, policy.command_timeout)
+        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
+        .lease(policy.lease)
+        .idle_ttl(IDLE)
+        .auto_renew(true)
+        .build()
+}
+
+/// Warns once per outage of the store that loads run without a permit.
+pub(crate) fn tell_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
+    warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+}
+
+fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {
+    let digest = key.digest();
+    let text = format!(
+        "max_concurrent_loads ({limit}) other loads ran while key #{digest} waited permit_timeout ({waited:?})"
+    );
+    Error::new(ErrorKind::Overloaded, text)
+}

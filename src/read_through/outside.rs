@@ -1,0 +1,311 @@
+//! A load of one caller outside the protocol.
+//!
+//! A trial: each caller is answered by its own load, and the guard goes its way beside it, with what that load returns. Knows no Redis and
+//! no HTTP.
+//!
+//! The guard's loader does not take the result of a load that has begun: it lets its caller's load begin. So what it returns to a flight
+//! began after the flight had its lease and the ids of its tags, as every load of a flight does. The caller waits for that, for no longer
+//! than [`LONGEST_DELAY`]; a load that begins without being asked for is its caller's alone.
+//!
+//! An audit of a hit: the value is loaded anew beside its caller, and compared with what the guard serves. Knows no Redis and no HTTP.
+//!
+//! The audit looks up by itself what a caller is served, before its load. A value that differs from the loaded one is looked up again
+//! after the policy's grace: only a value that is served even then counts. An invalidation that is on its way is no difference.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::call::Call;
+use super::flight_task::admit;
+use super::look_up::{Lookup, look, read_entry};
+use super::miss::MissOutcome;
+use crate::error::{Error, Failure};
+use crate::failure_text::panic_text;
+use crate::guard_state::GuardState;
+use crate::key::{FlightKey, Key};
+use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader};
+use crate::observe;
+use crate::observe::{Count, Outcome, log, warn_if};
+use crate::policy::{Encoded, Policy};
+use crate::tracker::Tracked;
+use crate::value::entry::Entry;
+use crate::value::{EntryReader, SharedValue};
+
+/// Runs a caller's own load, which answers only this caller, for at most `load_timeout`. Returns a panic of the loader as an
+/// error: the caller decides whether it unwinds.
+pub(crate) async fn run_alone(
+    Call { state, policy, key }: Call<'_>,
+    loader: Loader,
+) -> Result<Result<(), Failure>, Box<dyn Any + Send>> {
+    policy.count(Count::loads);
+    let Loader { run, within, .. } = loader;
+    let given = LoadInput::alone(policy.load_timeout);
+    let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await });
+    let (ran, _) =
+        observe::timed(&policy.counters, timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()))
+            .await;
+    match ran {
+        Ok(Ok(loaded)) => {
+            if loaded.settle().is_failure() {
+                policy.count(Count::load_errors);
+            }
+            Ok(Ok(()))
+        }
+        Ok(Err(panic)) => {
+            policy.count(Count::loads_vanished);
+            Err(panic)
+        }
+        Err(_) => {
+            policy.count(Count::load_timeouts);
+            Ok(Err(Failure::Guard(Error::load_timeout(key, policy.load_timeout))))
+        }
+    }
+}
+
+/// How long a caller's load waits for the guard's look-up and lease: some round trips to a store nearby.
+const LONGEST_DELAY: Duration = Duration::from_millis(20);
+
+/// Runs the caller's own load in the caller's task. Returns the failure for a caller whose loader has left no result.
+pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
+    let Call { state, policy, key } = call;
+    let Loader { run, within, .. } = loader;
+    let (start, started) = oneshot::channel();
+    {
+        let (state, policy, key) = (state.clone(), policy.clone(), key.clone());
+        tokio::spawn(async move {
+            guard_beside(Call { state: &state, policy: &policy, key: &key }, OwnLoad(start)).await;
+        });
+    }
+    let wanted = timeout(LONGEST_DELAY, started).await;
+    let given = LoadInput {
+        // The result is encoded for the guard, which may store it.
+        mode: LeaseState::Leased,
+        ..LoadInput::alone(policy.load_timeout)
+    };
+    let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await.settle() });
+    match timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
+        Ok(Ok(result)) => {
+            if let Ok(Ok(loaded)) = wanted {
+                // A flight that has timed out does not wait for it.
+                let _ = loaded.send(result);
+            }
+            Failure::vanished()
+        }
+        Ok(Err(panic)) => Failure::Panicked(panic_text(&*panic)),
+        Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
+    }
+}
+
+/// The load of a caller on trial, which begins when this is used or dropped.
+struct OwnLoad(oneshot::Sender<oneshot::Sender<LoadResult>>);
+
+impl OwnLoad {
+    /// Lets the load begin, and waits for its result. `None` if it had begun before, or its caller has left it.
+    async fn begin(self) -> Option<LoadResult> {
+        let (result, loaded) = oneshot::channel();
+        self.0.send(result).ok()?;
+        loaded.await.ok()
+    }
+
+    /// The guard's loader. Another caller loads in place of one whose load cannot be used.
+    fn into_loader(self) -> Loader {
+        Loader::new(|_| async { LoadOutput::from(self.begin().await.unwrap_or(LoadResult::OnlyForCaller)) })
+    }
+
+    /// The loader of a caller that waits for another one's load: its own begins now.
+    fn begun(self) -> Loader {
+        drop(self);
+        Loader::new(|_| async { LoadResult::OnlyForCaller.into() })
+    }
+}
+
+/// The guard's way with the result of the caller's load: counts how it would have answered, and compares what it would have served.
+async fn guard_beside(call: Call<'_>, own: OwnLoad) {
+    let outcome = match look(call, &WholeEntry).await {
+        Lookup::LocalHit(entry) => hit(call, entry, own, Outcome::LocalHit).await,
+        Lookup::Hit { value, stale: false, .. } => hit(call, value, own, Outcome::Hit).await,
+        Lookup::Hit { stale: true, refresh, .. } => {
+            if let Some(caller) = refresh {
+                caller.refresh(own.into_loader(), false);
+            }
+            Outcome::Stale
+        }
+        Lookup::Failed(_) => Outcome::Failed,
+        Lookup::Miss(caller) => {
+            let flight = FlightKey { key: call.key.clone(), mode: caller.mode };
+            let waits = call.state.flights.has_connected(&flight);
+            let loader = if waits { own.begun() } else { own.into_loader() };
+            match caller.load(&WholeEntry, loader).await {
+                MissOutcome::Led(_) => Outcome::Led,
+                MissOutcome::Coalesced(..) => Outcome::Coalesced,
+                MissOutcome::Stale(..) => Outcome::Stale,
+                MissOutcome::Failed(_) => Outcome::Failed,
+                MissOutcome::Alone(_) => Outcome::Bypassed,
+            }
+        }
+    };
+    call.state.answered(call.policy.counters.requests(), call.key, outcome);
+}
+
+/// Compares what the guard would have served with what its caller loads.
+async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> Outcome {
+    let Call { policy, .. } = call;
+    if let Some(audit) = Audit::begin(call) {
+        let same = match own.begin().await {
+            Some(LoadResult::Value { encoding, payload, .. }) => {
+                let of_guard = Encoded { encoding: served.encoding, payload: &served.payload };
+                policy.audit.is_same([of_guard, Encoded { encoding, payload: &payload }])
+            }
+            _ => None,
+        };
+        audit.conclude_later(served, same);
+    }
+    outcome
+}
+
+/// A caller that wants the entry as it is.
+struct WholeEntry;
+
+impl EntryReader for WholeEntry {
+    type Value = Entry;
+
+    fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<Entry> {
+        Some(entry.clone())
+    }
+}
+
+/// An audit that has its turn.
+pub(crate) struct Audit {
+    state: Arc<GuardState>,
+    policy: Arc<Policy>,
+    key: Key,
+    _turn: Tracked,
+}
+
+impl Audit {
+    /// The audit of a hit, unless one of its key began less than a second ago.
+    pub(crate) fn begin(Call { state, policy, key }: Call<'_>) -> Option<Self> {
+        let turn = state.audits.begin(key)?;
+        Some(Self { state: Arc::clone(state), policy: Arc::clone(policy), key: key.clone(), _turn: turn })
+    }
+
+    /// Audits a loader's value in the background.
+    pub(crate) fn of_loader(self, loader: Loader) {
+        let Loader { run, within, .. } = loader;
+        let given = LoadInput {
+            // The result is encoded as for other callers, and stored for none.
+            mode: LeaseState::Unleased,
+            ..LoadInput::alone(self.policy.load_timeout)
+        };
+        let load = LoadScope::scope(self.state.store.place(), &self.key, within, async move {
+            match run(given).await.settle() {
+                LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
+                LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => {
+                    None
+                }
+            }
+        });
+        self.spawn(load, |policy, served, (encoding, payload)| {
+            let served = Encoded { encoding: served.encoding, payload: &served.payload };
+            let loaded = Encoded { encoding: *encoding, payload };
+            policy.audit.is_same([served, loaded])
+        });
+    }
+
+    /// Audits in the background. `load` returns `None` if it failed; `is_same` does if it cannot tell.
+    pub(crate) fn spawn<L: Send + Sync + 'static>(
+        self,
+        load: impl Future<Output = Option<L>> + Send + 'static,
+        is_same: impl Fn(&Policy, &Entry, &L) -> Option<bool> + Send + Sync + 'static,
+    ) {
+        in_background(Arc::clone(&self.state), self.run(load, is_same));
+    }
+
+    /// Concludes an audit whose two values are known, in the background.
+    pub(crate) fn conclude_later(self, served: Entry, same: Option<bool>) {
+        in_background(Arc::clone(&self.state), async move { self.conclude(&served, same).await });
+    }
+
+    async fn run<L: Send + Sync>(
+        self,
+        load: impl Future<Output = Option<L>> + Send,
+        is_same: impl Fn(&Policy, &Entry, &L) -> Option<bool> + Send + Sync,
+    ) {
+        let Self { state, policy, key, .. } = &self;
+        // Without a value there is nothing to compare with: it has just expired.
+        let Some(served) = self.served().await else { return };
+        let permit = match policy.max_concurrent_loads {
+            Some(limit) => admit(state, policy, limit, key).await,
+            None => Ok(None),
+        };
+        // The origin is overloaded, or its permits cannot be asked for: callers come first.
+        let Ok(permit) = permit else { return };
+        policy.count(Count::loads);
+        let load = timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind());
+        let (loaded, _) = observe::timed(&policy.counters, load).await;
+        drop(permit);
+        let same = match loaded {
+            Ok(Ok(Some(loaded))) => is_same(policy, &served, &loaded),
+            _ => None,
+        };
+        self.conclude(&served, same).await;
+    }
+
+    /// Counts an audit. `same` is `None` if the two values could not be compared.
+    async fn conclude(&self, served: &Entry, mut same: Option<bool>) {
+        let Self { state, policy, key, .. } = self;
+        if same == Some(false) {
+            sleep(policy.audit.grace).await;
+            let is_unchanged =
+                |now: &Entry| now.stored_at == served.stored_at && now.payload == served.payload;
+            same = Some(!self.served().await.as_ref().is_some_and(is_unchanged));
+        }
+        policy.count(match same {
+            Some(true) => Count::audits_matched,
+            Some(false) => Count::audits_differed,
+            None => Count::audits_failed,
+        });
+        if same == Some(false) {
+            let age = Duration::from_millis(state.store.now().saturating_sub(served.stored_at));
+            policy.counters.audit_differed(age);
+            let is_news = state.audits.log.is_due();
+            warn_if!(
+                log::GUARD,
+                is_news,
+                ?key,
+                ?age,
+                "an audit found another value at the origin than the guard serves"
+            );
+        }
+    }
+
+    /// The value that a caller is served now.
+    async fn served(&self) -> Option<Entry> {
+        let Self { state, policy, key, .. } = self;
+        let copy = state.local.copy(key, policy.local_for).map(|(copy, _)| Arc::clone(&copy.entry));
+        let stored = match copy {
+            Some(copy) => Some(copy),
+            None => read_entry(Call { state, policy, key }).await.ok().flatten(),
+        };
+        let now = state.store.now();
+        stored?.value().filter(|value| value.is_fresh(now)).cloned()
+    }
+}
+
+/// Runs an audit until the guard is shut down: an audit is not worth a shutdown that takes longer.
+fn in_background(state: Arc<GuardState>, audit: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            () = state.waiters.sent_away() => {}
+            () = audit => {}
+        }
+    });
+}

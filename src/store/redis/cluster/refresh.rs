@@ -1,0 +1,381 @@
+//! The task that keeps the slot map: asks all masters which node serves which slot, and uses the majority's answer.
+//!
+//! Waiting for the slot map and for its masters.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::slot_map::{SlotLayout, SlotMap};
+use super::{Cluster, DiscoveryWake, Supervisor};
+use crate::observe::log;
+use crate::store::redis::backoff::Backoff;
+use crate::store::redis::errors::{reason, store_error};
+use crate::store::redis::topology::cluster::slots::{Address, Range, majority, parse, slot_of};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How often the map is refreshed without a sign that it has changed.
+const PERIOD: Duration = Duration::from_secs(30);
+/// The least time between two refreshes: while slots move, each redirected command asks for one.
+const GAP: Duration = Duration::from_millis(100);
+
+/// How long the connection to a node without slots is kept.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// The error for a node that was reset, or has not joined a cluster yet.
+const BLANK: &str = "this node knows of no slots";
+
+/// The task's reference to the cluster. Weak: dropping the store ends its surveyor.
+pub(super) struct Discovery {
+    pub(super) cluster: Weak<Cluster>,
+    pub(super) number: u64,
+}
+
+impl Drop for Discovery {
+    /// The task ended, with its runtime or by a panic: the next command starts another.
+    fn drop(&mut self) {
+        let Some(cluster) = self.cluster.upgrade() else { return };
+        {
+            let mut state = cluster.state();
+            if state.surveyors != self.number {
+                return;
+            }
+            state.surveyor = None;
+            if let SlotMap::Unknown(_) = state.chart {
+                state.chart = SlotMap::Blank;
+            }
+        }
+        cluster.running.store(false, Ordering::Release);
+        cluster.changed();
+    }
+}
+
+/// Pauses between refreshes that are caused by failed commands only: every process has just refreshed because of them. A
+/// new master is found a second late at the most, because a node that hangs sends no redirection.
+fn rests() -> Backoff {
+    Backoff::between(Duration::from_millis(250), Duration::from_secs(1))
+}
+
+/// The nodes to ask.
+type NodesToAsk = Vec<(Address, Arc<Supervisor>)>;
+
+/// The state after a refresh.
+enum RefreshResult {
+    Well,
+    Unwell,
+    /// Built from one node's answer, for the waiting callers; the other nodes are still to be asked.
+    Hasty,
+    Nothing,
+}
+
+/// Keeps the map while the cluster exists. No strong reference lives across an await, or the connections of a dropped
+/// store would outlive it.
+pub(super) async fn survey(surveyor: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
+    let (mut backoff, mut rest) = (Backoff::new(), rests());
+    // Whether all nodes of the map have failed to answer.
+    let mut lost = false;
+    loop {
+        let Some((nodes, first)) = surveyor.whom(lost) else { return };
+        // The first connection takes longer than an answer.
+        let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
+        let (views, failure) = ask(nodes, first, limit).await;
+        lost = views.is_empty();
+        let Some((outlook, changed)) = surveyor.settle(views, failure, first) else { return };
+        match outlook {
+            RefreshResult::Hasty => continue,
+            RefreshResult::Nothing => {
+                backoff.pause().await;
+                continue;
+            }
+            RefreshResult::Unwell | RefreshResult::Well => backoff = Backoff::new(),
+        }
+        if changed {
+            rest = rests();
+        }
+        let told = timeout(rest.next(), looks.news.notified()).await.is_ok();
+        if !told && matches!(outlook, RefreshResult::Well) {
+            let quiet = Instant::now();
+            tokio::select! {
+                () = looks.news.notified() => {}
+                () = looks.trouble.notified() => {}
+                () = sleep(PERIOD) => {}
+            }
+            // Trouble after a quiet period is new.
+            rest.lived(quiet.elapsed());
+        }
+        sleep(GAP).await;
+    }
+}
+
+/// The nodes' answers, and a failure if there was one. With `first`, returns after the first answer.
+async fn ask(nodes: NodesToAsk, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    let mut answers: FuturesUnordered<_> = nodes
+        .into_iter()
+        .map(|(address, server)| {
+            let cmd = &cmd;
+            async move { (server.send(cmd, limit).await, address) }
+        })
+        .collect();
+    let (mut views, mut failure) = (Vec::new(), None);
+    while let Some((answer, address)) = answers.next().await {
+        match answer.map(|answer| parse(answer, &address)) {
+            Ok(Some(view)) => views.push(view),
+            Ok(None) => {
+                let blank = || redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(BLANK.to_owned()));
+                failure.get_or_insert_with(|| store_error(StoreErrorKind::Unavailable, blank()));
+            }
+            Err(error) => failure = Some(error),
+        }
+        if first && !views.is_empty() {
+            break;
+        }
+    }
+    (views, failure)
+}
+
+impl Discovery {
+    /// The nodes to ask, and whether callers wait for the first answer. `None` if the cluster is gone or closed, or has
+    /// another surveyor.
+    fn whom(&self, lost: bool) -> Option<(NodesToAsk, bool)> {
+        let cluster = self.cluster.upgrade()?;
+        let drawn = {
+            let state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+                return None;
+            }
+            state.chart.layout().ok().flatten()
+        };
+        let mut nodes: Vec<_> =
+            drawn.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
+        if lost || nodes.is_empty() {
+            nodes.extend(cluster.atlas.everyone());
+            nodes.sort();
+            nodes.dedup();
+        }
+        // A node that the client cannot connect to is left out, like one that does not answer.
+        let nodes = nodes.into_iter().filter_map(|node| Some((node.clone(), cluster.server(&node).ok()?)));
+        Some((nodes.collect(), drawn.is_none()))
+    }
+
+    /// Updates the map from the answers. Returns the state after that, and whether the map has changed.
+    fn settle(
+        &self,
+        views: Vec<Vec<Range>>,
+        failure: Option<StoreError>,
+        first: bool,
+    ) -> Option<(RefreshResult, bool)> {
+        let cluster = self.cluster.upgrade()?;
+        let known = cluster.state().chart.layout().ok().flatten();
+        let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
+            return self.failed(&cluster, failure);
+        };
+        let drawn = match &known {
+            Some(layout) if layout.ranges == ranges => Arc::clone(layout),
+            _ => match SlotLayout::of(ranges, |address| cluster.server(address)) {
+                Ok(layout) => Arc::new(layout),
+                Err(error) => {
+                    return self.failed(&cluster, Some(store_error(StoreErrorKind::Unavailable, error)));
+                }
+            },
+        };
+        let gone: Vec<_> = {
+            let mut state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+                return None;
+            }
+            cluster.atlas.learn(&drawn.ranges);
+            state.chart = SlotMap::Drawn(Arc::clone(&drawn));
+            // Commands under way to one of these hold their own reference.
+            let mut gone = Vec::new();
+            state.servers.retain(|address, kept| {
+                // A node that is being filled has no slot yet, and receives commands all the time.
+                let stays = kept.used.elapsed() < KEPT
+                    || drawn.masters.iter().any(|master| master.address == *address);
+                gone.extend((!stays).then(|| Arc::clone(&kept.server)));
+                stays
+            });
+            gone
+        };
+        // Outside the lock: dropping the last reference closes a connection.
+        drop(gone);
+        cluster.changed();
+        let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
+        let outlook = match drawn.is_well() {
+            _ if first => RefreshResult::Hasty,
+            true => RefreshResult::Well,
+            false => RefreshResult::Unwell,
+        };
+        Some((outlook, changed))
+    }
+
+    /// Handles a refresh without an answer: callers that wait for the first map fail.
+    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(RefreshResult, bool)> {
+        let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
+        // The failed command was the surveyor's and not a caller's.
+        let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
+        {
+            let mut state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+                return None;
+            }
+            if matches!(state.chart, SlotMap::Blank | SlotMap::Unknown(_)) {
+                if state.told.is_news(&why) {
+                    tracing::warn!(target: log::REDIS, reason = %reason(&why), "no node of the cluster tells who has which slot");
+                }
+                state.chart = SlotMap::Unknown(why);
+            }
+        }
+        cluster.changed();
+        Some((RefreshResult::Nothing, false))
+    }
+}
+
+impl Cluster {
+    /// Waits until there is a map, and at least one of its masters takes commands.
+    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            match self.drawn().await {
+                Ok(layout) => {
+                    let opened = layout.masters.iter().map(|master| master.server.settled());
+                    let opened = futures_util::future::join_all(opened).await;
+                    if opened.iter().any(Result::is_ok) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {}
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Waits until the master of `key`'s slot takes commands.
+    pub(crate) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
+        let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
+        loop {
+            changes.mark_unchanged();
+            match self
+                .drawn()
+                .await
+                .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
+            {
+                // Another node may serve the slot before this master is back.
+                Ok(Some(server)) => tokio::select! {
+                    up = server.until_up() => return up,
+                    _ = changes.changed() => {}
+                },
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Ok(None) | Err(_) => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// The map; `None` if the caller may wait for the first.
+    pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<SlotLayout>>, StoreError> {
+        if !self.running.load(Ordering::Acquire) {
+            self.start();
+        }
+        self.state().chart.layout()
+    }
+
+    /// The first map.
+    pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(layout) = self.layout()? {
+                return Ok(layout);
+            }
+            if !self.running.load(Ordering::Acquire) {
+                // This caller's runtime is being shut down: it has dropped the surveyor, or none could be
+                // started.
+                return Err(StoreError::new(StoreErrorKind::Unavailable));
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Starts a surveyor if there is none.
+    fn start(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let number = {
+            let mut state = self.state();
+            if matches!(state.chart, SlotMap::Closed) || self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            state.surveyors += 1;
+            state.surveyors
+        };
+        let surveyor = Discovery { cluster: Arc::downgrade(self), number };
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the
+        // surveyor takes the lock.
+        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
+        let mut state = self.state();
+        if state.surveyors == number && !matches!(state.chart, SlotMap::Closed) {
+            state.surveyor = Some(task.abort_handle());
+        } else {
+            task.abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::cluster::ClusterClient;
+
+    use super::*;
+    use crate::store::redis::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
+
+    /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
+    #[tokio::test]
+    async fn a_replaced_surveyor_changes_nothing() {
+        let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
+        let cluster = Cluster::new(client, Duration::from_secs(1));
+        let surveyor = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
+        let range = |last, port| {
+            let master = Address { host: "127.0.0.1".into(), port };
+            Range { first: 0, last, master, replicas: Vec::new() }
+        };
+        let present = cluster.state().surveyors;
+        let (of_old, of_now) = (surveyor(present + 1), surveyor(present));
+        let touches = |surveyor: &Discovery| {
+            let asks = surveyor.whom(false).is_some();
+            let fails = surveyor.settle(Vec::new(), None, true).is_some();
+            let draws = surveyor.settle(vec![vec![range(99, 1)]], None, true).is_some();
+            [asks, fails, draws]
+        };
+        assert_eq!(touches(&of_old), [false; 3]);
+        assert!(matches!(cluster.state().chart, SlotMap::Blank));
+        assert_eq!(touches(&of_now), [true; 3]);
+        assert!(matches!(cluster.state().chart, SlotMap::Drawn(_)));
+        assert_eq!(of_now.whom(true).expect("it is there").0.len(), 2, "each has one voice");
+        cluster.close();
+        assert_eq!(touches(&of_now), [false; 3]);
+        assert!(matches!(cluster.state().chart, SlotMap::Closed));
+        // The end of one surveyor is not the end of another.
+        cluster.running.store(true, Ordering::Release);
+        drop(of_old);
+        assert!(cluster.running.load(Ordering::Acquire));
+        drop(of_now);
+        assert!(!cluster.running.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn rests_are_anywhere_below_a_bound_that_doubles_up_to_a_second() {
+        are_anywhere_below(rests, &[250, 500, 1000, 1000, 1000]);
+    }
+
+    #[test]
+    fn trouble_after_a_quiet_second_is_new() {
+        begins_anew_after_a_second(rests(), 250, 1000);
+    }
+}

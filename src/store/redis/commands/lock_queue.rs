@@ -1,0 +1,233 @@
+//! Waiters that give up their places, alone or together.
+//!
+//! To find a place takes time in proportion to the queue's length, so thousands of waiters with the same deadline would
+//! block the server for seconds. The first waiter leaves alone. The waiters that leave before its answer arrives go
+//! together in one script call, up to some thousands; then those that came meanwhile. This needs no timer.
+//!
+//! Finds the waiters that may have lost a message, with one question per lock instead of one per waiter.
+//!
+//! Invariant: a waiter that is not the first of its lock in this process either has a place in the queue after the
+//! subscription was confirmed, or asks. A place that is found then is not passed over any more, because its node receives
+//! messages; and a grant before that has removed the place, so it is not found.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use super::Commands;
+use super::lock_steps::{LockStep, mutex_holder};
+use crate::store::names::LockName;
+use crate::store::redis::scripts;
+use crate::store::wake::lock_waiters::{Census, LockWaiters};
+use crate::store::{StoreError, Token};
+use crate::sync::lock;
+
+/// How many leave in one call: their places are its arguments.
+const AT_ONCE: usize = 2_000;
+
+/// For each lock on which a waiter is leaving, the places of the waiters that leave with it.
+#[derive(Debug, Default)]
+pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
+
+#[derive(Debug)]
+struct LeavingWaiter {
+    place: String,
+    /// Sent when the place was removed from the queue; if it is dropped, the waiter must leave alone.
+    gone: oneshot::Sender<()>,
+}
+
+/// The result of leaving together with others.
+pub(crate) enum LeaveRole<'a> {
+    /// This waiter is the first: it leaves alone, and then removes the others.
+    First(LeaveDuty<'a>),
+    /// Its place was removed from the queue.
+    Gone,
+    /// It had no place in the queue: the waiter may hold the lock, or must leave alone.
+    Alone,
+}
+
+/// The duty to remove the waiters that leave meanwhile. If it is dropped, they leave alone.
+pub(crate) struct LeaveDuty<'a> {
+    leaving: &'a LeaveBatches,
+    key: Arc<str>,
+    has_ended: bool,
+}
+
+impl LeaveBatches {
+    /// Adds this place to those of the waiter that is leaving the same lock already, if there is one.
+    pub(crate) async fn join(&self, name: &LockName, place: String, within: Duration) -> LeaveRole<'_> {
+        let gone = {
+            let mut all = lock(&self.0);
+            match all.get_mut(&name.key) {
+                None => {
+                    all.insert(Arc::clone(&name.key), Vec::new());
+                    let key = Arc::clone(&name.key);
+                    return LeaveRole::First(LeaveDuty { leaving: self, key, has_ended: false });
+                }
+                Some(others) => {
+                    let (gone, is_gone) = oneshot::channel();
+                    others.push(LeavingWaiter { place, gone });
+                    is_gone
+                }
+            }
+        };
+        if matches!(timeout(within, gone).await, Ok(Ok(()))) { LeaveRole::Gone } else { LeaveRole::Alone }
+    }
+}
+
+impl LeaveDuty<'_> {
+    /// The waiters that have come since the last call; if there are none, the duty has ended.
+    fn next(&mut self) -> Vec<LeavingWaiter> {
+        let mut all = lock(&self.leaving.0);
+        let Some(others) = all.get_mut(&self.key) else { return Vec::new() };
+        let rest = others.split_off(others.len().min(AT_ONCE));
+        let next = std::mem::replace(others, rest);
+        if next.is_empty() {
+            all.remove(&self.key);
+            self.has_ended = true;
+        }
+        next
+    }
+
+    /// Removes from the queue the waiters that have come since the last call; returns whether there were any.
+    pub(crate) async fn see_to_others(
+        &mut self,
+        commands: &Commands,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let mut leavers = self.next();
+        let any = !leavers.is_empty();
+        while !leavers.is_empty() {
+            let args = |cmd: &mut Cmd| {
+                for leaver in &leavers {
+                    cmd.arg(&leaver.place);
+                }
+            };
+            let leave = LockStep::queueing(&scripts::LEAVE, name);
+            let (seen_to, mut gone) = leave.run(commands, args, within, left).await?;
+            gone.sort_unstable();
+            let later = leavers.split_off(seen_to.clamp(1, leavers.len()));
+            for (number, leaver) in leavers.into_iter().enumerate() {
+                if gone.binary_search(&(number + 1)).is_ok() {
+                    let _ = leaver.gone.send(());
+                }
+            }
+            leavers = later;
+        }
+        Ok(any)
+    }
+}
+
+impl Drop for LeaveDuty<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let others = lock(&self.leaving.0).remove(&self.key);
+            drop(others);
+        }
+    }
+}
+
+/// How many places were handled, and the indices of those that stood in the queue.
+fn left(answer: Value) -> Option<(usize, Vec<usize>)> {
+    let Value::Array(parts) = answer else { return None };
+    let mut numbers = parts.into_iter().map(|part| match part {
+        Value::Int(number) => usize::try_from(number).ok(),
+        _ => None,
+    });
+    Some((numbers.next()??, numbers.collect::<Option<_>>()?))
+}
+
+/// How many waiters are told to ask at once, and the pause after them: ten thousand calls at one moment would block the
+/// server.
+const TOLD_AT_ONCE: usize = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How often a question is tried, because the server may be failing at that moment.
+const TRIES: u32 = 3;
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Called when the subscription is lost, and when it is settled again: confirmed, or refused for good.
+pub(crate) async fn look_for_losses(
+    (commands, node, within): (Commands, Uuid, Duration),
+    grants: Arc<LockWaiters>,
+    is_settled: bool,
+) {
+    if is_settled {
+        find_lost(commands, grants.censuses(), node, within).await;
+    } else {
+        find_granted(commands, grants, within).await;
+    }
+}
+
+/// Tells the waiters without a place to ask. The subscription is confirmed, or refused for good.
+pub(crate) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: Uuid, within: Duration) {
+    for mut census in censuses {
+        for _ in 0..TRIES {
+            if census.is_empty() || find(&commands, &mut census, node, within).await.is_ok() {
+                break;
+            }
+            sleep(RETRY).await;
+        }
+        for some in census.absent().chunks(TOLD_AT_ONCE) {
+            for absent in some {
+                absent.tell();
+            }
+            if some.len() == TOLD_AT_ONCE {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Removes the waiters with a place from the census.
+async fn find(
+    commands: &Commands,
+    census: &mut Census,
+    node: Uuid,
+    within: Duration,
+) -> Result<(), StoreError> {
+    let (node, name) = (node.simple().to_string(), census.name.clone());
+    for from in (0..).step_by(1_000) {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(&node).arg(from);
+        };
+        let (more, tokens) =
+            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, waiting).await?;
+        tokens.iter().for_each(|token| census.found(token));
+        if !more {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Whether there are more places, and the waiters that were found.
+fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
+    let Value::Array(parts) = answer else { return None };
+    let mut parts = parts.into_iter();
+    let Some(Value::Int(more)) = parts.next() else { return None };
+    let token = |part| if let Value::BulkString(token) = part { Token::parse(&token) } else { None };
+    Some((more == 1, parts.filter_map(token).collect()))
+}
+
+/// While there is no subscription, only the first waiter of a lock asks. A mutex may have been granted to another waiter
+/// just before, whose message was lost, and may never expire; so this asks for its holder.
+async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Duration) {
+    for census in grants.censuses() {
+        if census.is_empty() || census.name.is_semaphore() {
+            continue;
+        }
+        let look = LockStep::alone(&scripts::MUTEX_LOOK, &census.name);
+        if let Ok(Some(holder)) = look.run(&commands, |_| {}, within, mutex_holder).await
+            && let Some(token) = Token::parse(&holder.token)
+        {
+            census.tell(&token);
+        }
+    }
+}

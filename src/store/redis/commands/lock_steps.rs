@@ -1,0 +1,568 @@
+//! The steps that give a lock to a waiter. One call passes a bounded number of waiters that do not hear, because it blocks
+//! the server; if there are more, it says so, and another call follows.
+//!
+//! Between two calls a mutex with a queue is free, or a permit is available, as after the death of a holder: the next step
+//! by any process continues. So a process that dies there costs the waiters as much as one that dies before it frees the
+//! lock.
+//!
+//! One script call for one lock, and the keys it gets.
+//!
+//! Parses the answers of the lock scripts.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+use tokio::time::sleep;
+use uuid::Uuid;
+
+use super::{Commands, refused, run_call};
+use crate::store::lock_store::{
+    Change, Create, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take,
+    TakePermit, Taken,
+};
+use crate::store::names::LockName;
+use crate::store::redis::errors::unexpected;
+use crate::store::redis::scripts;
+use crate::store::redis::scripts::{CallForm, Script, millis};
+use crate::store::{StoreError, StoreErrorKind, Token};
+
+/// The nodes that did not hear, so that each call does not try them again.
+#[derive(Debug, Default)]
+pub(crate) struct UnreachableNodes(Vec<u8>);
+
+impl UnreachableNodes {
+    /// How many are remembered: more will hardly have died together, and each call carries them.
+    const MOST: usize = 100;
+    /// The length of a node's id in digits.
+    const LEN: usize = 32;
+
+    fn learn(&mut self, nodes: &[u8]) {
+        self.0.extend_from_slice(nodes);
+        let excess = self.0.len().saturating_sub(Self::MOST * Self::LEN);
+        self.0.drain(..excess);
+    }
+
+    fn arg(&self, cmd: &mut Cmd) {
+        if !self.0.is_empty() {
+            cmd.arg(&self.0[..]);
+        }
+    }
+}
+
+/// One call: its answer, and the nodes it has discovered if another call must follow.
+async fn call<T>(
+    commands: &Commands,
+    step: LockStep<'_>,
+    args: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+    read: impl FnOnce(Value) -> Option<T>,
+) -> Result<(T, Option<Vec<u8>>), StoreError> {
+    let split = |answer| {
+        let (answer, nodes) = to_go_on(answer);
+        Some((read(answer)?, nodes))
+    };
+    step.run(commands, args, within, split).await
+}
+
+pub(crate) async fn take_mutex(
+    commands: &Commands,
+    name: &LockName,
+    (ask, again): (Take<'_>, bool),
+    within: Duration,
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
+    let (mut deaf, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
+    loop {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
+            let goes_on = old.is_some() || !deaf.0.is_empty();
+            // The server parses each argument, so those that most takes do not need are left out.
+            if !ask.queue || again || goes_on {
+                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
+            }
+            if goes_on {
+                cmd.arg(old.map_or("", Token::as_str));
+                deaf.arg(cmd);
+            }
+        };
+        let (answer, nodes) = call(commands, LockStep::taking(name), args, within, Some).await?;
+        let Some(nodes) = nodes else {
+            let (taken, remarks) = repaired(commands, name, taken(answer), within).await?;
+            return Ok((MutexTaken { was_held: was_held || taken.was_held, ..taken }, remarks));
+        };
+        if old.take().is_some() {
+            let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
+            was_held = held == 1;
+        }
+        deaf.learn(&nodes);
+    }
+}
+
+pub(crate) async fn free_mutex(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    ttl: Option<Duration>,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(end(ttl));
+    };
+    give_mutex(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
+}
+
+pub(crate) async fn offer_mutex(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    Offer { ttl, bound }: Offer,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    let bound = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX).min(1 << 50);
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(end(ttl)).arg(bound);
+    };
+    give_mutex(commands, LockStep::offering(&scripts::MUTEX_OFFER, name), args, within).await
+}
+
+pub(crate) async fn break_mutex(
+    commands: &Commands,
+    name: &LockName,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    give_mutex(commands, LockStep::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
+}
+
+/// Takes a mutex from its holder by this step, and passes it on. Returns whether there was a holder.
+async fn give_mutex(
+    commands: &Commands,
+    step: LockStep<'_>,
+    args: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    let name = step.name;
+    let (was_held, mut more) = call(commands, step, args, within, yes).await?;
+    let (mut deaf, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
+    while let Some(nodes) = more {
+        deaf.learn(&nodes);
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(none.as_str()).arg("");
+            deaf.arg(cmd);
+        };
+        (_, more) = call(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
+    }
+    Ok(was_held)
+}
+
+pub(crate) async fn take_permit(
+    commands: &Commands,
+    name: &LockName,
+    (ask, again): (TakePermit<'_>, bool),
+    within: Duration,
+) -> Result<(PermitTaken, TakeRemarks), StoreError> {
+    let mut deaf = UnreachableNodes::default();
+    loop {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
+            cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
+            push_create(cmd, ask.semaphore);
+            deaf.arg(cmd);
+        };
+        let step = LockStep::taking_permit(name);
+        match call(commands, step, args, within, permit_taken).await? {
+            (taken, None) => return Ok(taken),
+            (_, Some(nodes)) => deaf.learn(&nodes),
+        }
+    }
+}
+
+pub(crate) async fn free_permit(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    lease: Duration,
+    within: Duration,
+) -> Result<PermitFreed, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(place(token, millis(lease)));
+    };
+    let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
+    let (freed, more) = call(commands, step, args, within, permit_freed).await?;
+    let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
+    Ok(PermitFreed { available, ..freed })
+}
+
+pub(crate) async fn refresh_permit(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    lease: Duration,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(millis(lease));
+    };
+    let step = LockStep::semaphore(&scripts::SEMAPHORE_REFRESH, name);
+    let (is_held, more) = call(commands, step, args, within, yes).await?;
+    serve(commands, name, more, within).await?;
+    Ok(is_held)
+}
+
+/// Serves the rest of the queue, if there is `more`. Returns how many permits are available then.
+async fn serve(
+    commands: &Commands,
+    name: &LockName,
+    mut more: Option<Vec<u8>>,
+    within: Duration,
+) -> Result<Option<u32>, StoreError> {
+    let (mut deaf, none, mut available) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
+    while let Some(nodes) = more {
+        deaf.learn(&nodes);
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(none.as_str()).arg("");
+            deaf.arg(cmd);
+        };
+        let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
+        let freed;
+        (freed, more) = call(commands, step, args, within, permit_freed).await?;
+        available = Some(freed.available);
+    }
+    Ok(available)
+}
+
+pub(crate) async fn change_semaphore(
+    commands: &Commands,
+    name: &LockName,
+    change: Change,
+    within: Duration,
+) -> Result<Option<SemaphoreState>, StoreError> {
+    let args = |cmd: &mut Cmd| match change {
+        Change::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
+        Change::Add { permits, semaphore } => {
+            push_create(cmd.arg("add"), semaphore);
+            cmd.arg(permits);
+        }
+        Change::Sweep => {
+            cmd.arg("sweep");
+        }
+        Change::Delete => {
+            cmd.arg("delete");
+        }
+    };
+    let (mut told, mut was_created, mut recovered) = (0, false, 0);
+    let state = loop {
+        let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
+        let (answer, more) = call(commands, step, args, within, Some).await?;
+        if more.is_none() {
+            break semaphore_state(answer).ok_or_else(|| refused(unexpected()))?;
+        }
+        let [told_now, made, ended] = ints(answer).ok_or_else(|| refused(unexpected()))?;
+        told += u32::try_from(told_now).unwrap_or(u32::MAX);
+        recovered += u32::try_from(ended).unwrap_or(u32::MAX);
+        if change != Change::Delete {
+            was_created = made == 1;
+            serve(commands, name, more, within).await?;
+            let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
+            break look.run(commands, |_| {}, within, semaphore_state).await?;
+        }
+    };
+    Ok(state.map(|state| SemaphoreState {
+        waiting: state.waiting.saturating_add(told),
+        created: state.created || was_created,
+        recovered: state.recovered.saturating_add(recovered),
+        ..state
+    }))
+}
+
+pub(crate) async fn barge(
+    commands: &Commands,
+    name: &LockName,
+    (ask, again): (Take<'_>, bool),
+    within: Duration,
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
+    };
+    let step = if again { LockStep::offering } else { LockStep::giving };
+    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
+    repaired(commands, name, taken(answer), within).await
+}
+
+/// The answer to a take, after REPAIR has limited the mutex's remaining time to what its holder has asked for. This is a
+/// separate step, because a holder may have asked for more than its token says, and few takes need it.
+pub(crate) async fn repaired(
+    commands: &Commands,
+    name: &LockName,
+    answer: Option<(MutexTaken, TakeRemarks)>,
+    within: Duration,
+) -> Result<(MutexTaken, TakeRemarks), StoreError> {
+    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
+    if remarks.is_doubtful
+        // Without an answer the waiter sleeps for the longer time; the next take finds the same.
+        && let Ok(remaining) = LockStep::repairing(name).run(commands, |_| {}, within, remaining).await
+    {
+        taken.taken = Taken::Busy { remaining };
+    }
+    Ok((taken, remarks))
+}
+
+/// Gives back a lock that was granted to a waiter that has left. Otherwise it is lost until it expires, which some mutexes
+/// never do; so this is tried several times.
+pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
+    const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
+    for pause in PAUSES {
+        // A grant removes the waiter from the queue, so the time to live, which identifies a place, is not needed.
+        let freed = if name.is_semaphore() {
+            free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
+        } else {
+            free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
+        };
+        match freed.map_err(|error| error.kind) {
+            Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
+            Err(_) => sleep(Duration::from_millis(pause)).await,
+        }
+    }
+}
+
+/// One script call for one lock.
+pub(crate) struct LockStep<'a> {
+    pub(crate) script: &'a Script,
+    pub(crate) name: &'a LockName,
+    /// The prefixes of its keys after the lock's own.
+    parts: &'a [&'a str],
+    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes.
+    spread_part: Option<&'a str>,
+}
+
+impl<'a> LockStep<'a> {
+    /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
+    pub(crate) fn taking(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
+        Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
+    }
+
+    /// A take of a permit; in a cluster with the roll of its waiters' nodes.
+    pub(crate) fn taking_permit(name: &'a LockName) -> Self {
+        Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
+    }
+
+    /// A step that gives the mutex to a waiter, with all its keys.
+    pub(crate) fn giving(script: &'a Script, name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
+        Self { script, name, parts, spread_part: None }
+    }
+
+    /// A step of a mutex that the first take gets; with the mark of a head that was told.
+    pub(crate) fn offering(script: &'a Script, name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
+        Self { script, name, parts, spread_part: None }
+    }
+
+    /// A step that restarts the holder's time: it may have to tell the waiters, and records a time that is
+    /// longer than the token says.
+    pub(crate) fn extending(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
+        Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
+    }
+
+    pub(crate) fn repairing(name: &'a LockName) -> Self {
+        let Self { parts, .. } = Self::extending(name);
+        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
+    }
+
+    /// A step about the queue of any kind of lock.
+    pub(crate) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
+        let Self { parts, .. } =
+            if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
+        Self { script, name, parts: &parts[..1], spread_part: None }
+    }
+
+    /// A step with the mutex's own key alone.
+    pub(crate) fn alone(script: &'a Script, name: &'a LockName) -> Self {
+        Self { script, name, parts: &[], spread_part: None }
+    }
+
+    pub(crate) fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
+        Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
+    }
+
+    pub(crate) async fn run<T>(
+        self,
+        commands: &Commands,
+        args: impl Fn(&mut Cmd) + Sync,
+        within: Duration,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<T, StoreError> {
+        let call = |by: CallForm| {
+            let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
+            args(&mut cmd);
+            cmd
+        };
+        let answer = run_call(commands, &self.name.key, call, within).await?;
+        read(answer).ok_or_else(|| refused(unexpected()))
+    }
+}
+
+/// A mutex's time to live in milliseconds, 0 for none.
+pub(crate) fn end(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(0, millis)
+}
+
+/// A waiter's place in a queue.
+pub(crate) fn place(token: &Token, ms: u64) -> String {
+    format!("{}{ms}", token.as_str())
+}
+
+pub(crate) fn push_create(cmd: &mut Cmd, semaphore: Create) {
+    cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
+}
+
+pub(crate) fn yes(answer: Value) -> Option<bool> {
+    match answer {
+        Value::Int(1) => Some(true),
+        Value::Int(0) => Some(false),
+        _ => None,
+    }
+}
+
+/// Milliseconds as a script answers them; `None` for -1.
+fn duration(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+/// What a take reports beside its result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TakeRemarks {
+    /// The remaining time is longer than the holder's token says.
+    pub(crate) is_doubtful: bool,
+    /// The token had asked before and has lost its place.
+    pub(crate) lost_place: bool,
+}
+
+pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, TakeRemarks)> {
+    let (number, was_held, remarks) = match answer {
+        Value::Int(number) => (number, false, 0),
+        Value::Array(parts) => match parts[..] {
+            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1, 0),
+            [Value::Int(number), Value::Int(was_held), Value::Int(remarks @ 1..=3)] => {
+                (number, was_held == 1, remarks)
+            }
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let taken = match number {
+        1.. => Taken::Granted { fence: number.unsigned_abs() },
+        0 => return None,
+        _ => Taken::Busy { remaining: duration(-2 - number) },
+    };
+    let remarks = TakeRemarks { is_doubtful: remarks & 1 != 0, lost_place: remarks & 2 != 0 };
+    Some((MutexTaken { taken, was_held }, remarks))
+}
+
+/// Parses the answer of REPAIR: the holder's remaining time.
+pub(crate) fn remaining(answer: Value) -> Option<Option<Duration>> {
+    match answer {
+        // There is no holder any more.
+        Value::Int(-2) => Some(Some(Duration::ZERO)),
+        Value::Int(ms) => Some(duration(ms)),
+        _ => None,
+    }
+}
+
+pub(crate) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
+    let parts = match answer {
+        Value::Nil => return Some(None),
+        Value::Array(parts) => parts,
+        _ => return None,
+    };
+    match <[Value; 2]>::try_from(parts) {
+        Ok([Value::BulkString(token), Value::Int(remaining)]) => {
+            Some(Some(MutexHolder { token: Bytes::from(token), remaining: duration(remaining) }))
+        }
+        _ => None,
+    }
+}
+
+pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, TakeRemarks)> {
+    let [granted, available, created_with, next_expiry] = ints(answer)?;
+    let taken = PermitTaken {
+        granted: granted == 1,
+        available: u32::try_from(available).ok()?,
+        created_with: u32::try_from(created_with).ok()?,
+        next_expiry: duration(next_expiry),
+    };
+    Some((taken, TakeRemarks { lost_place: granted == 2, ..TakeRemarks::default() }))
+}
+
+pub(crate) fn permit_freed(answer: Value) -> Option<PermitFreed> {
+    let [was_held, available] = ints(answer)?;
+    Some(PermitFreed { was_held: was_held == 1, available: u32::try_from(available).ok()? })
+}
+
+pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
+    let mut parts = match answer {
+        Value::Nil => return Some(None),
+        Value::Array(parts) => parts.into_iter(),
+        _ => return None,
+    };
+    let [created_with, capacity, waiting, created, recovered] =
+        ints(Value::Array(parts.by_ref().take(5).collect()))?;
+    let held = u32::try_from(parts.len() / 2).unwrap_or(u32::MAX);
+    let mut holders = Vec::with_capacity(parts.len() / 2);
+    while let Some(token) = parts.next() {
+        let (Value::BulkString(token), Some(Value::Int(left))) = (token, parts.next()) else { return None };
+        // A member that a foreign client has added counts as a permit, but has no token to be listed by.
+        holders.extend(Token::parse(&token).zip(duration(left)));
+    }
+    let capacity = u32::try_from(capacity).ok()?;
+    Some(Some(SemaphoreState {
+        created_with: u32::try_from(created_with).ok()?,
+        capacity,
+        available: capacity.saturating_sub(held),
+        waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
+        holders,
+        created: created == 1,
+        recovered: u32::try_from(recovered).unwrap_or(u32::MAX),
+    }))
+}
+
+/// Parses exactly `N` integers.
+pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
+    let Value::Array(parts) = answer else { return None };
+    let ints: Option<Vec<i64>> =
+        parts.into_iter().map(|part| if let Value::Int(int) = part { Some(int) } else { None }).collect();
+    ints?.try_into().ok()
+}
+
+/// Splits an answer that asks its caller to continue: the answer proper, and the nodes that do not hear, which are its
+/// last part.
+pub(crate) fn to_go_on(answer: Value) -> (Value, Option<Vec<u8>>) {
+    let Value::Array(mut parts) = answer else { return (answer, None) };
+    match parts.pop() {
+        Some(Value::BulkString(nodes)) => match <[Value; 1]>::try_from(parts) {
+            Ok([only]) => (only, Some(nodes)),
+            Err(parts) => (Value::Array(parts), Some(nodes)),
+        },
+        last => {
+            parts.extend(last);
+            (Value::Array(parts), None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_no_script_gives_is_not_a_busy_mutex() {
+        for answer in [Value::Int(0), Value::Array(vec![Value::Int(0), Value::Int(1)]), Value::Nil] {
+            assert!(taken(answer).is_none());
+        }
+    }
+}

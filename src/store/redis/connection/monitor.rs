@@ -1,0 +1,398 @@
+//! How long a connection has been silent, and when it is given up.
+//!
+//! One slow command is not the connection's fault, and a connection that has died silently never reports it. So
+//! time-outs are counted together: after two deadlines without any answer, with commands outstanding, the connection is
+//! given up.
+//!
+//! Which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. After a minute
+//! it is logged again, because its cause may be another.
+//!
+//! The longest argument that the server takes (its setting `proto-max-bulk-len`). To a longer one it answers with an error, and
+//! closes the connection that all other commands share. So what broke a connection is not sent again.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::{Arg, Cmd, RedisError};
+use tokio::time::Instant;
+
+use crate::store::redis::errors::{TOO_LONG, store_error};
+use crate::store::redis::scripts::sha1_hex;
+use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
+
+pub(super) struct Silence {
+    born: Instant,
+    /// Two deadlines of a command.
+    limit: Duration,
+    /// When the first of the unanswered commands was sent, in milliseconds since `born`; 0 after an answer.
+    since: AtomicU64,
+    /// When the latest of them timed out.
+    until: AtomicU64,
+    /// Whether any command was answered since the keeper last called [`take_heard`](Self::take_heard).
+    heard: AtomicBool,
+}
+
+impl Silence {
+    pub(super) fn new(answer: Duration) -> Self {
+        Self {
+            born: Instant::now(),
+            limit: answer.saturating_mul(2),
+            since: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            heard: AtomicBool::new(false),
+        }
+    }
+
+    /// Resets the state for a new connection.
+    pub(super) fn is_over(&self) {
+        self.since.store(0, Ordering::Relaxed);
+        self.until.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes the time of sending if it will matter: a command with a deadline below the limit is answered in time or not
+    /// at all. Most commands are like that, and reading the clock for each would slow the hits.
+    pub(super) fn sends(&self, within: Duration) -> Option<Instant> {
+        (within > self.limit).then(Instant::now)
+    }
+
+    /// Records a reply to a command sent at `sent`. A reply in time ends the silence; a later reply to a command with a
+    /// long deadline only says that the server is too slow for all others. Writes only if there was silence: this is on
+    /// the hit path.
+    pub(super) fn answered(&self, sent: Option<Instant>) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+        if self.since.load(Ordering::Relaxed) != 0 && sent.is_none_or(|sent| sent.elapsed() <= self.limit) {
+            self.since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Records a command that timed out after `waited`; returns whether the silence is too long. Earlier time-outs count
+    /// only if commands were outstanding without a long gap: the time between two single slow commands is not silence.
+    pub(super) fn timed_out(&self, waited: Duration) -> bool {
+        let now = millis(self.born.elapsed()).max(1);
+        let sent = now.saturating_sub(millis(waited)).max(1);
+        let before = self.until.swap(now, Ordering::Relaxed);
+        let apart = Duration::from_millis(sent.saturating_sub(before)) > self.limit;
+        let since = match self.since.load(Ordering::Relaxed) {
+            earlier if earlier != 0 && !apart => earlier,
+            _ => {
+                self.since.store(sent, Ordering::Relaxed);
+                sent
+            }
+        };
+        self.is_too_long(Duration::from_millis(now.saturating_sub(since)))
+    }
+
+    pub(super) fn is_too_long(&self, silence: Duration) -> bool {
+        silence >= self.limit
+    }
+
+    /// Whether any command was answered since the last call.
+    pub(super) fn take_heard(&self) -> bool {
+        self.heard.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// The error for commands to a server that stays silent.
+pub(super) fn silent() -> StoreError {
+    let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+    store_error(StoreErrorKind::Unavailable, silent)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+const AGAIN: Duration = Duration::from_secs(60);
+const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// Servers send few codes; a server that invents codes must not fill the memory.
+const MOST: usize = 16;
+
+#[derive(Debug, Default)]
+pub(super) struct RefusalLog {
+    /// Whether any refusal is going on: while none is, successful commands check nothing else.
+    some: AtomicBool,
+    told: Mutex<Vec<LoggedRefusal>>,
+}
+
+#[derive(Debug)]
+struct LoggedRefusal {
+    code: String,
+    /// The refused command. The refusal lasts until this command succeeds: a server without memory answers reads all
+    /// the time.
+    command: Option<String>,
+    goes_on: bool,
+    at: Instant,
+}
+
+impl RefusalLog {
+    /// Records a refusal; returns whether it must be logged.
+    pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
+        let mut told = lock(&self.told);
+        let before = told.iter().position(|told| told.code == code);
+        if let Some(before) = before {
+            let since = told[before].at.elapsed();
+            if since < AT_LEAST || (told[before].goes_on && since < AGAIN) {
+                return false;
+            }
+            told.remove(before);
+        } else if told.len() == MOST {
+            told.remove(0);
+        }
+        let command = cmd.and_then(name);
+        told.push(LoggedRefusal { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
+        self.some.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Records that a command succeeded.
+    pub(super) fn carried_out(&self, cmd: &Cmd) {
+        if !self.some.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut told = lock(&self.told);
+        let command = name(cmd);
+        for told in told.iter_mut().filter(|told| told.command == command) {
+            told.goes_on = false;
+        }
+        self.some.store(told.iter().any(|told| told.goes_on), Ordering::Relaxed);
+    }
+}
+
+/// The command, or the digest of its script.
+fn name(cmd: &Cmd) -> Option<String> {
+    let mut args = cmd.args_iter().map(|arg| match arg {
+        Arg::Simple(bytes) => bytes,
+        _ => &[],
+    });
+    match args.next()? {
+        b"EVALSHA" => args.next().map(|sha1| String::from_utf8_lossy(sha1).into_owned()),
+        b"EVAL" => args.next().map(sha1_hex),
+        command => Some(String::from_utf8_lossy(command).into_owned()),
+    }
+}
+
+/// How long a limit is remembered that the server has named, or shown by its error: it may be raised.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// The same for a size under which a connection broke without an answer: the server may have ended for another reason.
+const SUSPECTED: Duration = Duration::from_secs(10);
+
+/// The lowest limit that a server can be set to. A shorter argument breaks no connection.
+const LOWEST: usize = 1024 * 1024;
+
+#[derive(Debug)]
+pub(super) struct BulkLimit {
+    /// The longest argument that is sent; `usize::MAX` while no limit is known, which each command checks.
+    most: AtomicUsize,
+    ends_at: Mutex<Option<Instant>>,
+    /// A connection broke since the server was last asked for its limit.
+    is_unread: AtomicBool,
+}
+
+impl Default for BulkLimit {
+    fn default() -> Self {
+        Self {
+            most: AtomicUsize::new(usize::MAX),
+            ends_at: Mutex::default(),
+            is_unread: AtomicBool::new(false),
+        }
+    }
+}
+
+impl BulkLimit {
+    /// The longest argument that is sent.
+    pub(super) fn most(&self) -> usize {
+        let most = self.most.load(Ordering::Relaxed);
+        if most != usize::MAX && lock(&self.ends_at).is_some_and(|end| end <= Instant::now()) {
+            self.most.store(usize::MAX, Ordering::Relaxed);
+            return usize::MAX;
+        }
+        most
+    }
+
+    /// The error for a command that the server does not take.
+    pub(super) fn check(&self, cmd: &Cmd) -> Result<(), StoreError> {
+        let most = self.most();
+        if most == usize::MAX || longest(cmd) <= most {
+            return Ok(());
+        }
+        let why = (redis::ErrorKind::Client, TOO_LONG, format!("the limit is {most} bytes"));
+        Err(store_error(StoreErrorKind::Refused, RedisError::from(why)))
+    }
+
+    /// Records that a connection broke under this command; `is_named`: the server has named its length as the reason.
+    pub(super) fn broken_by(&self, cmd: &Cmd, is_named: bool) {
+        let length = longest(cmd);
+        if length <= LOWEST && !is_named {
+            return;
+        }
+        self.set(length.saturating_sub(1).min(self.most()), if is_named { REMEMBERED } else { SUSPECTED });
+        self.is_unread.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the server has to be asked for its limit.
+    pub(super) fn take_unread(&self) -> bool {
+        self.is_unread.swap(false, Ordering::Relaxed)
+    }
+
+    /// Records the limit that the server has named.
+    pub(super) fn read(&self, most: usize) {
+        self.set(most, REMEMBERED);
+    }
+
+    fn set(&self, most: usize, remembered: Duration) {
+        *lock(&self.ends_at) = Some(Instant::now() + remembered);
+        self.most.store(most, Ordering::Relaxed);
+    }
+}
+
+/// The length of the longest argument.
+fn longest(cmd: &Cmd) -> usize {
+    let length = |arg: Arg<&[u8]>| if let Arg::Simple(arg) = arg { arg.len() } else { 0 };
+    cmd.args_iter().map(length).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const ANSWER: Duration = Duration::from_millis(50);
+
+    /// Sends a command with the deadline `within` that is not answered; returns whether the connection is given up.
+    async fn in_vain(silence: &Silence, within: Duration) -> bool {
+        advance(within).await;
+        silence.timed_out(within)
+    }
+
+    /// Sends a command with a deadline of a second that is answered after `took`.
+    async fn answered_after(silence: &Silence, took: Duration) {
+        let sent = silence.sends(Duration::from_secs(1));
+        advance(took).await;
+        silence.answered(sent);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_deadlines_of_silence_end_the_connection() {
+        let silence = Silence::new(ANSWER);
+        assert!(!in_vain(&silence, ANSWER).await);
+        advance(ANSWER / 2).await;
+        assert!(in_vain(&silence, ANSWER).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_in_time_ends_the_silence() {
+        let silence = Silence::new(ANSWER);
+        for _ in 0..10 {
+            assert!(!in_vain(&silence, ANSWER).await);
+            answered_after(&silence, ANSWER).await;
+        }
+    }
+
+    /// Locks use a deadline of a second. Late answers to them from a server that had become slower than the deadline of
+    /// all other commands kept the connection, and each request paid its deadline.
+    #[tokio::test(start_paused = true)]
+    async fn a_late_answer_to_a_command_with_a_long_deadline_does_not_end_the_silence() {
+        let silence = Silence::new(ANSWER);
+        let sent = silence.sends(Duration::from_secs(1));
+        assert!(!in_vain(&silence, ANSWER).await);
+        advance(ANSWER + Duration::from_millis(1)).await;
+        silence.answered(sent);
+        assert!(in_vain(&silence, ANSWER).await);
+        assert!(silence.take_heard(), "it is there, though slow");
+    }
+
+    /// The hour without any command was counted as an hour of silence.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_between_two_slow_commands_is_not_silence() {
+        let silence = Silence::new(ANSWER);
+        for _ in 0..3 {
+            assert!(!in_vain(&silence, ANSWER).await);
+            advance(Duration::from_secs(3600)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod refusal_log_tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_logged_again_after_it_had_ended_or_a_minute_later() {
+        let (refusals, set, get) = (RefusalLog::default(), redis::cmd("SET"), redis::cmd("GET"));
+        assert!(refusals.is_news("OOM", Some(&set)));
+        assert!(refusals.is_news("BUSY", Some(&get)), "another");
+        for _ in 0..10 {
+            advance(Duration::from_secs(5)).await;
+            refusals.carried_out(&get);
+            assert!(!refusals.is_news("OOM", Some(&set)), "reads are answered all the time");
+        }
+        refusals.carried_out(&set);
+        assert!(refusals.is_news("OOM", Some(&set)));
+        refusals.carried_out(&set);
+        assert!(!refusals.is_news("OOM", Some(&set)), "it comes and goes");
+        advance(AT_LEAST).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+        advance(AGAIN).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_remembered_codes_is_bounded() {
+        let refusals = RefusalLog::default();
+        for number in 0..1_000 {
+            assert!(refusals.is_news(&number.to_string(), None));
+        }
+        assert_eq!(lock(&refusals.told).len(), MOST);
+    }
+}
+
+#[cfg(test)]
+mod bulk_limit_tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn set(length: usize) -> Cmd {
+        redis::cmd("SET").arg("k").arg(vec![0_u8; length]).to_owned()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_broke_a_connection_is_not_sent_for_a_while() {
+        for (is_named, remembered) in [(true, REMEMBERED), (false, SUSPECTED)] {
+            let limit = BulkLimit::default();
+            limit.check(&set(3 * LOWEST)).expect("nothing is known");
+            limit.broken_by(&set(2 * LOWEST), is_named);
+            assert!(limit.take_unread() && !limit.take_unread());
+            limit.check(&set(2 * LOWEST)).expect_err("it broke a connection");
+            limit.check(&set(2 * LOWEST - 1)).expect("it is shorter");
+            advance(remembered).await;
+            limit.check(&set(3 * LOWEST)).expect("the limit may have been raised");
+        }
+    }
+
+    /// A connection also breaks for other reasons, under commands of any kind.
+    #[tokio::test(start_paused = true)]
+    async fn a_short_command_is_not_suspected() {
+        let limit = BulkLimit::default();
+        limit.broken_by(&set(LOWEST), false);
+        assert!(!limit.take_unread());
+        limit.check(&set(3 * LOWEST)).expect("nothing is known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limit_that_the_server_names_counts() {
+        let limit = BulkLimit::default();
+        limit.broken_by(&set(2 * LOWEST), false);
+        limit.read(512 * LOWEST);
+        limit.check(&set(2 * LOWEST)).expect("the server takes it");
+    }
+}

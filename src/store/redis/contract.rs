@@ -1,0 +1,738 @@
+//! Implements the [`Store`] contract on Redis.
+//!
+//! Tags on a Redis server: `sg1:t:{tag}` holds the tag's id.
+//!
+//! The registry and the log of a volume on a Redis server: `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot.
+//!
+//! The scripts are `renew_member.lua`, `announce.lua` and `remove_member.lua`. On one server INVALIDATE and FORGET TAG announce
+//! in their own scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
+//!
+//! Implements the [`LockStore`] contract on Redis: one script per step.
+//!
+//! | key | holds |
+//! |---|---|
+//! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, first come first; before the place of a barging waiter, `t` and the microseconds of the server's clock at its arrival |
+//! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
+//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until that head has looked |
+//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were told to look after a holder's death, and whether they have asked since |
+//! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
+//! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
+//! | `sg1:sm:{tag}` | layout, capacity at creation, added permits, idle time in ms |
+//!
+//! A mutex under a user's prefix uses other prefixes for its companion keys, because its key may equal
+//! another mutex's tag.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Weak;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::commands::entry_steps::{
+    Announcing, Attempt, REST, acquire, announce, hand_over, renew_member, wake_rest,
+};
+use super::commands::lock_queue::{LeaveRole, find_lost};
+use super::commands::lock_steps::{
+    LockStep, TakeRemarks, barge, end, mutex_holder, place, semaphore_state, yes,
+};
+use super::commands::{lock_steps, refused, run, run_call};
+use super::errors::{bounded, unexpected};
+use super::messages::message;
+use super::scripts::{Script, get_entry, millis, push_attempt, push_id, push_key, push_outcome, push_seen};
+use super::{RedisStore, doctor, scripts};
+use crate::health::{Finding, Health};
+use crate::key::Key;
+use crate::store::lock_store::{
+    Change, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit, leave_alone,
+};
+use crate::store::names::LockName;
+use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
+use crate::store::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
+use crate::store::volume_store::{VolumeListener, VolumeStore};
+use crate::store::wake::lock_waiters::LockWaiter;
+use crate::store::{
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, NamedServer, OlderEntry,
+    Reply, Store, StoreError, StoreErrorKind, Token, TokenCheck,
+};
+
+impl RedisStore {
+    /// LOOK UP, as an unboxed future.
+    pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        match self.commands.read(key.name(), &get_entry(key.name()), within).await? {
+            Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+            Value::Nil => Ok(None),
+            // Foreign data under our key: not an entry, and counted as one that cannot be decoded. (MGET, which reads an
+            // entry with its tags, answers nil for it.)
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
+            _ => Err(refused(unexpected())),
+        }
+    }
+
+    /// Runs a script whose answer says whether the lease was the token's, and then tells the waiters that the script left
+    /// untold.
+    async fn kept(
+        &self,
+        script: &Script,
+        key: &Key,
+        token: &Token,
+        (size, args): (usize, impl Fn(&mut Cmd) + Sync),
+        within: Duration,
+    ) -> Result<TokenCheck, StoreError> {
+        let sent = Instant::now();
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str());
+            args(cmd);
+        };
+        let done = match run(&self.commands, script, key.name(), size + 80, args, within).await? {
+            Value::Int(done) => done,
+            _ => return Err(refused(unexpected())),
+        };
+        if done > REST {
+            let says = |cmd: &mut Cmd| {
+                cmd.arg(format!("w{}", token.as_str()));
+            };
+            let left = within.saturating_sub(sent.elapsed());
+            wake_rest(&self.commands, key.name(), token, says, left).await;
+        }
+        match done % REST {
+            1 => Ok(TokenCheck::Held),
+            0 => Ok(TokenCheck::Lost),
+            2 => Ok(TokenCheck::ForeignData),
+            _ => Err(refused(unexpected())),
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn node(&self) -> Uuid {
+        self.inbox.node()
+    }
+
+    fn place(&self) -> u64 {
+        self.connections.place
+    }
+
+    fn clock_at(&self, moment: Instant) -> u64 {
+        self.commands.clock_at(moment)
+    }
+
+    fn is_spread(&self) -> bool {
+        self.commands.is_spread()
+    }
+
+    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
+        Box::pin(self.get(key, within))
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
+        Box::pin(async move {
+            self.inbox.open();
+            acquire(&self.commands, key, ask, within).await
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, TokenCheck> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(millis(lease));
+            };
+            self.kept(&scripts::RENEW, key, token, (16, args), within).await
+        })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        within: Duration,
+    ) -> Reply<'a, TokenCheck> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(&entry[..]).arg(millis(keep));
+            };
+            self.kept(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
+        })
+    }
+
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
+        Box::pin(async move {
+            let (marker, older) = match &fail.older {
+                OlderEntry::Stays => (&[][..], "0".to_owned()),
+                OlderEntry::Ends => (&[][..], "-".to_owned()),
+                OlderEntry::Marked(marker, life) => (&marker[..], millis(*life).to_string()),
+            };
+            let args = |cmd: &mut Cmd| {
+                push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
+                cmd.arg(marker).arg(&older);
+                push_seen(cmd, fail.seen);
+            };
+            let size = fail.outcome.len() + marker.len() + 176;
+            self.kept(&scripts::FAIL, key, fail.token, (size, args), within).await
+        })
+    }
+
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        how: HandOver,
+        within: Duration,
+    ) -> Reply<'a, HandedOver> {
+        let HandOver { lease, hops, is_leaving } = how;
+        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within))
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
+        Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
+    }
+
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        insert: Option<Insert>,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        Box::pin(async move {
+            let change = |attempt, left| {
+                super::commands::entry_steps::invalidate(&self.commands, key, insert.as_ref(), attempt, left)
+            };
+            self.changing(announcement, within, change).await
+        })
+    }
+
+    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
+        self.watches.register(key.name(), token)
+    }
+
+    fn hints_arrive(&self) -> bool {
+        self.inbox.hears()
+    }
+
+    fn connect(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(async move {
+            self.inbox.open();
+            let both = async {
+                self.commands.until_up().await?;
+                self.inbox.settled().await;
+                Ok(())
+            };
+            timeout(within, both).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
+            })
+        })
+    }
+
+    fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            // A command that stays unanswered for longer than two deadlines would cost the connection.
+            match within.min(self.command_timeout()) {
+                Duration::ZERO => Ok(()),
+                within => super::doctor::server::probe(&self.commands, key.name(), within).await,
+            }
+        })
+    }
+
+    fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
+        // Does not wait for the inbox: a caller that only sends commands needs no messages.
+        Box::pin(async move {
+            timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
+            })
+        })
+    }
+
+    fn server_of(&self, name: &str) -> NamedServer {
+        self.commands.server_of(name)
+    }
+
+    fn is_slow(&self) {
+        self.commands.suspect();
+    }
+
+    fn is_down(&self, name: &str) -> bool {
+        self.commands.is_down(name)
+    }
+
+    fn close(&self) {
+        self.leave();
+    }
+
+    fn health(&self) -> Health {
+        let (commands, breaker, reason) = self.commands.link();
+        Health {
+            topology: self.connections.topology,
+            commands,
+            inbox: self.inbox.link(),
+            breaker,
+            reason,
+            clock: self.commands.clock(),
+            last_heard: self.inbox.last_heard(),
+            inbox_lag: self.inbox.lag(),
+            outages: self.connections.dial.outages.begun(),
+            credential_failures: self.connections.dial.login.failures(),
+            local: None,
+        }
+    }
+
+    fn longest_entry(&self) -> usize {
+        self.commands.longest_argument()
+    }
+
+    fn went_without(&self) {
+        self.connections.dial.outages.load();
+    }
+
+    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+        Box::pin(doctor::examine(self, ask))
+    }
+}
+
+/// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
+const MARK: Duration = Duration::from_secs(4);
+
+impl TagStore for RedisStore {
+    fn look_up_tagged<'a>(
+        &'a self,
+        keys: &'a [Key],
+        tags: &'a [Key],
+        within: Duration,
+    ) -> Reply<'a, TaggedLookUp> {
+        Box::pin(async move {
+            let mut values = self.mget(keys, tags, within).await?;
+            let ids = values.split_off(keys.len()).into_iter().map(id).collect();
+            let entries = values.into_iter().map(|value| match value {
+                Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+                Value::Nil => Ok(None),
+                _ => Err(refused(unexpected())),
+            });
+            Ok((entries.collect::<Result<_, _>>()?, ids))
+        })
+    }
+
+    fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+        Box::pin(async move { Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect()) })
+    }
+
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
+        // One script each, because tags need not share a slot; all are sent at once.
+        Box::pin(try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))))
+    }
+
+    fn forget_tag<'a>(
+        &'a self,
+        tag: &'a Key,
+        announcement: &'a Announcement,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        Box::pin(self.changing(announcement, within, |attempt, left| self.forget_id(tag, attempt, left)))
+    }
+
+    fn enlist<'a>(
+        &'a self,
+        list: &'a Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Reply<'a, bool> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(&member[..]).arg(most).arg(millis(life));
+            };
+            match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, self.command_timeout()).await?
+            {
+                Value::Int(listed) => Ok(listed == 1),
+                _ => Err(refused(unexpected())),
+            }
+        })
+    }
+
+    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
+        Box::pin(async move {
+            let until = Instant::now() + within;
+            let left = || until.saturating_duration_since(Instant::now());
+            let place = timeout(within, self.replicating.acquire()).await;
+            let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
+            // WAIT needs a connection for itself: the server answers nothing else on a connection that waits, and the
+            // guard's would be taken for dead. The mark is written on the guard's connection; finding it proves that this
+            // connection leads to the server with the change. Removing the mark is the write that WAIT waits for, and so
+            // for all writes before it.
+            let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
+            let mut leave = Cmd::with_capacity(5, mark.len() + 24);
+            leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
+            match self.commands.send(key.name(), &leave, self.command_timeout().min(left())).await? {
+                Value::Okay => {}
+                _ => return Err(refused(unexpected())),
+            }
+            let dial = self.commands.dial(key.name());
+            let dial = dial.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
+            let (mut connection, _) =
+                bounded(left().min(MARK / 2), dial.commands()).await.map_err(refused)?;
+            let mut remove = Cmd::with_capacity(2, mark.len() + 8);
+            remove.arg("DEL").arg(&mark);
+            let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
+            if removed.map_err(refused)? == 0 {
+                return Err(StoreError::new(StoreErrorKind::Unavailable));
+            }
+            let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
+            // At least a millisecond: 0 means for ever.
+            wait.arg("WAIT").arg(replicas).arg(millis(left));
+            // The server answers at the latest when that time has passed, and the answer needs time to arrive.
+            let longest = left + self.command_timeout();
+            bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
+        })
+    }
+}
+
+impl RedisStore {
+    /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
+    /// that follows an acknowledged invalidation reads the tag's new id or none, and no entry matches it. Foreign data counts
+    /// as nil.
+    async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> Result<Vec<Value>, StoreError> {
+        if self.commands.is_spread() {
+            // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
+            let entries = entries.iter().map(|key| (b'e', key.name()));
+            let all = entries.chain(tags.iter().map(|tag| (b't', tag.name())));
+            return try_join_all(all.map(|(kind, name)| self.get_one(kind, name, within))).await;
+        }
+        let names: usize = entries.iter().chain(tags).map(|key| key.name().len() + 8).sum();
+        let mut cmd = Cmd::with_capacity(entries.len() + tags.len() + 1, names + 16);
+        cmd.arg("MGET");
+        for entry in entries {
+            push_key(&mut cmd, b'e', entry.name());
+        }
+        for tag in tags {
+            push_key(&mut cmd, b't', tag.name());
+        }
+        match self.commands.read("", &cmd, within).await? {
+            Value::Array(values) if values.len() == entries.len() + tags.len() => Ok(values),
+            _ => Err(refused(unexpected())),
+        }
+    }
+
+    async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
+        match self.commands.read(name, &scripts::get(kind, name), within).await? {
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
+            Value::ServerError(error) => Err(refused(error.into())),
+            value => Ok(value),
+        }
+    }
+
+    async fn forget_id(
+        &self,
+        tag: &Key,
+        attempt: Attempt<'_>,
+        within: Duration,
+    ) -> Result<Announced, StoreError> {
+        let (script, size) = match attempt.announces {
+            true => (&scripts::FORGET_TAG_AND_ANNOUNCE, Announcing::SIZE),
+            false => (&scripts::FORGET_TAG, 0),
+        };
+        let made = attempt.made(&self.commands, within, |last, left| {
+            let call = move |by| {
+                let mut cmd = script.call_change(by, (tag.name(), attempt.node), attempt.volume(), size + 48);
+                push_attempt(&mut cmd, attempt.announcement.attempt, last);
+                if let Some(announcing) = attempt.announcing() {
+                    announcing.push(&mut cmd);
+                }
+                cmd
+            };
+            run_call(&self.commands, tag.name(), call, left)
+        });
+        made.await.map(|(_, announced)| announced)
+    }
+
+    async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {
+        let fresh = fastrand::u64(..);
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(fresh).arg(millis(life));
+        };
+        let answer = run(&self.commands, &scripts::TAG, tag.name(), 48, args, within).await?;
+        id(answer).ok_or_else(|| refused(unexpected()))
+    }
+}
+
+/// An id as it stands in the store; `None` for foreign data.
+pub(super) fn id(value: Value) -> Option<u64> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+impl VolumeStore for RedisStore {
+    fn renew_membership<'a>(
+        &'a self,
+        volume: &'a Key,
+        renewal: Renewal,
+        within: Duration,
+    ) -> Reply<'a, Renewed> {
+        Box::pin(async move {
+            self.inbox.open();
+            renew_member(&self.commands, volume, self.node(), renewal, within).await
+        })
+    }
+
+    fn announce<'a>(
+        &'a self,
+        announcement: &'a Announcement,
+        name: &'a ChangedName,
+        within: Duration,
+    ) -> Reply<'a, Announced> {
+        let announcing = Announcing { announcement, announcer: self.node() };
+        Box::pin(announce(&self.commands, announcing, name, within))
+    }
+
+    fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                push_id(cmd, member.node);
+                cmd.arg(member.stamp);
+            };
+            match run(&self.commands, &scripts::REMOVE_MEMBER, volume.name(), 64, args, within).await? {
+                Value::Int(_) => Ok(()),
+                _ => Err(refused(unexpected())),
+            }
+        })
+    }
+
+    fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+        // Without a runtime nothing can be sent; the announcer waits until this node's right has ended.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
+        runtime.spawn(async move {
+            let channel = message::channel(announcer);
+            let mut cmd = Cmd::with_capacity(3, channel.len() + 80);
+            cmd.arg("PUBLISH").arg(&channel).arg(message::acknowledgement(id, node));
+            // In a cluster any node passes it on, so the channel may choose one.
+            let _ = commands.send(&channel, &cmd, within).await;
+        });
+    }
+
+    fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        self.inbox.listen(listener);
+    }
+
+    fn until_heard(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(async move {
+            self.inbox.open();
+            if within.is_zero() {
+                return Ok(());
+            }
+            let settled = timeout(within, self.inbox.settled()).await;
+            settled.map_err(|_| StoreError::new(StoreErrorKind::TimedOut))
+        })
+    }
+}
+
+impl RedisStore {
+    /// Handles the answer to a take. If the token had lost its place, the other waiters of this process
+    /// may have lost theirs, too: the process was paused for so long that it counted as dead, or the data
+    /// was lost.
+    fn answered(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
+        self.grants.is_answered(token);
+        // A process without an inbox keeps losing its places, so there is nothing to find until the
+        // inbox is up.
+        if remarks.lost_place
+            && self.inbox.hears()
+            && let Some(census) = self.grants.census(&name.key)
+        {
+            let (commands, node) = (self.commands.clone(), self.inbox.node());
+            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout()));
+        }
+    }
+
+    /// Runs a step that frees a lock. While this process receives no messages, its places in the queue
+    /// are passed over, and its first waiter asks twice a second; so that waiter is told at once of a
+    /// lock that this process frees itself.
+    fn freeing<'a, T: 'a>(
+        &'a self,
+        name: &'a LockName,
+        step: impl Future<Output = Result<T, StoreError>> + Send + 'a,
+    ) -> Reply<'a, T> {
+        Box::pin(async move {
+            let freed = step.await;
+            if !self.inbox.hears() {
+                drop(self.grants.tell_missed(&name.key, None));
+            }
+            freed
+        })
+    }
+}
+
+impl LockStore for RedisStore {
+    fn take_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: Take<'a>,
+        within: Duration,
+    ) -> Reply<'a, MutexTaken> {
+        Box::pin(async move {
+            self.inbox.open();
+            let again = self.grants.asks_again(ask.token);
+            let (taken, remarks) = if ask.barges && ask.instead.is_none() {
+                barge(&self.commands, name, (ask, again), within).await?
+            } else {
+                lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?
+            };
+            self.answered(name, ask.token, remarks);
+            Ok(taken)
+        })
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        self.freeing(name, lock_steps::offer_mutex(&self.commands, name, token, offer, within))
+    }
+
+    fn free_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        self.freeing(name, lock_steps::free_mutex(&self.commands, name, token, ttl, within))
+    }
+
+    fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
+            let joined = self.leaving.join(name, place(leave.token, ms), within).await;
+            if matches!(joined, LeaveRole::Gone) {
+                return Ok(());
+            }
+            leave_alone(self, name, leave, within).await?;
+            if let LeaveRole::First(mut duty) = joined {
+                while duty.see_to_others(&self.commands, name, within).await? {
+                    // One of the leaving waiters may be the one that should have taken a lock without a
+                    // holder.
+                    leave_alone(self, name, leave, within).await?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn extend_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(token.as_str()).arg(end(ttl));
+            };
+            LockStep::extending(name).run(&self.commands, args, within, yes).await
+        })
+    }
+
+    fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>> {
+        Box::pin(LockStep::alone(&scripts::MUTEX_LOOK, name).run(
+            &self.commands,
+            |_| {},
+            within,
+            mutex_holder,
+        ))
+    }
+
+    fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
+        Box::pin(lock_steps::break_mutex(&self.commands, name, within))
+    }
+
+    fn take_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: TakePermit<'a>,
+        within: Duration,
+    ) -> Reply<'a, PermitTaken> {
+        Box::pin(async move {
+            self.inbox.open();
+            let again = self.grants.asks_again(ask.token);
+            let (taken, remarks) =
+                lock_steps::take_permit(&self.commands, name, (ask, again), within).await?;
+            self.answered(name, ask.token, remarks);
+            Ok(taken)
+        })
+    }
+
+    fn free_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, PermitFreed> {
+        self.freeing(name, lock_steps::free_permit(&self.commands, name, token, lease, within))
+    }
+
+    fn refresh_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        Box::pin(lock_steps::refresh_permit(&self.commands, name, token, lease, within))
+    }
+
+    fn look_at_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
+        Box::pin(look.run(&self.commands, |_| {}, within, semaphore_state))
+    }
+
+    fn change_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        change: Change,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        Box::pin(lock_steps::change_semaphore(&self.commands, name, change, within))
+    }
+
+    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+        self.grants.register(name, token)
+    }
+
+    fn grants_arrive(&self) -> bool {
+        self.inbox.hears() && self.keyspace.hears()
+    }
+
+    fn grants_are_claims(&self) -> bool {
+        self.commands.is_spread()
+    }
+
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer> {
+        Box::pin(self.keyspace.announce(&name.key, within))
+    }
+}
