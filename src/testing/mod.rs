@@ -98,6 +98,7 @@ mod line;
 mod origin;
 mod server;
 #[cfg(test)]
+#[path = "../../tests/unit/testing_tests.rs"]
 mod tests;
 mod wire;
 

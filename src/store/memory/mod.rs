@@ -16,6 +16,7 @@ mod locks;
 mod records;
 pub(crate) mod relay;
 #[cfg(test)]
+#[path = "../../../tests/unit/store/memory_tests.rs"]
 mod tests;
 pub(crate) mod volume_table;
 

@@ -27,6 +27,7 @@ mod commands;
 mod connection;
 mod contract;
 #[cfg(test)]
+#[path = "../../../tests/unit/store/redis/crowd_tests.rs"]
 mod crowd_tests;
 mod doctor;
 mod errors;

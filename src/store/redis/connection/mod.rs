@@ -15,6 +15,7 @@ mod monitor;
 mod node;
 mod reconnect;
 #[cfg(test)]
+#[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
 #[cfg(feature = "tls")]
 mod tls;

@@ -15,6 +15,7 @@ mod rights;
 mod sentinels;
 pub(crate) mod server;
 #[cfg(test)]
+#[path = "../../../../tests/unit/store/redis/doctor_tests.rs"]
 mod tests;
 
 use std::time::Duration;

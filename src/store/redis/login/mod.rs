@@ -8,6 +8,7 @@
 //! spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait for.
 
 #[cfg(test)]
+#[path = "../../../../tests/unit/store/redis/login_tests.rs"]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -11,6 +11,7 @@
 mod census;
 mod line;
 #[cfg(test)]
+#[path = "../../../../tests/unit/store/lock_waiters_tests.rs"]
 mod tests;
 mod waiter;
 

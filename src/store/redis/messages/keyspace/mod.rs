@@ -9,6 +9,7 @@
 //! The task that keeps the connection for announcements while there are waiters.
 
 #[cfg(test)]
+#[path = "../../../../../tests/unit/store/redis/keyspace_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};

@@ -7,6 +7,7 @@
 //! What the inbox records about its connection.
 
 #[cfg(test)]
+#[path = "../../../../../tests/unit/store/redis/subscriber_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
