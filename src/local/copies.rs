@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 use quick_cache::{Equivalent, Lifecycle, OptionsBuilder, Weighter};
 
-use super::copy::LocalCopy;
+use super::tickets::LocalCopy;
 use crate::key::KeyProbe;
 use crate::key::{Hashed, Key};
 

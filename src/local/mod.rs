@@ -18,7 +18,6 @@ mod copies;
 #[cfg(not(feature = "local"))]
 #[path = "no_copies.rs"]
 mod copies;
-mod copy;
 mod renewal;
 mod tickets;
 mod tier;
@@ -34,7 +33,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::announcing::Change;
-pub(crate) use self::copy::LocalCopy;
+pub(crate) use self::tickets::LocalCopy;
 pub(crate) use self::tickets::Ticket;
 pub(crate) use self::tier::{DEFAULT_CAPACITY, DEFAULT_TERM, LocalTier};
 use crate::store::volume::{Member, RegistryState};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::copy::LocalCopy;
+use super::tickets::LocalCopy;
 use crate::key::Key;
 use crate::key::KeyProbe;
 

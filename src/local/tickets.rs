@@ -3,14 +3,18 @@
 //! A ticket has a flag for the key and one for each tag, shared by all tickets of that name. A drop of the name sets the flag and
 //! forgets it, so later tickets have a new flag. A copy keeps its ticket and is served only while no flag is set: one flag drops the
 //! copies that are there, and those that are still on their way.
+//!
+//! A value in this process's memory.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::Moment;
 use crate::key::{Hashed, Key};
 use crate::store::volume::ChangedName;
 use crate::sync::lock;
+use crate::value::StoredEntry;
 
 /// Set when its name is dropped.
 type Flag = Arc<AtomicBool>;
@@ -169,4 +173,13 @@ mod tests {
         tickets.void_all();
         assert!(held.iter().all(|ticket| tickets.is_void(ticket)));
     }
+}
+
+/// A value in this process's memory.
+#[derive(Debug)]
+pub(crate) struct LocalCopy {
+    pub(crate) entry: Arc<StoredEntry>,
+    /// The copy is served only while this is not void.
+    pub(super) ticket: Ticket,
+    pub(super) made_at: Moment,
 }

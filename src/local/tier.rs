@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Births;
 use super::PendingAnnouncements;
 use super::copies::Copies;
-use super::copy::LocalCopy;
+use super::tickets::LocalCopy;
 use super::tickets::{Ticket, Tickets};
 use super::{NodeClock, Right, micros};
 use crate::health::LocalTierHealth;

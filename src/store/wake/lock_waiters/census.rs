@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::LockWaiters;
-use super::line::WaitLine;
-use super::waiter::{LockHints, RegisteredLockWaiter};
+use super::WaitLine;
+use super::{LockHints, RegisteredLockWaiter};
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
