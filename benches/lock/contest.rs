@@ -6,15 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use stampede_guard::lock::Fairness;
 use tokio::time::{sleep, sleep_until};
 
 use crate::book::{Lua, SetNx, Thread};
 use crate::ours::{Bumped, Ours};
 use crate::way::Lock;
-
-/// The bound of eventual fairness: how long the head of the queue may be overtaken.
-const BOUND: Duration = Duration::from_millis(1);
 
 /// The locks that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,8 +20,6 @@ pub(crate) enum Kind {
     Ours,
     /// The crate's mutex, released and acquired by one command.
     Bumped,
-    /// The crate's mutex with eventual fairness.
-    Eventual,
 }
 
 /// A client of one of these locks.
@@ -34,7 +28,6 @@ pub(crate) enum Client {
     Lua(Lua),
     Ours(Ours),
     Bumped(Bumped),
-    Eventual(Ours),
 }
 
 /// When to begin and to end, and how long to hold the lock each time.
@@ -61,7 +54,7 @@ pub(crate) struct Tally {
 pub(crate) struct Inside(Arc<AtomicBool>);
 
 impl Kind {
-    pub(crate) const ALL: [Self; 5] = [Self::SetNx, Self::Lua, Self::Ours, Self::Bumped, Self::Eventual];
+    pub(crate) const ALL: [Self; 4] = [Self::SetNx, Self::Lua, Self::Ours, Self::Bumped];
 }
 
 impl fmt::Display for Kind {
@@ -71,7 +64,6 @@ impl fmt::Display for Kind {
             Self::Lua => "Lua control",
             Self::Ours => "`Mutex`",
             Self::Bumped => "`Mutex`, bumped",
-            Self::Eventual => "`Mutex`, eventual",
         })
     }
 }
@@ -82,9 +74,8 @@ impl Client {
         let mut client = match kind {
             Kind::SetNx => Self::SetNx(SetNx::connect(redis, name, thread).await),
             Kind::Lua => Self::Lua(Lua::connect(redis, name, thread).await),
-            Kind::Ours => Self::Ours(Ours::connect(redis, name, Fairness::Fifo).await),
+            Kind::Ours => Self::Ours(Ours::connect(redis, name).await),
             Kind::Bumped => Self::Bumped(Bumped::connect(redis, name).await),
-            Kind::Eventual => Self::Eventual(Ours::connect(redis, name, Fairness::Eventual(BOUND)).await),
         };
         client.acquire().await;
         assert!(client.release().await, "it was held");
@@ -127,7 +118,6 @@ impl Lock for Client {
             Self::Lua(client) => client.acquire().await,
             Self::Ours(client) => client.acquire().await,
             Self::Bumped(client) => client.acquire().await,
-            Self::Eventual(client) => client.acquire().await,
         }
     }
 
@@ -137,7 +127,6 @@ impl Lock for Client {
             Self::Lua(client) => client.release().await,
             Self::Ours(client) => client.release().await,
             Self::Bumped(client) => client.release().await,
-            Self::Eventual(client) => client.release().await,
         }
     }
 

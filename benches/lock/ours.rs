@@ -1,6 +1,6 @@
 //! The crate's mutex, with its defaults, as two kinds of clients: one that unlocks and locks, one that bumps.
 
-use stampede_guard::lock::{Fairness, Locks, Mutex, MutexGuard};
+use stampede_guard::lock::{Locks, Mutex, MutexGuard};
 
 use crate::way::Lock;
 
@@ -11,10 +11,10 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) async fn connect(redis: &str, name: &str, fairness: Fairness) -> Self {
+    pub(crate) async fn connect(redis: &str, name: &str) -> Self {
         let locks = Locks::new(redis::Client::open(redis).expect("an address"));
         locks.connect().await.expect("connects");
-        let mutex = locks.mutex(name).fairness(fairness).build().expect("settings");
+        let mutex = locks.mutex(name).build().expect("settings");
         Self { mutex, guard: None }
     }
 }
@@ -36,7 +36,7 @@ pub(crate) struct Bumped(Ours);
 
 impl Bumped {
     pub(crate) async fn connect(redis: &str, name: &str) -> Self {
-        Self(Ours::connect(redis, name, Fairness::Fifo).await)
+        Self(Ours::connect(redis, name).await)
     }
 }
 

@@ -66,8 +66,8 @@ fn rows(table: &mut Table, place: &str, cells: &Cells) {
             detail: format!("{spread}{note}"),
         });
     };
-    let [setnx, lua, ours, bumped, eventual] = cells;
-    for (ours, bumping) in [(ours, ""), (bumped, ", bumping"), (eventual, ", eventual")] {
+    let [setnx, lua, ours, bumped] = cells;
+    for (ours, bumping) in [(ours, ""), (bumped, ", bumping")] {
         for (column, (number, (must, aim))) in NUMBERS.into_iter().zip(OVER_SETNX).enumerate() {
             let clients = if number == 1 { "client" } else { "clients" };
             let what = format!("{number} {clients}{bumping}, acquires over the SETNX control");
@@ -81,21 +81,17 @@ fn rows(table: &mut Table, place: &str, cells: &Cells) {
         add(&what, Limit::AtLeast(1.0), Limit::AtLeast(1.4), &ratios(ten, lua, Cell::rate), "");
         let what = format!("acquires of 10 clients{bumping} over those of 1");
         add(&what, Limit::AtLeast(0.764), Limit::AtLeast(0.9), &ratios(ten, one, Cell::rate), "");
-        // With eventual fairness a waiter is overtaken and asks again, so its tries are not bounded.
-        let is_fifo = bumping != ", eventual";
-        if is_fifo {
-            let tries: Vec<_> = ten.iter().map(Cell::tries_per_acquire).collect();
-            let what = format!("10 clients{bumping}, tries per acquire");
-            add(&what, Limit::AtMost(1.05), Limit::AtMost(1.0), &tries, "");
-            let fairness: Vec<_> = ten.iter().map(Cell::fairness).collect();
-            let what = format!("10 clients{bumping}, fewest over most acquires of a client");
-            add(&what, Limit::AtLeast(0.95), Limit::AtLeast(0.99), &fairness, "");
-        }
+        let tries: Vec<_> = ten.iter().map(Cell::tries_per_acquire).collect();
+        let what = format!("10 clients{bumping}, tries per acquire");
+        add(&what, Limit::AtMost(1.05), Limit::AtMost(1.0), &tries, "");
+        let fairness: Vec<_> = ten.iter().map(Cell::fairness).collect();
+        let what = format!("10 clients{bumping}, fewest over most acquires of a client");
+        add(&what, Limit::AtLeast(0.95), Limit::AtLeast(0.99), &fairness, "");
         let waits = |over| ratios(ten, over, |cell| cell.p99_wait);
         let [over_lua, over_setnx] = [lua, setnx].map(|control| Spread::of(&waits(control)).median);
         let note = format!("; {over_lua:.3}, over the SETNX control's {over_setnx:.3}");
         let what = format!("10 clients{bumping}, p99 wait over the Lua control's");
-        add(&what, Limit::AtMost(if is_fifo { 0.05 } else { 0.2 }), Limit::None, &waits(lua), &note);
+        add(&what, Limit::AtMost(0.05), Limit::None, &waits(lua), &note);
     }
 }
 

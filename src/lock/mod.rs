@@ -71,5 +71,5 @@ mod tests;
 pub(crate) use self::locks::LAST_RELEASES;
 pub use self::locks::{Locks, LocksBuilder, Scope};
 pub use self::mutex::{Held, Mutex, MutexBuilder, MutexGuard, Synchronized};
-pub use self::options::{Fairness, LockError, MutexOptions, Waiting};
+pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};

@@ -15,7 +15,7 @@ use super::acquire::{acquire, acquire_instead};
 use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::target::{LockRegistry, LockTarget as _, MutexTarget, WaitTerms};
-use super::{Fairness, LockError, Locks, MutexOptions, Scope};
+use super::{LockError, Locks, MutexOptions, Scope};
 use crate::store::StoreError;
 use crate::store::lock_store::{KeyspaceAnswer, MutexHolder};
 
@@ -61,8 +61,7 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and no live caller waits; with [`Fairness::Eventual`](super::Fairness::Eventual) it may overtake
-    /// waiters. `None` if not, so check the answer before you go on. Waits for the store only, never for another holder.
+    /// Acquires it if it is free and no live caller waits. `None` if not, so check the answer before you go on. Waits for the store only, never for another holder.
     ///
     /// # Errors
     ///
@@ -82,8 +81,7 @@ impl Mutex {
         }
     }
 
-    /// Acquires it, after the callers that asked before; with [`Fairness::Eventual`](super::Fairness::Eventual) it may overtake them
-    /// for as long as that allows.
+    /// Acquires it, after the callers that asked before.
     ///
     /// # Errors
     ///
@@ -316,12 +314,6 @@ impl MutexBuilder {
         self
     }
 
-    /// Which waiter gets it next. Defaults to [`Fairness::Fifo`].
-    pub fn fairness(mut self, fairness: Fairness) -> Self {
-        self.options.fairness = fairness;
-        self
-    }
-
     /// How long [`lock`](Mutex::lock) waits. The first attempt is always made, even with zero; `Duration::MAX`
     /// waits for ever. Defaults to 10 s. Not to be confused with the time to live, [`ttl`](Self::ttl).
     pub fn acquire_timeout(mut self, acquire_timeout: Duration) -> Self {
@@ -395,7 +387,6 @@ impl MutexBuilder {
         check_pace("retry_interval", polled)?;
         options.waiting = waiting.unwrap_or(if paced { polled } else { Waiting::Notify });
         check_pace("wait", options.waiting)?;
-        options.fairness.check()?;
         match options.ttl {
             Some(ttl) if options.min_remaining > ttl.saturating_sub(drift(ttl)) => {
                 let why = format!("it is {:?}, and a grant never has that of {ttl:?}", options.min_remaining);

@@ -13,12 +13,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::options::Waiting;
-use super::{Fairness, LockError, MutexOptions};
+use super::{LockError, MutexOptions};
 use crate::guard_state::GuardState;
 use crate::observe::log;
-use crate::store::lock_store::{
-    Create, Leave, LockStore, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken,
-};
+use crate::store::lock_store::{Create, Leave, LockStore, MutexTaken, PermitFreed, Take, TakePermit, Taken};
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::tracker::{StoppableWaiters, Tracked, Tracker};
@@ -110,8 +108,7 @@ impl LockTarget for MutexTarget {
         queue: bool,
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
-        let barges = matches!(self.options.fairness, Fairness::Eventual(_));
-        let ask = Take { token, ttl: self.options.ttl, queue, instead, barges };
+        let ask = Take { token, ttl: self.options.ttl, queue, instead };
         self.home.locks()?.take_mutex(&self.name, ask, within).await
     }
 
@@ -125,21 +122,11 @@ impl LockTarget for MutexTarget {
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        let (locks, ttl) = (self.home.last_locks(), self.options.ttl);
-        match self.options.fairness {
-            Fairness::Fifo => locks.free_mutex(&self.name, token, ttl, within).await,
-            Fairness::Eventual(bound) => {
-                locks.offer_mutex(&self.name, token, Offer { ttl, bound }, within).await
-            }
-        }
+        self.home.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
     }
 
     async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
-        let bound = match self.options.fairness {
-            Fairness::Fifo => None,
-            Fairness::Eventual(bound) => Some(bound),
-        };
-        let leave = Leave { token, ttl: self.options.ttl, bound };
+        let leave = Leave { token, ttl: self.options.ttl };
         self.home.last_locks().leave(&self.name, leave, within).await
     }
 
@@ -211,7 +198,7 @@ impl LockTarget for SemaphoreTarget {
     }
 
     async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
-        let leave = Leave { token, ttl: Some(self.lease), bound: None };
+        let leave = Leave { token, ttl: Some(self.lease) };
         self.home.last_locks().leave(&self.name, leave, within).await
     }
 

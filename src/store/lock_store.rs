@@ -7,8 +7,7 @@
 //! Numbered once, cited elsewhere:
 //!
 //! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
-//! 2. While a token waits, no other token barges in: a free lock goes to the head of the queue. A mutex that is
-//!    [offered](LockStore::offer_mutex) goes to the first that barges, until the head of the queue has waited for the bound.
+//! 2. While a token waits, no other token barges in: a free lock goes to the head of the queue.
 //! 3. A take is idempotent for its token: a repeated take answers as if it had been sent once, and restarts the time
 //!    to live.
 //! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
@@ -33,17 +32,6 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration)
     -> Reply<'a, MutexTaken>;
 
-    /// OFFER: as FREE, but if the head of the queue has waited for less than the bound, the mutex is left to the first take
-    /// that [barges](Take::barges), and the head is told. Only a waiter that barges has its moment of arrival recorded; any
-    /// other head is handed the mutex at once.
-    fn offer_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
-        offer: Offer,
-        within: Duration,
-    ) -> Reply<'a, bool>;
-
     /// FREE: gives up the token's place in the queue; if the token holds the mutex, or the mutex has no holder, hands it to
     /// the head of the queue. Answers whether the token held it. A place is identified by token and time to live, which
     /// must be the one it was queued with.
@@ -56,7 +44,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     ) -> Reply<'a, bool>;
 
     /// LEAVE: gives up the place of a waiter, and a grant that it may not have received. As
-    /// [`free_permit`](Self::free_permit), [`offer_mutex`](Self::offer_mutex) or [`free_mutex`](Self::free_mutex), but
+    /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but
     /// waiters that leave at one moment may go together.
     fn leave<'a>(&'a self, name: &'a LockName, place: Leave<'a>, within: Duration) -> Reply<'a, ()> {
         Box::pin(leave_alone(self, name, place, within))
@@ -151,21 +139,17 @@ pub(crate) struct Take<'a> {
     pub(crate) queue: bool,
     /// A token that gives up the mutex for this one, with the same time to live. Done before this token gets the mutex.
     pub(crate) instead: Option<&'a Token>,
-    /// Whether to take a free mutex even if other tokens wait. A take with `instead` does not.
-    pub(crate) barges: bool,
 }
 
 /// LEAVE of one waiter that leaves alone.
 pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
     store: &S,
     name: &LockName,
-    Leave { token, ttl, bound }: Leave<'_>,
+    Leave { token, ttl }: Leave<'_>,
     within: Duration,
 ) -> Result<(), StoreError> {
     if name.is_semaphore() {
         store.free_permit(name, token, ttl.unwrap_or_default(), within).await?;
-    } else if let Some(bound) = bound {
-        store.offer_mutex(name, token, Offer { ttl, bound }, within).await?;
     } else {
         store.free_mutex(name, token, ttl, within).await?;
     }
@@ -178,17 +162,6 @@ pub(crate) struct Leave<'a> {
     pub(crate) token: &'a Token,
     /// The time to live of a mutex, or the lease of a permit, that the token was queued with.
     pub(crate) ttl: Option<Duration>,
-    /// The bound of an OFFER, for a mutex that is [offered](LockStore::offer_mutex).
-    pub(crate) bound: Option<Duration>,
-}
-
-/// The arguments of an OFFER.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offer {
-    /// The token's time to live, as it was queued with.
-    pub(crate) ttl: Option<Duration>,
-    /// How long the head of the queue may wait before it is handed the mutex.
-    pub(crate) bound: Duration,
 }
 
 /// The answer to a TAKE of a mutex.

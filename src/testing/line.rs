@@ -20,8 +20,8 @@ use super::wire::{VolumeEnd, Wire};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
+    Take, TakePermit,
 };
 use crate::store::names::LockName;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
@@ -362,23 +362,10 @@ impl LockStore for WireStore {
         within: Duration,
     ) -> Reply<'a, MutexTaken> {
         let (token, instead) = (ask.token.clone(), ask.instead.cloned());
-        let Take { ttl, queue, barges, .. } = ask;
+        let Take { ttl, queue, .. } = ask;
         self.ask_of(name, true, within, move |node, name| async move {
-            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref(), barges };
+            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
             node.locks().take_mutex(&name, ask, within).await
-        })
-    }
-
-    fn offer_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
-        offer: Offer,
-        within: Duration,
-    ) -> Reply<'a, bool> {
-        let token = token.clone();
-        self.ask_of(name, true, within, move |node, name| async move {
-            node.locks().offer_mutex(&name, &token, offer, within).await
         })
     }
 

@@ -14,7 +14,6 @@ mod keyspace;
 #[cfg(feature = "redis")]
 mod leaving;
 mod mutexes;
-mod offers;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod queues;
@@ -34,7 +33,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// The cases that run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
-    [mutexes::cases(), offers::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
+    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
 }
 
 /// The cases that affect a whole server.
@@ -86,7 +85,7 @@ impl Asker {
     }
 
     fn ask(&self) -> Take<'_> {
-        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None, barges: false }
+        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None }
     }
 
     async fn take(&self, ask: Take<'_>) -> Taken {

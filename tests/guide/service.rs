@@ -445,7 +445,7 @@ mod names {
     use stampede_guard::health::{Breaker, Health, LinkState, Report, Severity, Topology};
     use stampede_guard::http::reqwest::{GuardMiddleware, ReqwestService};
     use stampede_guard::http::{Decision, DoNotStore, GuardedBody, HttpPolicy, cache_key, explain};
-    use stampede_guard::lock::{Fairness, LockError, Locks, Mutex, Scope, Semaphore, Wait, Waiting};
+    use stampede_guard::lock::{LockError, Locks, Mutex, Scope, Semaphore, Wait, Waiting};
     use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
     use stampede_guard::{Backend, CacheKey, MemoryStore, StampedeGuard};
     use stampede_guard::{Codec, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};

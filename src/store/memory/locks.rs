@@ -15,7 +15,7 @@ use super::records::{Sweep, later};
 use super::relay::FaultInjection;
 use crate::store::Token;
 use crate::store::lock_store::{
-    Change, Create, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
+    Change, Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 
@@ -40,8 +40,6 @@ struct MutexRecord {
 struct QueuePlace {
     token: Token,
     ttl: Option<Duration>,
-    /// Since when it waits for a mutex that other tokens may take before it; `None` if the mutex must be handed to it.
-    since: Option<Instant>,
 }
 
 struct MutexOwner {
@@ -91,8 +89,7 @@ impl Mutexes {
         let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
         let before = ask.instead.filter(|_| !has_it).and_then(|old| record.leave(old, ask.ttl));
         let was_held = before.is_some();
-        let barges = ask.barges && ask.instead.is_none();
-        if record.holder.is_none() && !barges {
+        if record.holder.is_none() {
             record.pass_on(step, fence, key, before, Some(ask.token));
         }
         let is_free = record.holder.is_none();
@@ -103,9 +100,7 @@ impl Mutexes {
         if holder.token == *ask.token {
             holder.until = end(now, ask.ttl);
             let granted = holder.fence;
-            if barges {
-                record.queue.retain(|place| place.token != *ask.token);
-            } else if is_free && holder.until.is_some() && !record.queue.is_empty() {
+            if is_free && holder.until.is_some() && !record.queue.is_empty() {
                 // It was the head of the queue. The waiters behind it may have slept on the time of a holder that has
                 // vanished.
                 step.tell_sooner(key, Some(ask.token));
@@ -115,8 +110,7 @@ impl Mutexes {
         let remaining = holder.until.map(|until| until - now);
         if ask.queue {
             if !record.queue.iter().any(|place| place.is(ask.token, ask.ttl)) {
-                let since = barges.then_some(now);
-                record.queue.push_back(QueuePlace { token: ask.token.clone(), ttl: ask.ttl, since });
+                record.queue.push_back(QueuePlace { token: ask.token.clone(), ttl: ask.ttl });
             }
             record.keep_queue(now, ask.ttl, remaining);
         }
@@ -136,30 +130,6 @@ impl Mutexes {
         let held = before.is_some();
         if record.holder.is_none() {
             record.pass_on(step, fence, key, before, None);
-        }
-        self.tidy(key);
-        held
-    }
-
-    /// As [`free`](Self::free), but leaves the mutex to the first take while the head has waited for less than the bound.
-    pub(super) fn offer(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        offer: Offer,
-    ) -> bool {
-        let (record, fence) = self.record(key, step.now);
-        let before = record.leave(token, offer.ttl);
-        let held = before.is_some();
-        if record.holder.is_none() {
-            let since = record.queue.front().and_then(|head| head.since);
-            if since.is_some_and(|since| step.now - since < offer.bound) {
-                // This tells the first registered waiter, which is alive; the head of the queue may have died.
-                step.tell_sooner(key, None);
-            } else {
-                record.pass_on(step, fence, key, before, None);
-            }
         }
         self.tidy(key);
         held
@@ -255,7 +225,7 @@ impl MutexRecord {
         before: Option<MutexOwner>,
         own: Option<&Token>,
     ) {
-        while let Some(QueuePlace { token, ttl, since: _ }) = self.queue.pop_front() {
+        while let Some(QueuePlace { token, ttl }) = self.queue.pop_front() {
             if Some(&token) == own {
                 return;
             }

@@ -36,8 +36,8 @@ use self::relay::FaultInjection;
 use self::volume_table::Volumes;
 use super::attempt::{AttemptNumber, VOIDED_FOR};
 use super::lock_store::{
-    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
+    Take, TakePermit,
 };
 use super::names::LockName;
 use super::tag_store::{ListMember, TagStore, TaggedLookUp};
@@ -456,16 +456,6 @@ impl LockStore for MemoryNode {
         _within: Duration,
     ) -> Reply<'a, MutexTaken> {
         self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
-    }
-
-    fn offer_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
-        offer: Offer,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.offer(step, &name.key, token, offer))
     }
 
     fn free_mutex<'a>(

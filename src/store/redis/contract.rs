@@ -14,7 +14,6 @@
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
 //! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, first come first; before the place of a barging waiter, `t` and the microseconds of the server's clock at its arrival |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
-//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until that head has looked |
 //! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
 //! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were told to look after a holder's death, and whether they have asked since |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
@@ -40,9 +39,7 @@ use super::commands::entry_steps::{
     Announcing, Attempt, REST, acquire, announce, hand_over, renew_member, wake_rest,
 };
 use super::commands::lock_queue::{LeaveRole, find_lost};
-use super::commands::lock_steps::{
-    LockStep, TakeRemarks, barge, end, mutex_holder, place, semaphore_state, yes,
-};
+use super::commands::lock_steps::{LockStep, TakeRemarks, end, mutex_holder, place, semaphore_state, yes};
 use super::commands::{lock_steps, refused, run, run_call};
 use super::errors::{bounded, unexpected};
 use super::messages::message;
@@ -51,7 +48,7 @@ use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    Change, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    Change, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;
@@ -589,24 +586,10 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let (taken, remarks) = if ask.barges && ask.instead.is_none() {
-                barge(&self.commands, name, (ask, again), within).await?
-            } else {
-                lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?
-            };
+            let (taken, remarks) = lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?;
             self.answered(name, ask.token, remarks);
             Ok(taken)
         })
-    }
-
-    fn offer_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
-        offer: Offer,
-        within: Duration,
-    ) -> Reply<'a, bool> {
-        self.freeing(name, lock_steps::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(

@@ -137,25 +137,6 @@ giving!(
     "scripts/mutex.lua",
     "scripts/mutex_free.lua"
 );
-script!(
-    MUTEX_BARGE,
-    b"",
-    "scripts/length.lua",
-    "scripts/mutex_fence.lua",
-    "scripts/mutex_again.lua",
-    "scripts/mutex_queue.lua",
-    "scripts/mutex_barge.lua"
-);
-giving!(
-    MUTEX_OFFER,
-    b"",
-    "scripts/mutex_free_first.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/mutex_fence.lua",
-    "scripts/mutex.lua",
-    "scripts/mutex_offer.lua"
-);
 giving!(
     MUTEX_BREAK,
     b"",

@@ -6,7 +6,6 @@ use super::*;
 on_servers! {
     a_mutex_with_more_time_than_its_holder_asked_for_is_cut,
     a_mutex_whose_expiry_was_removed_gets_it_back,
-    a_newcomer_that_barges_repairs_the_time_too,
     a_mutex_that_was_extended_for_longer_keeps_that_time,
     a_renewed_mutex_keeps_its_time,
     permits_with_more_time_than_their_leases_are_cut,
@@ -57,13 +56,6 @@ async fn a_mutex_whose_expiry_was_removed_gets_it_back(world: &World) {
     let behind = Asker::on(&waiter.node, &mutex("endless"));
     assert_eq!(behind.take(behind.ask()).await, Taken::Busy { remaining: None }, "its token says no time");
     endless.free().await;
-}
-
-async fn a_newcomer_that_barges_repairs_the_time_too(world: &World) {
-    let server = world.home(&mutex("k").tag);
-    let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
-    server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
-    assert_busy_for(waiter.take(Take { barges: true, ..waiter.ask() }).await, SHORT);
 }
 
 async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {

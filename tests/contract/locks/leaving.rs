@@ -14,7 +14,7 @@ on_servers! {
 }
 
 async fn leave(asker: &Asker) {
-    let leave = Leave { token: &asker.token, ttl: Some(LEASE), bound: None };
+    let leave = Leave { token: &asker.token, ttl: Some(LEASE) };
     asker.node.locks().leave(&asker.name, leave, WITHIN).await.expect("left");
 }
 

@@ -1,6 +1,6 @@
 //! Broken connections during the scripts of mutexes and semaphores.
 
-use stampede_guard::lock::{Fairness, Mutex, Semaphore, Wait};
+use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::*;
 use crate::support::probe::eventually;
@@ -10,14 +10,8 @@ const TTL: Duration = Duration::from_secs(2);
 
 impl Stage<'_> {
     fn mutexes(&self) -> [Mutex; 2] {
-        self.mutexes_with(Fairness::Fifo)
-    }
-
-    fn mutexes_with(&self, fairness: Fairness) -> [Mutex; 2] {
-        let mutex = |locks: &Locks| {
-            let builder = locks.mutex(&*self.name).ttl(TTL).acquire_timeout(SOON);
-            builder.fairness(fairness).build().expect("valid")
-        };
+        let mutex =
+            |locks: &Locks| locks.mutex(&*self.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
         self.locks().each_ref().map(mutex)
     }
 
@@ -135,34 +129,6 @@ async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
         crowd.iter().for_each(tokio::task::JoinHandle::abort);
         assert!(guard.unlock().await.expect("its connection is sound"));
         stage.frees(&sound).await;
-        stage.frees(&breaks).await;
-    })
-    .await;
-}
-
-/// The same with `Fairness::Eventual`: the first caller to come may take the mutex while the other node is woken.
-#[tokio::test]
-async fn a_mutex_that_is_offered_through_a_connection_that_breaks_anywhere_arrives() {
-    broken_at_every_byte(&["-- BARGE", "-- OFFER"], async |server, number, at| {
-        let stage = Stage::new(server, number, at, policy()).await;
-        let [breaks, sound] = stage.mutexes_with(Fairness::Eventual(SOON));
-        let holder = sound.lock().await.expect("free");
-        let waits = tokio::spawn({
-            let sound = sound.clone();
-            async move { sound.lock().await.map(drop) }
-        });
-        stage.queued("mq").await;
-        stage.arm();
-        let asks = breaks.clone();
-        let queued = tokio::spawn(async move { asks.lock().await });
-        let mut holder = holder;
-        assert!(holder.unlock().await.expect("its connection is sound"));
-        // It may have taken the mutex first, or its connection may have broken.
-        if let Ok(Ok(mut guard)) = timeout(TTL + SOON, queued).await.expect("an answer") {
-            let _ = guard.unlock().await;
-        }
-        let locked = timeout(TTL + SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: it stays locked"));
-        locked.expect("joined").expect("its turn");
         stage.frees(&breaks).await;
     })
     .await;

@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use super::{Commands, refused, run_call};
 use crate::store::lock_store::{
-    Change, Create, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take,
-    TakePermit, Taken,
+    Change, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    Taken,
 };
 use crate::store::names::LockName;
 use crate::store::redis::errors::unexpected;
@@ -109,20 +109,6 @@ pub(crate) async fn free_mutex(
         cmd.arg(token.as_str()).arg(end(ttl));
     };
     give_mutex(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
-}
-
-pub(crate) async fn offer_mutex(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    Offer { ttl, bound }: Offer,
-    within: Duration,
-) -> Result<bool, StoreError> {
-    let bound = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX).min(1 << 50);
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(end(ttl)).arg(bound);
-    };
-    give_mutex(commands, LockStep::offering(&scripts::MUTEX_OFFER, name), args, within).await
 }
 
 pub(crate) async fn break_mutex(
@@ -274,20 +260,6 @@ pub(crate) async fn change_semaphore(
     }))
 }
 
-pub(crate) async fn barge(
-    commands: &Commands,
-    name: &LockName,
-    (ask, again): (Take<'_>, bool),
-    within: Duration,
-) -> Result<(MutexTaken, TakeRemarks), StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
-    };
-    let step = if again { LockStep::offering } else { LockStep::giving };
-    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
-    repaired(commands, name, taken(answer), within).await
-}
-
 /// The answer to a take, after REPAIR has limited the mutex's remaining time to what its holder has asked for. This is a
 /// separate step, because a holder may have asked for more than its token says, and few takes need it.
 pub(crate) async fn repaired(
@@ -351,13 +323,6 @@ impl<'a> LockStep<'a> {
     pub(crate) fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
-        Self { script, name, parts, spread_part: None }
-    }
-
-    /// A step of a mutex that the first take gets; with the mark of a head that was told.
-    pub(crate) fn offering(script: &'a Script, name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
         Self { script, name, parts, spread_part: None }
     }
 

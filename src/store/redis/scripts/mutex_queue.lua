@@ -3,19 +3,14 @@
 -- KEYS: mutex, queue
 -- calls: lpos rpush pttl pexpire
 
--- Adds a place for the token, if it has none; `moment`, if given, goes before the place. `remaining` is the holder's
--- remaining time, -1 for no end. Returns whether a token that has asked before has lost its place.
-local function wait_in_queue(token, ttl, has_asked, remaining, moment)
+-- Adds a place for the token, if it has none. `remaining` is the holder's remaining time, -1 for no end. Returns whether a token that has asked before has lost its place.
+local function wait_in_queue(token, ttl, has_asked, remaining)
   local place = token .. ttl
   local length, lost
   -- To find a place takes time in proportion to the queue's length.
   if not has_asked or not redis.call('LPOS', KEYS[2], place) then
     lost = has_asked
-    if moment then
-      length = redis.call('RPUSH', KEYS[2], moment, place) - 1
-    else
-      length = redis.call('RPUSH', KEYS[2], place)
-    end
+    length = redis.call('RPUSH', KEYS[2], place)
   end
   -- A waiter keeps the queue for at least twice the longest time until it asks again; so a script that hands the mutex on
   -- does not have to prolong the queue.

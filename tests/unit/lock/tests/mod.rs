@@ -4,7 +4,6 @@ mod api;
 mod bump;
 mod closing;
 mod doubts;
-mod fairness;
 mod faults;
 mod faulty;
 mod held;
