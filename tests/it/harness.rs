@@ -58,7 +58,7 @@ fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
         fleet.wait_ready().await;
         server.pause();
         fleet.member(0).pause();
-        child.result(&(server.pid(), fleet.member(0).pid()));
+        child.result(&(server.pid(), fleet.member(0).pid(), server.folder()));
         child.recv_line().await;
     })
 }
@@ -241,10 +241,12 @@ async fn a_failing_child_is_reported_with_its_last_output() {
 #[tokio::test]
 async fn nothing_outlives_a_killed_parent_even_if_stopped() {
     let fleet = Fleet::spawn(1, "harness.parent", &());
-    let (server, grandchild): (u32, u32) = fleet.member(0).result().await;
+    let (server, grandchild, folder): (u32, u32, String) = fleet.member(0).result().await;
     assert!(is_alive(server) && is_alive(grandchild));
     fleet.member(0).kill();
     eventually("server and grandchild die", BOUND, async || !is_alive(server) && !is_alive(grandchild)).await;
+    // Its owner was killed.
+    std::fs::remove_dir_all(folder).expect("the folder of the server");
 }
 
 #[tokio::test]

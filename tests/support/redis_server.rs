@@ -48,7 +48,7 @@ struct Process {
     /// Returns the server's log once the server is gone. Reading it all the time keeps the pipe from filling up.
     log: JoinHandle<String>,
     /// The working directory. A primary writes a dump for each new replica, and some versions do not remove it.
-    _dir: Scratch,
+    dir: Scratch,
 }
 
 struct PortTaken;
@@ -151,6 +151,12 @@ impl RedisServer {
     /// SIGCONT: also executes what clients sent meanwhile.
     pub(crate) fn resume(&self) {
         self.running(|process| process.guarded.resume());
+    }
+
+    /// Its working directory.
+    pub(crate) fn folder(&self) -> String {
+        let process = self.process.lock().expect("no panic");
+        process.as_ref().expect("it runs").dir.text("")
     }
 
     /// A connection of the harness, as the default user. Monitor and client counts leave it out.
@@ -283,7 +289,7 @@ impl Process {
             let _ = stdout.read_to_end(&mut log);
             String::from_utf8_lossy(&log).into_owned()
         });
-        let mut process = Self { guarded, log, _dir: dir };
+        let mut process = Self { guarded, log, dir };
         let deadline = Instant::now() + PATIENCE;
         while !process.is_ready(port) {
             if let Some(status) = process.guarded.try_wait() {
