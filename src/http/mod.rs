@@ -1,6 +1,6 @@
 //! The guard as an HTTP cache: a layer for servers and clients.
 //!
-//! [`StampedeGuard`](crate::StampedeGuard) is a [`tower_layer::Layer`]. Around an axum `Router`, or another service
+//! [`StampedeGuard`] is a [`tower_layer::Layer`]. Around an axum `Router`, or another service
 //! that hyper runs (by `hyper_util`'s `TowerToHyperService`), it answers from the store; around an HTTP client it
 //! stores the responses of the servers that the client calls.
 //!

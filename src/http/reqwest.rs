@@ -205,7 +205,7 @@ impl std::error::Error for WaitedTooLong {}
 
 /// A reqwest client as a tower service with requests and responses of the `http` crate, for the guard's layer to wrap.
 ///
-/// `C` is a [`reqwest::Client`](::reqwest::Client), or a [`ClientWithMiddleware`](reqwest_middleware::ClientWithMiddleware) with
+/// `C` is a [`reqwest::Client`], or a [`ClientWithMiddleware`] with
 /// the middleware that shall run for loads only. `http::Request::try_from` turns a request that reqwest has built into one of
 /// `http`, with its time-out; `reqwest::Response::from` is the way back. See the [module](super) for redirects.
 ///
