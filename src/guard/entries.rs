@@ -185,7 +185,7 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let tags = entry::keys(&guard.state.namespace, tags, 0)?;
+        let tags = entry::tag_keys(&guard.state.namespace, tags, 0)?;
         guard.insert_until(&key, value, tags, Instant::now() + LONGEST).await
     }
 

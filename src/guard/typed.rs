@@ -453,7 +453,7 @@ impl<T> LoadContext<T> {
     /// Dropped, the value is not stored.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let before = lock(&self.settings).tags.len();
-        let tags = entry::keys(&self.state.namespace, tags, before)?;
+        let tags = entry::tag_keys(&self.state.namespace, tags, before)?;
         let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
         if self.mode != LeaseState::Leased {
             // Nothing of this load is stored.

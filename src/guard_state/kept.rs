@@ -138,7 +138,7 @@ impl KeptInvalidations {
             any: AtomicBool::new(false),
             attempts: AtomicU64::new(0),
             most,
-            everything: entry::everything(namespace),
+            everything: entry::tag_of_everything(namespace),
             names: Mutex::default(),
             all_sent: Notify::new(),
             begin_log: LogEveryMinute::default(),

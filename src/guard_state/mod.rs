@@ -388,7 +388,7 @@ impl GuardState {
 
     /// Detaches the flights of all responses of a path, given its tag. No loader and no handler can set such a tag.
     pub(crate) fn detach_path(&self, path: &Key) {
-        self.flights.detach_if(|flight| flight.key.of_path(&self.namespace).as_ref() == Some(path));
+        self.flights.detach_if(|flight| flight.key.has_path(path));
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::key::Key;
-use crate::store::StoreHandle;
+use crate::store::{NamedServer, StoreHandle};
 use crate::sync::lock;
 
 /// How many look-ups are on their way at once, at least. Callers of one key share a look-up.
@@ -33,8 +33,8 @@ const SERVERS: usize = 16;
 /// After this wait for a turn the round trip is measured again: the server may have become slower, or more distant.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer. The more
-/// there are for each, the fewer processes it takes whose commands, waiting for each other, look like a longer way.
+/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer. With
+/// more for each, fewer processes suffice to make their queue at the server look like a longer way.
 #[derive(Clone, Copy, Debug)]
 struct Width {
     least: usize,
@@ -96,7 +96,7 @@ impl Queue {
 impl Turns {
     /// The turn of a look-up of this key, if it need not wait.
     pub(crate) fn look_up_at_once(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
-        let server = self.servers.get(store.server_of(key.name()).number % SERVERS)?;
+        let server = self.of(&store.server_of(key.name()))?;
         Arc::clone(&server.look_ups.permits).try_acquire_owned().ok()
     }
 
@@ -123,16 +123,22 @@ impl Turns {
         if store.is_down(key.name()) {
             return None;
         }
-        let queue = queue(self.servers.get(store.server_of(key.name()).number % SERVERS)?);
+        let mut server = store.server_of(key.name());
+        let queue = queue(self.of(&server)?);
         let mut turn = pin!(Arc::clone(&queue.permits).acquire_owned());
         loop {
-            queue.resize(store.server_of(key.name()).round_trip);
+            queue.resize(server.round_trip);
             match timeout(LONG_WAIT, &mut turn).await {
                 // It fails only if the semaphore is closed, which is never done.
                 Ok(turn) => return turn.ok(),
-                Err(_) => store.is_slow(),
+                Err(_) => store.suspect(),
             }
+            server = store.server_of(key.name());
         }
+    }
+
+    fn of(&self, server: &NamedServer) -> Option<&ServerTurns> {
+        self.servers.get(server.number % SERVERS)
     }
 }
 

@@ -339,7 +339,7 @@ pub(crate) fn answer(
             (range.of_part(stored)?, stored.first)
         }
         None if asked.ranged && status == StatusCode::OK => {
-            match conditional::answer(request, &headers, body.len() as u64, now) {
+            match conditional::range_answer(request, &headers, body.len() as u64, now) {
                 conditional::RangeAnswer::Part(part) => (part, 0),
                 conditional::RangeAnswer::Whole => return build(status, headers, body, trailers),
                 conditional::RangeAnswer::Unsatisfiable => {

@@ -24,7 +24,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use super::stored::{ResponseMeta, are_sound_trailers};
-use crate::http::body;
 use crate::sync::lock;
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
@@ -225,15 +224,15 @@ where
                 }
                 BodyState::Arriving { passage, next, index, left } => {
                     match ready!(passage.poll_piece(*next, index, cx)) {
-                        body::SharedPiece::Data(data) => {
+                        SharedPiece::Data(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        body::SharedPiece::Whole(trailers) => {
+                        SharedPiece::Whole(trailers) => {
                             self.state = BodyState::Stored { body: Bytes::new(), trailers };
                         }
-                        body::SharedPiece::Broken(text) => {
+                        SharedPiece::Broken(text) => {
                             self.state = Self::ended();
                             return Poll::Ready(Some(Err((*text).into())));
                         }

@@ -38,7 +38,6 @@ use super::tee::has_no_content;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::load::Times;
 use crate::guard::{Current, StampedeGuard};
-use crate::http::exchange;
 use crate::http_rules::conditional::remove_conditions;
 use crate::http_rules::key::{matched_route, sent_target};
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, is_zero};
@@ -168,10 +167,11 @@ where
             Err(rule) => {
                 observe::judged("not looked up", &rule);
                 match rule {
-                    Rule::Body => exchange::warn_of_body(&self.request),
-                    Rule::Extension => {
-                        request_settings::tell(&self.request, &guard.parts().1.http.requests.personal)
-                    }
+                    Rule::Body => warn_of_body(&self.request),
+                    Rule::Extension => request_settings::warn_of_extension(
+                        &self.request,
+                        &guard.parts().1.http.requests.personal,
+                    ),
                     _ => {}
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))

@@ -13,7 +13,7 @@ use super::stored::ResponseMeta;
 use super::stored::StoredResponse;
 use crate::http_rules::cache_control::{CDN_CACHE_CONTROL, targeted};
 use crate::http_rules::cache_control::{CacheControl, RequestDirectives};
-use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, answer, join};
+use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, join, range_answer};
 use crate::http_rules::fields;
 use crate::http_rules::key::resolve;
 use crate::http_rules::vary::Normalization;
@@ -97,11 +97,11 @@ pub(crate) fn vary(bytes: &[u8]) {
 
 /// A date has one written form, which parses to the same date.
 pub(crate) fn date(bytes: &[u8]) {
-    let Some(date) = fields::parse(bytes, now()) else { return };
+    let Some(date) = fields::parse_date(bytes, now()) else { return };
     let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     if (SystemTime::UNIX_EPOCH..=year_9999).contains(&date) {
         let text = httpdate::fmt_http_date(date);
-        assert_eq!(fields::parse(text.as_bytes(), now()), Some(date), "{text}");
+        assert_eq!(fields::parse_date(text.as_bytes(), now()), Some(date), "{text}");
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn range(bytes: &[u8]) {
     }
     let mut conditional = asked;
     conditional.extend(field(IF_RANGE, text));
-    let _ = answer(&conditional, &field(LAST_MODIFIED, text), length, now());
+    let _ = range_answer(&conditional, &field(LAST_MODIFIED, text), length, now());
     // Two parts of a whole, each with content of its stated length.
     let mut parts =
         text.split(|&byte| byte == b'\n').filter_map(|line| Part::of_response(&field(CONTENT_RANGE, line)));

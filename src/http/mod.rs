@@ -319,7 +319,7 @@ impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET with this
     /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the
     /// cache, for example with credentials: pass a request as clients send it. `Host` is part of the key, unless
-    /// the policy names [one authority](self::HttpPolicy::authority) for all keys: then
+    /// the policy names [one authority](HttpPolicy::authority) for all keys: then
     /// [`invalidate_path`](Self::invalidate_path) needs no request.
     ///
     /// # Examples
@@ -339,14 +339,14 @@ impl StampedeGuard {
     }
 
     /// Removes the stored responses for one URI, this path with this query, under the policy's
-    /// [`authority`](self::HttpPolicy::authority) and [`scheme`](crate::PolicyBuilder::scheme), as an unsafe
+    /// [`authority`](HttpPolicy::authority) and [`scheme`](crate::PolicyBuilder::scheme), as an unsafe
     /// method does: in every process, all variants, and also the results of running loads. If the policy has a
-    /// [`key`](self::HttpPolicy::key) function, removes what an unsafe request without headers would remove.
+    /// [`key`](HttpPolicy::key) function, removes what an unsafe request without headers would remove.
     ///
     /// The path may be plain text or percent-encoded: `/café`, `/caf%C3%A9` and `/caf%c3%a9` are the same path, and the responses to
     /// all of these spellings are removed (RFC 3986, 6.2.2). A `%` that two hexadecimal digits follow is a code. `%2F` and `/`, `/a/`
     /// and `/a`, and parameters in another order are other paths, and so is the same path with another query, unless the policy has
-    /// [`path_tags`](self::HttpPolicy::path_tags): then the responses to each query of the path are removed.
+    /// [`path_tags`](HttpPolicy::path_tags): then the responses to each query of the path are removed.
     ///
     /// # Errors
     ///
@@ -401,7 +401,7 @@ fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
 }
 
 /// What is invalidated in the store with this resource. With the tag of its path also its own entry: a process without
-/// [`path_tags`](self::HttpPolicy::path_tags) stores it without the tag.
+/// [`path_tags`](HttpPolicy::path_tags) stores it without the tag.
 fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
     let (state, policy) = guard.parts();
     let key = guard.key(key)?;

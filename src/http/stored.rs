@@ -23,7 +23,6 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
-use crate::http::stored;
 use crate::http_rules::conditional::Part;
 use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
 use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
@@ -192,8 +191,7 @@ impl StoredResponse {
         let section = section(all()).filter(|_| self.is_sound())?;
         // An upper bound: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
-        let mut out =
-            BytesMut::with_capacity(stored::FIXED_OF_ENCODING + FIXED_OF_ENCODING + room + self.body.len());
+        let mut out = BytesMut::with_capacity(FIXED + FIXED_OF_ENCODING + room + self.body.len());
         kept.encode(&mut out)?;
         let start = out.len();
         out.put_u8(ENCODING_LAYOUT);

@@ -355,7 +355,7 @@ impl ByteRange {
 }
 
 /// Whether a `Range` in bytes is valid, so that an origin may answer it with a part (RFC 9110, 14.1.1 and 14.2).
-pub(crate) fn is_valid(range: &HeaderValue) -> bool {
+pub(crate) fn is_range(range: &HeaderValue) -> bool {
     let Some(specs) = specs(range.as_bytes()) else { return false };
     let mut specs = specs.peekable();
     specs.peek().is_some() && specs.all(|spec| ByteRange::of_spec(spec).is_some())
@@ -370,7 +370,12 @@ fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 /// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
-pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: SystemTime) -> RangeAnswer {
+pub(crate) fn range_answer(
+    request: &HeaderMap,
+    stored: &HeaderMap,
+    length: u64,
+    now: SystemTime,
+) -> RangeAnswer {
     match ByteRange::of(request) {
         Some(range) if if_range_holds(request, stored, now) => range.of_whole(length),
         _ => RangeAnswer::Whole,
@@ -389,7 +394,7 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
         // The strong comparison.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
-    let Some(asked) = fields::parse(condition, now) else { return false };
+    let Some(asked) = fields::parse_date(condition, now) else { return false };
     last_modified_if_strong(stored, now) == Some(asked)
 }
 

@@ -115,11 +115,11 @@ pub(crate) fn contains_token(list: &[u8], token: &[u8]) -> bool {
 pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
     let mut lines = headers.get_all(name).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
-    parse(line.as_bytes(), now)
+    parse_date(line.as_bytes(), now)
 }
 
 /// Parses a date. `now` determines the century of a two-digit year.
-pub(crate) fn parse(text: &[u8], now: SystemTime) -> Option<SystemTime> {
+pub(crate) fn parse_date(text: &[u8], now: SystemTime) -> Option<SystemTime> {
     let seconds = imf_fixdate(text).or_else(|| rfc850(text, now)).or_else(|| asctime(text))?;
     let distance = Duration::from_secs(seconds.unsigned_abs());
     if seconds < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) }
@@ -355,7 +355,7 @@ mod dates_tests {
     }
 
     fn read(text: &str) -> Option<i64> {
-        let time = parse(text.as_bytes(), at(NOW))?;
+        let time = parse_date(text.as_bytes(), at(NOW))?;
         Some(
             time.duration_since(UNIX_EPOCH)
                 .map_or_else(|before| -(before.duration().as_secs() as i64), |since| since.as_secs() as i64),
@@ -434,7 +434,7 @@ mod dates_tests {
     fn a_two_digit_year_is_at_most_fifty_years_ahead() {
         let year = |of_century: u32, now: u64| {
             let text = format!("Monday, 01-Jun-{of_century:02} 00:00:00 GMT");
-            let time = parse(text.as_bytes(), at(now)).unwrap();
+            let time = parse_date(text.as_bytes(), at(now)).unwrap();
             let since = time.duration_since(UNIX_EPOCH);
             let days = since.map_or_else(|e| -(e.duration().as_secs() as i64), |s| s.as_secs() as i64) / DAY;
             civil(days).0
@@ -472,7 +472,7 @@ mod dates_tests {
 
         #[test]
         fn any_bytes_are_read_without_a_panic(text in proptest::collection::vec(0x20u8..0x7f, 0..40), now: u32) {
-            parse(&text, at(now.into()));
+            parse_date(&text, at(now.into()));
         }
 
         #[test]
@@ -480,10 +480,10 @@ mod dates_tests {
             let text = b"Sun, 06 Nov 1994 08:49:37 GMT";
             let mut more = text.to_vec();
             more.insert(at, byte);
-            proptest::prop_assert_eq!(parse(&more, UNIX_EPOCH), None);
+            proptest::prop_assert_eq!(parse_date(&more, UNIX_EPOCH), None);
             let mut less = text.to_vec();
             less.remove(at);
-            proptest::prop_assert_eq!(parse(&less, UNIX_EPOCH), None);
+            proptest::prop_assert_eq!(parse_date(&less, UNIX_EPOCH), None);
         }
 
         #[test]

@@ -155,7 +155,7 @@ pub(crate) fn survey<'a>(
             "range" if !has_range && is_bytes(value) => {
                 has_range = true;
                 // An invalid range asks for the whole (RFC 9110, 14.2).
-                asked.ranged = conditional::is_valid(value);
+                asked.ranged = conditional::is_range(value);
                 continue;
             }
             "range" => Rule::Range,

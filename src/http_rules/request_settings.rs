@@ -274,7 +274,7 @@ impl fmt::Debug for PersonalExtension {
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Warns about the layer that has set an extension of this request.
-pub(crate) fn tell<B>(request: &Request<B>, personal: &[PersonalExtension]) {
+pub(crate) fn warn_of_extension<B>(request: &Request<B>, personal: &[PersonalExtension]) {
     let found = personal.iter().find(|personal| personal.is_in(request.extensions()));
     if let Some(found) = found
         && WARNED.is_due()

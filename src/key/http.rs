@@ -2,6 +2,9 @@
 
 use super::{CacheKey, Key, LONGEST_NAME, stands_for_itself};
 
+/// The end of the tag of a path.
+const PATH: &str = "~p";
+
 impl Key {
     /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without making that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
@@ -37,12 +40,18 @@ impl Key {
         let (_authority, path) = (parts.next()?, parts.next()?);
         let end = path.find(['?', '~']).unwrap_or(path.len());
         let begin = self.full().len() - parts.fold(path.len(), |length, part| length + 1 + part.len());
-        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}~p")))
+        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}{PATH}")))
     }
 
     /// Whether this is the [tag of a path](Self::of_path).
     pub(crate) fn is_path(&self) -> bool {
-        self.full().ends_with("~p")
+        self.full().ends_with(PATH)
+    }
+
+    /// Whether the response with this key has this [tag of a path](Self::of_path).
+    pub(crate) fn has_path(&self, path: &Self) -> bool {
+        let after = path.full().strip_suffix(PATH).and_then(|path| self.full().strip_prefix(path));
+        after.is_some_and(|after| after.is_empty() || after.starts_with(['?', '~', ':']))
     }
 
     /// The key of a resource under one proxies' report.

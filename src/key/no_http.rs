@@ -18,4 +18,8 @@ impl Key {
     pub(crate) fn is_path(&self) -> bool {
         false
     }
+
+    pub(crate) fn has_path(&self, _path: &Self) -> bool {
+        false
+    }
 }

@@ -272,7 +272,7 @@ pub(crate) struct Counters {
 
 /// The most names of policies that a guard tells apart.
 const MOST_POLICIES: usize = 100;
-/// The name for all further ones.
+/// The name for all further ones, and for all further routes of a policy.
 const OTHER: &str = "other";
 
 impl Counters {
@@ -450,10 +450,6 @@ impl Requests {
 /// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
 #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
 const MOST_ROUTES: usize = 200;
-/// The route of all further ones.
-#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
-const OTHER_ROUTES: &str = "other";
-
 #[derive(Debug, Default)]
 pub(crate) struct Routes(RwLock<HashMap<Arc<str>, Arc<Requests>>>);
 
@@ -465,7 +461,7 @@ impl Routes {
             return Arc::clone(requests);
         }
         let mut routes = write(&self.0);
-        let route = if routes.len() < MOST_ROUTES { route } else { OTHER_ROUTES };
+        let route = if routes.len() < MOST_ROUTES { route } else { OTHER };
         Arc::clone(routes.entry(route.into()).or_default())
     }
 
@@ -590,7 +586,7 @@ mod routes_tests {
         routes.each(|route, requests| seen.push((route.to_string(), requests.answered()[0].1.get())));
         seen.sort();
         assert_eq!(seen.len(), MOST_ROUTES + 1);
-        assert_eq!(seen.iter().find(|(route, _)| route == OTHER_ROUTES), Some(&(OTHER_ROUTES.to_owned(), 5)));
+        assert_eq!(seen.iter().find(|(route, _)| route == OTHER), Some(&(OTHER.to_owned(), 5)));
         assert_eq!(seen.iter().find(|(route, _)| route == "/r3"), Some(&("/r3".to_owned(), 2)));
     }
 }

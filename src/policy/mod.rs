@@ -251,7 +251,7 @@ impl Policy {
             return Vec::new();
         }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
-        let named = named.chain(self.invalidate_all.then(|| entry::everything(namespace)));
+        let named = named.chain(self.invalidate_all.then(|| entry::tag_of_everything(namespace)));
         named.chain(self.resource.clone()).chain(self.path_tag(namespace, key)).collect()
     }
 

@@ -42,7 +42,6 @@ use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
 use crate::observe;
 use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
 use crate::policy::{Budget, OnOverload, OnStoreDown, Policy};
-use crate::read_through::flight_task;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
@@ -139,7 +138,7 @@ impl FlightTask {
         self.policy.count(Count::fail_open_loads);
         self.state.store.went_without();
         if self.policy.max_concurrent_loads.is_some() {
-            flight_task::tell_uncapped(&self.state, &self.flight.key, &error);
+            tell_uncapped(&self.state, &self.flight.key, &error);
         }
         self.load_and_end(None, place, turn).await;
     }
@@ -456,7 +455,7 @@ impl FlightTask {
             attempt.queue();
         }
         let admit = share.permit.get_or_init(|| async {
-            let admitted = flight_task::admit(state, policy, limit, &flight.key).await;
+            let admitted = admit(state, policy, limit, &flight.key).await;
             if let Some(attempt) = &self.batch {
                 attempt.admitted();
             }

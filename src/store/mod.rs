@@ -174,8 +174,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// A caller has waited long for its turn to send: the round trips may have changed, and are measured again.
-    fn is_slow(&self) {}
+    /// Has the connections checked and their round trips measured, because a caller has waited long for its turn to send.
+    fn suspect(&self) {}
 
     /// The server of this name, as far as is known.
     fn server_of(&self, _name: &str) -> NamedServer {

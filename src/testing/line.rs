@@ -266,7 +266,7 @@ impl WireStore {
         let reply = self.ask(writes, within, act);
         #[cfg(test)]
         if let Some(about) = about {
-            return Box::pin(self::WitnessedCommand::of(&self.0, about).watch(reply));
+            return Box::pin(WitnessedCommand::of(&self.0, about).watch(reply));
         }
         reply
     }
@@ -487,9 +487,6 @@ impl LockStore for WireStore {
     }
 }
 
-/// The timeout of commands that take none.
-const WITHIN_VOLUMES: Duration = Duration::from_secs(1);
-
 impl VolumeStore for WireStore {
     fn renew_membership<'a>(
         &'a self,
@@ -532,7 +529,7 @@ impl VolumeStore for WireStore {
     }
 
     fn acknowledge(&self, announcer: Uuid, id: Uuid) {
-        tokio::spawn(self.ask(false, WITHIN_VOLUMES, move |node: StoreHandle| async move {
+        tokio::spawn(self.ask(false, WITHIN, move |node: StoreHandle| async move {
             node.volumes().acknowledge(announcer, id);
             Ok(())
         }));

@@ -489,7 +489,7 @@ pub(crate) struct TagId {
 pub(crate) const MOST_TAGS: usize = 16;
 
 /// A caller's tags as keys, after it has given `before` other tags.
-pub(crate) fn keys<K: Into<CacheKey>>(
+pub(crate) fn tag_keys<K: Into<CacheKey>>(
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
     before: usize,
@@ -512,7 +512,7 @@ pub(crate) fn keys<K: Into<CacheKey>>(
 pub(crate) const EVERYTHING: &str = "all";
 
 /// The tag of everything in a namespace.
-pub(crate) fn everything(namespace: &str) -> Key {
+pub(crate) fn tag_of_everything(namespace: &str) -> Key {
     Key::new(namespace, &CacheKey::reserved(EVERYTHING))
 }
 
@@ -689,8 +689,8 @@ mod tags_tests {
 
     #[test]
     fn no_user_tag_equals_the_tag_of_everything() {
-        assert_ne!(everything("ns"), tag("all"));
-        assert_ne!(everything("ns"), tag("~all"));
+        assert_ne!(tag_of_everything("ns"), tag("all"));
+        assert_ne!(tag_of_everything("ns"), tag("~all"));
     }
 
     proptest::proptest! {

@@ -60,8 +60,8 @@ async fn calls_for_thousands_of_keys_load_each_once() {
     for policy in [Policy::default, tagged] {
         let slowest = at_once(KEYS, policy, async |guard, loads| by_one_call(guard, KEYS, loads).await);
         let slowest = slowest.await;
-        // Half of a command's time limit.
-        assert!(slowest < Duration::from_millis(25), "{slowest:?}");
+        // A read of 256 keys is 13 ms of this server's time.
+        assert!(slowest < Duration::from_millis(20), "{slowest:?}");
     }
 }
 

@@ -1,8 +1,7 @@
 //! A temporary folder for the files of test servers, such as certificates and sockets.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use std::{fs, thread};
 
 /// A new empty folder; dropping the value removes the folder and its content.
 #[derive(Debug)]
@@ -40,13 +39,6 @@ impl AsRef<Path> for Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The process that writes a dump may live on for a moment after its server was killed, and create or remove files meanwhile.
-        for _ in 0..200 {
-            let _ = fs::remove_dir_all(&self.0);
-            if !self.0.exists() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -550,7 +550,7 @@ impl LockStore for MemoryNode {
     }
 }
 
-/// The fraction of the store that ids may use, and lists. Beyond it the least recently used are dropped, whatever their
+/// The fraction of the store that ids may use, and lists, and the numbers of attempts. Beyond it the least recently used are dropped, whatever their
 /// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
 /// allows.
 const PART: usize = 4;
@@ -699,9 +699,6 @@ impl VolumeStore for MemoryNode {
     }
 }
 
-/// The fraction of the store that the numbers may use.
-const PART_OF_ATTEMPTS: usize = 4;
-
 impl KeyRecords {
     /// Begins an attempt at a change of this name: refuses it if it was voided, else notes what it voids.
     fn attempts(
@@ -718,7 +715,7 @@ impl KeyRecords {
         if attempt.voids_earlier {
             let bytes = 2 * key.len() + size_of::<u64>() + AROUND;
             self.voided.remove(&key);
-            if self.voided.make_room(bytes, capacity / PART_OF_ATTEMPTS) && self.make_room(bytes, capacity) {
+            if self.voided.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
                 self.voided.put(&key, attempt.number, bytes, later(Instant::now(), VOIDED_FOR));
             }
         }

@@ -40,7 +40,7 @@ use super::commands::entry_steps::{
 };
 use super::commands::lock_queue::{LeaveRole, find_lost};
 use super::commands::lock_steps::{LockStep, TakeRemarks, end, mutex_holder, place, semaphore_state, yes};
-use super::commands::{lock_steps, refused, run, run_call};
+use super::commands::{entry_steps, lock_steps, refused, run, run_call};
 use super::errors::{bounded, unexpected};
 use super::messages::message;
 use super::scripts::{Script, get_entry, millis, push_attempt, push_id, push_key, push_outcome, push_seen};
@@ -208,9 +208,8 @@ impl Store for RedisStore {
         within: Duration,
     ) -> Reply<'a, Announced> {
         Box::pin(async move {
-            let change = |attempt, left| {
-                super::commands::entry_steps::invalidate(&self.commands, key, insert.as_ref(), attempt, left)
-            };
+            let change =
+                |attempt, left| entry_steps::invalidate(&self.commands, key, insert.as_ref(), attempt, left);
             self.changing(announcement, within, change).await
         })
     }
@@ -243,7 +242,7 @@ impl Store for RedisStore {
             // A command that stays unanswered for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout()) {
                 Duration::ZERO => Ok(()),
-                within => super::doctor::server::probe(&self.commands, key.name(), within).await,
+                within => doctor::server::probe(&self.commands, key.name(), within).await,
             }
         })
     }
@@ -262,7 +261,7 @@ impl Store for RedisStore {
         self.commands.server_of(name)
     }
 
-    fn is_slow(&self) {
+    fn suspect(&self) {
         self.commands.suspect();
     }
 

@@ -28,7 +28,7 @@ fn a_name_that_is_kept_already_needs_no_room() {
     let list = KeptInvalidations::new("ns", 1);
     assert!(!list.keep(kept("a", false, 1)) && !list.keep(kept("a", false, 2)));
     assert!(list.keep(kept("b", false, 3)) && !list.keep(kept("c", false, 4)));
-    let everything = ChangedName::tag(&crate::value::entry::everything("ns"));
+    let everything = ChangedName::tag(&crate::value::entry::tag_of_everything("ns"));
     assert!(!list.confirmed(&everything, 3, |_| 0), "c was kept after that");
     assert!(list.confirmed(&everything, 4, |_| 7));
     assert_eq!(list.count(), 0);
@@ -54,7 +54,7 @@ fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
             ..kept(&attempt.to_string(), false, attempt)
         });
     }
-    let everything = ChangedName::tag(&crate::value::entry::everything("ns"));
+    let everything = ChangedName::tag(&crate::value::entry::tag_of_everything("ns"));
     let mut longest = Duration::ZERO;
     assert!(list.confirmed(&everything, 4, |load_timeout| {
         longest = load_timeout;

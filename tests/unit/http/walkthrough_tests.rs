@@ -11,7 +11,7 @@ use http::{Method, Request, StatusCode};
 use http_body::SizeHint;
 use http_body_util::Full;
 
-use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, answer, if_range_holds};
+use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, if_range_holds, range_answer};
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, is_not_modified, not_modified};
 use crate::http_rules::fields::storable;
 use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, reuse};
@@ -121,7 +121,7 @@ impl Cache {
         match entry.part {
             Some(stored) => range.of_part(stored),
             None if entry.status == 200 => {
-                match answer(request, &entry.headers, entry.content.len() as u64, now) {
+                match range_answer(request, &entry.headers, entry.content.len() as u64, now) {
                     RangeAnswer::Part(part) => Some(part),
                     _ => None,
                 }

@@ -18,7 +18,7 @@ fn part(first: u64, last: u64, complete: u64) -> Part {
 }
 
 fn asked(range: &str, length: u64) -> RangeAnswer {
-    answer(&headers(&[("range", range)]), &HeaderMap::new(), length, UNIX_EPOCH)
+    range_answer(&headers(&[("range", range)]), &HeaderMap::new(), length, UNIX_EPOCH)
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn anything_but_a_single_range_is_answered_with_the_whole() {
         assert_eq!(asked(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
     }
     let twice = headers(&[("range", "bytes=0-1"), ("range", "bytes=0-1")]);
-    assert_eq!(answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
-    assert_eq!(answer(&HeaderMap::new(), &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
+    assert_eq!(range_answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
+    assert_eq!(range_answer(&HeaderMap::new(), &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn if_range_wants_the_very_same_representation() {
     for (condition, stored, holds) in cases {
         let request = headers(&[("range", "bytes=0-1"), ("if-range", condition)]);
         let expected = if holds { RangeAnswer::Part(part(0, 1, 11)) } else { RangeAnswer::Whole };
-        let answer = answer(&request, &headers(stored), 11, now);
+        let answer = range_answer(&request, &headers(stored), 11, now);
         assert_eq!(answer, expected, "RFC 9110, 13.1.5; A9: {condition} {stored:?}");
     }
     let twice = headers(&[("if-range", "\"a\""), ("if-range", "\"a\"")]);

@@ -40,10 +40,12 @@ fn the_responses_of_a_path_have_one_tag() {
             ];
             for key in all.iter().flat_map(|key| [key.clone(), key.derived("~v7"), key.of_report("7")]) {
                 assert_eq!(key.of_path("ns"), Some(tag.clone()), "{}", key.full());
+                assert!(tag.is_path() && key.has_path(&tag), "{}", key.full());
             }
             assert!(tag.full().ends_with("~p"), "{}", tag.full());
             for other in [of(&["http", &format!("{path}q")]), of(&["other", path])] {
                 assert_ne!(other.of_path("ns"), Some(tag.clone()));
+                assert!(!other.has_path(&tag), "{}", other.full());
             }
         }
     }

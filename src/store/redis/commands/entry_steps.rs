@@ -29,7 +29,6 @@ use uuid::Uuid;
 
 use super::{Commands, refused, run, run_call, run_noting};
 use crate::key::Key;
-use crate::store::redis::commands::entry_steps;
 use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{get_entry, millis, push_attempt, push_id, push_moment, push_seen};
@@ -397,7 +396,7 @@ pub(crate) fn read_renew_member(answer: Value, session: u64) -> Option<Renewed> 
     let registry = registry_state(&mut words)?;
     let number = words.next()?.parse().ok()?;
     let at = LogPosition { number, id: read_id(words.next()?.as_bytes())? };
-    // An entry that can not be read_renew_member may have named anything: the node drops everything.
+    // An entry that can not be read may have named anything: the node drops everything.
     let announced = (*is_there == 1).then(|| entries.iter().map(record).collect()).flatten();
     Some(Renewed { registry, announced, newest: Mark { at, session } })
 }
@@ -453,8 +452,8 @@ impl<'a> Attempt<'a> {
                 Ok(Executed::InTime(answer))
             }
         });
-        let (done, announced) = entry_steps::read_announce(answer.await?, self.announcement.id)
-            .ok_or_else(|| refused(unexpected()))?;
+        let (done, announced) =
+            read_announce(answer.await?, self.announcement.id).ok_or_else(|| refused(unexpected()))?;
         if done == 0 {
             // A later attempt of this node has voided it.
             return Err(StoreError::new(StoreErrorKind::TimedOut));

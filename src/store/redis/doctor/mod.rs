@@ -86,7 +86,7 @@ impl Examination<'_> {
         };
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
-        self.findings.extend(server::server(
+        self.findings.extend(server::of_greeting(
             greeting,
             self.store.connections.topology,
             dial.address().as_deref(),
@@ -297,7 +297,7 @@ fn clock(readings: &[(TimedReading, Duration)], believed: Option<ClockReading>) 
 /// Parses an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
-    let mut findings = server::server(answer.clone(), crate::health::Topology::Single, None);
+    let mut findings = server::of_greeting(answer.clone(), crate::health::Topology::Single, None);
     findings.extend(server::examine(answer, answer.clone()));
     findings
 }

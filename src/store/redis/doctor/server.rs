@@ -26,7 +26,7 @@ use crate::store::{StoreError, StoreErrorKind};
 const OLDEST: (u32, u32) = (6, 2);
 
 /// The answer to HELLO: version, mode and role of the server at `address`.
-pub(super) fn server(greeting: Value, topology: Topology, address: Option<&str>) -> Vec<Finding> {
+pub(super) fn of_greeting(greeting: Value, topology: Topology, address: Option<&str>) -> Vec<Finding> {
     let address = address.unwrap_or("an unknown address");
     let Some(hello) = pairs(greeting).filter(|hello| hello.contains_key("version")) else {
         return vec![

@@ -444,7 +444,7 @@ impl WaitLine {
         Some(Wake::and(first, self.expect(ends.max(Instant::now()))))
     }
 
-    /// The lock may be free sooner than was known: see [`Grants::tell_missed`](self::Grants::tell_missed).
+    /// The lock may be free sooner than was known: see [`LockWaiters::tell_missed`].
     fn miss(&mut self, aside: Option<&Token>) -> Option<Wake> {
         let mut others = self.waiters.iter().filter(|waiter| Some(&waiter.token) != aside);
         let without = others.clone().find(|waiter| !waiter.granted.load(Ordering::Relaxed));

@@ -85,7 +85,7 @@ fn hello(version: &str, mode: &str, role: &str) -> Vec<Finding> {
     let pairs = [("server", "redis"), ("version", version), ("mode", mode), ("role", role)];
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
     let greeting = pairs.into_iter().flat_map(|(name, value)| [text(name), text(value)]).collect();
-    super::server::server(Value::Array(greeting), Topology::Single, None)
+    super::server::of_greeting(Value::Array(greeting), Topology::Single, None)
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     ] {
         assert_eq!(worst(hello(version, mode, role)), Some(Severity::Problem), "{version} {mode} {role}");
     }
-    assert_eq!(worst(super::server::server(Value::Nil, Topology::Single, None)), Some(Severity::Note));
+    assert_eq!(worst(super::server::of_greeting(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
 /// Values of INFO that a test's server cannot be brought to in time.

@@ -22,7 +22,6 @@ use redis::{
 
 use super::slots::{Address, Range, SLOTS};
 use crate::store::redis::errors::{on_connecting, on_refusal};
-use crate::store::redis::topology::cluster::nodes;
 use crate::store::redis::topology::endpoint::{Endpoint, Located, ServerAddress, is_by_tls};
 use crate::sync::lock;
 
@@ -44,7 +43,7 @@ struct KnownNode {
 
 impl ClusterNodes {
     pub(crate) fn new(client: ClusterClient) -> Self {
-        let seeds = nodes::seeds(&client);
+        let seeds = seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
         // Starts at a random place: the inboxes of a fleet should spread over all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
@@ -58,12 +57,12 @@ impl ClusterNodes {
 
     /// How to connect to this node.
     pub(crate) fn client_of(&self, address: &Address) -> RedisResult<Client> {
-        Client::open(nodes::node(&self.client, address)?)
+        Client::open(node(&self.client, address)?)
     }
 
     /// The client's settings, taken from its first node.
     pub(crate) fn example(&self) -> Option<ConnectionInfo> {
-        nodes::node(&self.client, self.seeds.first()?).ok()
+        node(&self.client, self.seeds.first()?).ok()
     }
 
     /// The client's addresses as one text.
@@ -92,7 +91,7 @@ impl ClusterNodes {
             let from = if known.masters.is_empty() { &self.seeds } else { &known.masters };
             from.get(turn % from.len().max(1)).cloned()
         };
-        let address = address.ok_or_else(nodes::nowhere)?;
+        let address = address.ok_or_else(nowhere)?;
         Ok((self.client_of(&address)?, address.to_string()))
     }
 
