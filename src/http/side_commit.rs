@@ -205,8 +205,8 @@ async fn lease_if_free(
         waits_for: &mut None,
         batch: None,
         since: u64::MAX,
-        // Without `queue` the attempt never waits.
-        deadline: Instant::now(),
+        // Without `queue` the attempt waits for nothing but its turn.
+        deadline: Instant::now() + policy.coordination_budget,
         goes_on: &|| None,
     };
     match contend(request).await {
@@ -217,6 +217,9 @@ async fn lease_if_free(
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::task::yield_now;
+
     use super::*;
     use crate::guard::StampedeGuard;
     use crate::key::CacheKey;
@@ -229,5 +232,22 @@ mod tests {
         assert!(lease_if_free(state, &key, policy, None).await.is_none(), "it is the other's");
         lease.hand_over(0).await;
         lease_if_free(state, &key, policy, None).await.expect("free again").hand_over(0).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_if_free_waits_for_its_turn() {
+        let guard = StampedeGuard::in_memory();
+        let (key, (state, policy)) = (guard.key(CacheKey::from("k")).expect("a key"), guard.parts());
+        let turn = || state.turns.flight(&state.store, &key, false);
+        let mut crowd = Vec::new();
+        while let Some(Some(turn)) = turn().now_or_never() {
+            crowd.push(turn);
+        }
+        let end_of_crowd = async {
+            yield_now().await;
+            crowd.clear();
+        };
+        let (lease, ()) = tokio::join!(lease_if_free(state, &key, policy, None), end_of_crowd);
+        lease.expect("free").hand_over(0).await;
     }
 }
