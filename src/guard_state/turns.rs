@@ -7,6 +7,7 @@
 //! time of two commands; then commands fail at once, and so do those that wait.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,8 +18,11 @@ use crate::key::Key;
 use crate::store::{NamedServer, StoreHandle};
 use crate::sync::lock;
 
-/// How many look-ups are on their way at once, at least. Callers of one key share a look-up.
-const LOOK_UPS: Width = Width { least: 256, per_millisecond: 128.0, most: 16_384 };
+/// How many look-ups are on their way at once without turns, to all servers. Callers of one key share a look-up.
+const FREE_LOOK_UPS: usize = 128;
+
+/// How many look-ups beyond those are on their way at once, at least.
+const LOOK_UPS: Width = Width { least: 128, per_millisecond: 128.0, most: 16_384 };
 
 /// How many flights of single callers send at once, at least. Hits of other callers wait behind so many commands of each process; a near
 /// server is busy with no more.
@@ -45,6 +49,8 @@ struct Width {
 /// The turns of one guard, for each server.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
+    /// The look-ups on their way without turns.
+    free_look_ups: AtomicUsize,
     servers: [ServerTurns; SERVERS],
 }
 
@@ -65,6 +71,16 @@ struct Queue {
 
 /// A caller or flight may send commands until this is dropped.
 pub(crate) type Turn = OwnedSemaphorePermit;
+
+/// A look-up that need not wait may send its commands until this is dropped.
+#[derive(Debug)]
+pub(crate) struct FreeTurn<'a>(&'a AtomicUsize);
+
+impl Drop for FreeTurn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Default for ServerTurns {
     fn default() -> Self {
@@ -94,10 +110,11 @@ impl Queue {
 }
 
 impl Turns {
-    /// The turn of a look-up of this key, if it need not wait.
-    pub(crate) fn look_up_at_once(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
-        let server = self.of(&store.server_of(key.name()))?;
-        Arc::clone(&server.look_ups.permits).try_acquire_owned().ok()
+    /// Lets a look-up begin if so few are on their way that it need not wait. All hits in the store pass here: one counter costs less
+    /// than a turn.
+    pub(crate) fn look_up_at_once(&self) -> Option<FreeTurn<'_>> {
+        let turn = FreeTurn(&self.free_look_ups);
+        (self.free_look_ups.fetch_add(1, Ordering::Relaxed) < FREE_LOOK_UPS).then_some(turn)
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).

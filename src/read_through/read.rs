@@ -85,11 +85,13 @@ impl<'a> CallState<'a> {
         let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
         let (queued, is_elsewhere) = match queue.enter(within) {
             Ok(solo_read) => {
-                let _turn = match state.turns.look_up_at_once(&state.store, key) {
-                    Some(turn) => Some(turn),
+                let at_once = state.turns.look_up_at_once();
+                let _turn = match at_once {
+                    Some(_) => None,
                     None => Box::pin(self.look_up_turn()).await,
                 };
                 let read = read_store(state, key, &tags, keeps, within).await;
+                drop(at_once);
                 return (read, Some(solo_read));
             }
             Err(queued) => queued,

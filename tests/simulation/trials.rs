@@ -1,7 +1,8 @@
-//! Nodes on trial beside others: a world of its own for one seed of eight, without faults, with a random stream of its own.
+//! Nodes on trial beside others, and callers without a tag beside callers with it: a world of its own for one seed of eight, without
+//! faults, with a random stream of its own.
 //!
 //! A change is made at the origin and invalidated. Once that is acknowledged, no node that serves gives an older version, whichever node
-//! has stored what it serves (I3).
+//! has stored what it serves, and whichever load a caller joins (I3). Callers without the tag that was invalidated may be given one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -30,6 +31,8 @@ struct World {
     nodes: Vec<StampedeGuard>,
     /// How many of the nodes, from the first on, are on trial.
     on_trial: usize,
+    /// How many of ten callers have a policy without the tag that is invalidated.
+    without_tag: u8,
     origin: Origin,
     /// The newest version whose invalidation is acknowledged, by key.
     acknowledged: RefCell<[u64; KEYS as usize]>,
@@ -42,6 +45,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
     chaos.latency(Duration::from_millis(1), Duration::from_millis(random.u64(1..=8)));
     let (on_trial, by_tag) = (random.usize(1..NODES), random.bool());
+    let without_tag = if by_tag && random.bool() { random.u8(1..=5) } else { 0 };
     let fresh_for = ms(&mut random, 400);
     let nodes = (0..NODES).map(|node| {
         let policy = Policy::builder().fresh_for(fresh_for).tags([TAG]).shadow(node < on_trial).build();
@@ -51,6 +55,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     let world = Rc::new(World {
         nodes: nodes.collect(),
         on_trial,
+        without_tag,
         origin: Origin::new(),
         acknowledged: RefCell::default(),
         violations: RefCell::default(),
@@ -69,17 +74,23 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
 async fn asks(world: Rc<World>, node: usize, mut random: Rng) {
     let (began, mut calls) = (Instant::now(), JoinSet::new());
     while began.elapsed() < LASTS {
-        calls.spawn_local(ask(Rc::clone(&world), node, random.u64(..KEYS)));
+        let has_tag = random.u8(..10) >= world.without_tag;
+        calls.spawn_local(ask(Rc::clone(&world), node, random.u64(..KEYS), has_tag));
         sleep(ms(&mut random, 30)).await;
     }
     while calls.join_next().await.is_some() {}
 }
 
-async fn ask(world: Rc<World>, node: usize, key: u64) {
+async fn ask(world: Rc<World>, node: usize, key: u64, has_tag: bool) {
     let (least, origin) = (world.acknowledged.borrow()[key as usize], world.origin.clone());
     let load = move || async move { origin.load(key).await };
-    let answer = world.nodes[node].get_or_load(("k", key), load).await;
-    let is_current = answer.as_ref().is_ok_and(|version| *version >= least);
+    let mut guard = world.nodes[node].clone();
+    if !has_tag {
+        let policy = guard.policy().to_builder().tags(None::<&str>).build();
+        guard = guard.with_policy(policy.expect("a valid policy"));
+    }
+    let answer = guard.get_or_load(("k", key), load).await;
+    let is_current = answer.as_ref().is_ok_and(|version| !has_tag || *version >= least);
     if !is_current {
         let kind = if node < world.on_trial { "on trial" } else { "that serves" };
         let text = format!(
