@@ -74,7 +74,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("fault           struck  loads  at once  answers  errors  slowest");
     let faults = Fault::ALL.iter().map(|&fault| match fault {
         // These faults last, or hit all replicas: a low probability is enough.
-        Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::Deaf | Fault::ReadOnly => (fault, 0.01),
+        Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::Unreachable | Fault::ReadOnly => {
+            (fault, 0.01)
+        }
         _ => (fault, 0.1),
     });
     for fault in std::iter::once(None).chain(faults.map(Some)) {

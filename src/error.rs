@@ -142,7 +142,7 @@ impl Error {
         )
     }
 
-    pub(crate) fn crowded_out(key: &Key, most: usize) -> Self {
+    pub(crate) fn too_many_waiters(key: &Key, most: usize) -> Self {
         let digest = key.digest();
         let text = format!(
             "the store can not be asked, and {most} loads (max_fail_open_loads) run without it while key #{digest} would"
@@ -317,7 +317,7 @@ impl Failure {
     }
 
     /// The failure of a loader of which only the text is known.
-    pub(crate) fn told(text: impl Into<Arc<str>>) -> Self {
+    pub(crate) fn with_text(text: impl Into<Arc<str>>) -> Self {
         Self::Loader { text: text.into(), source: None, shared: None }
     }
 

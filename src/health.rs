@@ -97,7 +97,7 @@ pub struct Health {
     pub clock: Option<ClockReading>,
     /// How long ago the inbox last received anything. While it is [`Up`](LinkState::Up) the guard pings the server each
     /// second; if the answer takes longer than a second, it closes the connection. `None` before the first time.
-    pub last_heard: Option<Duration>,
+    pub silent_for: Option<Duration>,
     /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
     /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.
     pub inbox_lag: Option<Duration>,
@@ -169,7 +169,7 @@ impl fmt::Display for Health {
             breaker,
             reason,
             clock,
-            last_heard,
+            silent_for,
             inbox_lag,
             outages,
             credential_failures,
@@ -180,7 +180,7 @@ impl fmt::Display for Health {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
             write!(f, " clock={ahead_ms:+}ms read={age:.1}s jump={jump}ms")?;
         }
-        if let Some(heard) = last_heard {
+        if let Some(heard) = silent_for {
             write!(f, " heard={:.1}s", heard.as_secs_f32())?;
         }
         if let Some(lag) = inbox_lag {
@@ -364,7 +364,7 @@ mod tests {
             breaker: Breaker::Open,
             reason: Some("Connection refused".to_owned()),
             clock,
-            last_heard: Some(secs(3)),
+            silent_for: Some(secs(3)),
             inbox_lag: Some(Duration::from_micros(400)),
             outages: 2,
             credential_failures: 5,
@@ -380,7 +380,7 @@ mod tests {
             "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s lag=0.4ms \
              outages=2 credential_failures=5 copies=3 bytes=900/2000 lease=1.5s reason=\"Connection refused\""
         );
-        (health.clock, health.last_heard, health.inbox_lag, health.reason) = (None, None, None, None);
+        (health.clock, health.silent_for, health.inbox_lag, health.reason) = (None, None, None, None);
         (health.local, health.outages, health.credential_failures) = (None, 0, 0);
         assert_eq!(health.to_string(), "topology=single commands=down inbox=refused breaker=open");
     }

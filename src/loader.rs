@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::error::Failure;
 use crate::failure_text::panic_text;
 use crate::flight;
-use crate::flight::order::Arrival;
+use crate::flight::order::CallerOrder;
 use crate::key::Key;
 use crate::observe::FlightId;
 use crate::value::FlightOutcome;
@@ -65,7 +65,7 @@ pub(crate) struct Loader {
     /// The chain of loads inside which the caller runs.
     pub(crate) within: Option<Arc<LoadScope>>,
     /// When the caller came; joining again does not change it.
-    pub(crate) came: Arrival,
+    pub(crate) came: CallerOrder,
     /// When the caller began to wait on a flight.
     pub(crate) since: Option<Instant>,
     /// The load that the caller waits for, as far as it is known.
@@ -142,7 +142,7 @@ impl LoadOutput {
 /// What a loader returned, and how it may be shared.
 pub(crate) enum LoadResult {
     /// A value. Without any lifetime it is shared with the current waiters only; other processes are then
-    /// given `brief` instead, if there is one.
+    /// given `status_only` instead, if there is one.
     Value {
         encoding: Encoding,
         payload: Bytes,
@@ -153,7 +153,7 @@ pub(crate) enum LoadResult {
         validator: Bytes,
         /// The value's tags besides the policy's.
         tags: Vec<TagId>,
-        brief: Option<Bytes>,
+        status_only: Option<Bytes>,
         /// What it means for the older value if it is not stored.
         unstored: Unstored,
     },
@@ -221,10 +221,10 @@ impl Loader {
         Fut: Future<Output = LoadOutput> + Send + 'static,
     {
         Self {
-            run: Box::new(move |given| Box::pin(run(given))),
+            run: Box::new(move |input| Box::pin(run(input))),
             span: tracing::Span::current(),
             within: LoadScope::current(),
-            came: Arrival::now(),
+            came: CallerOrder::now(),
             since: None,
             waits_for: OnceLock::new(),
             batch: None,
@@ -260,7 +260,7 @@ pub(crate) struct LoadScope {
 #[derive(Clone, Debug)]
 struct RunningLoad {
     /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
-    place: u64,
+    store_id: u64,
     key: Key,
     turn: Option<LoadPermitId>,
 }
@@ -269,9 +269,9 @@ struct RunningLoad {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadPermitId {
     /// One of the `limit` permits of this namespace in this store, shared by all guards.
-    Permit { place: u64, namespace: Box<str>, limit: u32 },
+    Permit { store_id: u64, namespace: Box<str>, limit: u32 },
     /// One of a guard's places for loads without the store.
-    Place(Uuid),
+    Store(Uuid),
 }
 
 tokio::task_local! {
@@ -291,23 +291,23 @@ impl LoadScope {
 
     /// Runs `load` as a load of `key` that holds no turn.
     pub(crate) fn scope<F: Future>(
-        place: u64,
+        store_id: u64,
         key: &Key,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        Self::scope_with(place, key, None, outer, load)
+        Self::scope_with(store_id, key, None, outer, load)
     }
 
     /// Runs `load` as a load of `key` that may hold a turn.
     pub(crate) fn scope_with<F: Future>(
-        place: u64,
+        store_id: u64,
         key: &Key,
         turn: Option<LoadPermitId>,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let loads = vec![RunningLoad { place, key: key.clone(), turn }];
+        let loads = vec![RunningLoad { store_id, key: key.clone(), turn }];
         LOADING.scope(Arc::new(Self { loads, outer }), load)
     }
 
@@ -327,8 +327,8 @@ impl LoadScope {
     }
 
     /// Whether one of these loads is the load of `key`: a caller inside it that waits for it would wait for itself.
-    pub(crate) fn includes(&self, place: u64, key: &Key) -> bool {
-        self.any(|loading| loading.place == place && loading.key == *key)
+    pub(crate) fn includes(&self, store_id: u64, key: &Key) -> bool {
+        self.any(|loading| loading.store_id == store_id && loading.key == *key)
     }
 
     /// Whether one of these loads holds such a turn. Each of them waits for the loads inside it, so an inner load that waited
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
         let scope = |n: u32| {
-            let load = RunningLoad { place: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
+            let load = RunningLoad { store_id: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
             Arc::new(LoadScope { loads: vec![load], outer: None })
         };
         let small = std::thread::Builder::new().stack_size(128 * 1024);

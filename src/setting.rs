@@ -28,7 +28,7 @@ pub(crate) struct Setting<D, S> {
     pub(crate) name: &'static str,
     pub(crate) set: fn(&mut D, Value) -> Result<(), String>,
     /// `None`: the file leaves it out.
-    pub(crate) tell: fn(&S) -> Option<Value>,
+    pub(crate) get: fn(&S) -> Option<Value>,
 }
 
 /// All settings, in the order in which they are set, whatever their order in the file is.
@@ -223,8 +223,8 @@ pub(crate) fn read_value<D: Default, S>(table: &Table<D, S>, value: Value) -> Re
 }
 
 /// The settings of `S` by name.
-pub(crate) fn tell<D, S>(table: &Table<D, S>, settings: &S) -> Vec<(String, Value)> {
-    let told = |setting: &Setting<D, S>| Some((setting.name.to_owned(), (setting.tell)(settings)?));
+pub(crate) fn get<D, S>(table: &Table<D, S>, settings: &S) -> Vec<(String, Value)> {
+    let told = |setting: &Setting<D, S>| Some((setting.name.to_owned(), (setting.get)(settings)?));
     table.iter().filter_map(told).collect()
 }
 
@@ -247,13 +247,13 @@ fn checked<D: Default, S>(setting: &Setting<D, S>, value: Value) -> Result<Value
 }
 
 fn all_set<D: Default, S>(table: &Table<D, S>, values: Vec<Option<Value>>) -> Result<D, String> {
-    let mut draft = D::default();
+    let mut builder = D::default();
     for (setting, value) in table.iter().zip(values) {
         if let Some(value) = value {
-            (setting.set)(&mut draft, value)?;
+            (setting.set)(&mut builder, value)?;
         }
     }
-    Ok(draft)
+    Ok(builder)
 }
 
 struct Reader<D: 'static, S: 'static>(&'static Table<D, S>);

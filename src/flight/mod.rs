@@ -48,7 +48,7 @@ pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     /// There are too many flights.
     Full(L),
     /// There is a flight, and all its slots are taken.
-    Crowded(L),
+    TooManyWaiters(L),
 }
 
 impl<K, L, O, S> Flights<K, L, O, S>
@@ -72,25 +72,25 @@ where
         abandoned: O,
         slots: usize,
     ) -> Joined<K, L, O, S> {
-        self.join_having_looked(key, loader, abandoned, slots, false)
+        self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). A caller that has `looked` and found nothing does not join a flight that lost the store; it
+    /// As [`join`](Self::join). A caller that has `has_looked_up` and found nothing does not join a flight that lost the store; it
     /// replaces it, once.
-    pub(crate) fn join_having_looked(
+    pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,
         loader: L,
         abandoned: O,
         slots: usize,
-        looked: bool,
+        has_looked_up: bool,
     ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.store_link() == StoreLink::Lost;
+        let is_left = |flight: &&Arc<Flight<L, O>>| has_looked_up && flight.store_link() == StoreLink::Lost;
         let left = map.get(key).filter(is_left).cloned();
         if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
             if flight.is_full(slots) {
-                return Joined::Crowded(loader);
+                return Joined::TooManyWaiters(loader);
             }
             return Joined::Waiter(flight.attach(loader));
         }

@@ -9,7 +9,7 @@ static QUESTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// When a caller came. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival(u64);
+pub(crate) struct CallerOrder(u64);
 
 /// When the store was asked.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct SentAt {
     pub(crate) at: Instant,
 }
 
-impl Arrival {
+impl CallerOrder {
     pub(crate) fn now() -> Self {
         Self(QUESTIONS.load(Ordering::SeqCst))
     }
@@ -41,7 +41,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn arrivals_and_questions_at_one_instant_are_ordered() {
-        let (before, question, after) = (Arrival::now(), SentAt::now(), Arrival::now());
+        let (before, question, after) = (CallerOrder::now(), SentAt::now(), CallerOrder::now());
         assert!(!before.is_after(question) && after.is_after(question));
         let next = SentAt::now();
         assert!(!after.is_after(next));

@@ -296,19 +296,19 @@ impl<R> ReadQueue<R> {
 /// Dropping it leaves the queue.
 pub(crate) struct QueuedRead<R> {
     queue: Arc<Mutex<ReadQueue<R>>>,
-    place: usize,
+    index: usize,
 }
 
 impl<R> QueuedRead<R> {
     fn enter(queue: Arc<Mutex<ReadQueue<R>>>, duty: usize) -> Self {
-        let place = {
+        let index = {
             let mut queue = lock(&queue);
             queue.duty = duty;
             queue.awaiting += 1;
             queue.wakers.push(None);
             queue.wakers.len() - 1
         };
-        Self { queue, place }
+        Self { queue, index }
     }
 }
 
@@ -320,7 +320,7 @@ impl<R: Clone> Future for QueuedRead<R> {
         if let Some(answer) = &queue.answer {
             return Poll::Ready(answer.clone());
         }
-        let stale = match &mut queue.wakers[self.place] {
+        let stale = match &mut queue.wakers[self.index] {
             Some(waker) if waker.will_wake(cx.waker()) => None,
             waker => waker.replace(cx.waker().clone()),
         };
@@ -334,7 +334,7 @@ impl<R> Drop for QueuedRead<R> {
     fn drop(&mut self) {
         let mut queue = lock(&self.queue);
         queue.awaiting -= 1;
-        let waker = queue.wakers.get_mut(self.place).and_then(Option::take);
+        let waker = queue.wakers.get_mut(self.index).and_then(Option::take);
         drop(queue);
         drop(waker);
     }

@@ -123,7 +123,7 @@ impl<L, O: Clone> Flight<L, O> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         if let Some(outcome) = announced {
             // The slot has not been polled, so this wakes no task under the map's lock.
-            slot.tell(outcome);
+            slot.notify(outcome);
         }
         Waiter { slot, flight: Arc::clone(self) }
     }
@@ -147,7 +147,7 @@ impl<L, O: Clone> Flight<L, O> {
     /// Removes this slot and gives it an outcome.
     pub(crate) fn leave(&self, own: &Arc<WaiterSlot<L, O>>, outcome: O) {
         lock(&self.state).all.retain(|slot| !Arc::ptr_eq(slot, own));
-        own.tell(outcome);
+        own.notify(outcome);
     }
 
     /// Removes the slots whose loader matches `is_such` from this flight, and gives their callers `outcome`. They keep their loaders, so
@@ -157,7 +157,7 @@ impl<L, O: Clone> Flight<L, O> {
         let leave = |slot: &mut Arc<WaiterSlot<L, O>>| lock(&slot.loader).as_ref().is_some_and(&is_such);
         let left: Vec<_> = lock(&self.state).all.extract_if(.., leave).collect();
         for slot in left {
-            slot.tell(outcome.clone());
+            slot.notify(outcome.clone());
         }
     }
 
@@ -209,26 +209,26 @@ impl<L, O: Clone> Flight<L, O> {
         };
         for slot in all {
             if lock(&slot.loader).is_some() {
-                slot.tell(outcome.clone());
+                slot.notify(outcome.clone());
             }
         }
     }
 
     /// Gives all waiters the outcome. The flight must be out of the map by then.
     pub(crate) fn end(&self, outcome: &O) {
-        let (all, _spare) = {
+        let (all, _leftover) = {
             let mut state = lock(&self.state);
             (std::mem::take(&mut state.all), std::mem::replace(&mut state.leftover, LeftoverLoader::Unneeded))
         };
         for slot in all {
-            slot.tell(outcome.clone());
+            slot.notify(outcome.clone());
         }
     }
 }
 
 impl<L, O> WaiterSlot<L, O> {
     /// Gives this slot alone an outcome, ahead of the flight's.
-    pub(crate) fn tell(&self, outcome: O) {
+    pub(crate) fn notify(&self, outcome: O) {
         // This fails only for a slot that was left or has an outcome already.
         let _ = self.outcome.offer(outcome);
     }

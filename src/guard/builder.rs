@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
-use crate::guard_state::kept::DEFAULT_MOST_KEPT;
+use crate::guard_state::retained::DEFAULT_MOST_RETAINED;
 use crate::key::escape_namespace;
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::observe::{SpanLinks, Spans};
@@ -100,7 +100,7 @@ impl StampedeGuardBuilder {
             namespace,
             policy: Policy::default(),
             max_flights: Self::DEFAULT_MAX_FLIGHTS,
-            most_kept_invalidations: DEFAULT_MOST_KEPT,
+            most_kept_invalidations: DEFAULT_MOST_RETAINED,
             local_capacity: DEFAULT_CAPACITY,
             local_term: DEFAULT_TERM,
             spans: Spans::default(),
@@ -110,10 +110,10 @@ impl StampedeGuardBuilder {
     /// The guard, with valid settings: the defaults, or those that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans, .. } = self;
-        let kept = self.most_kept_invalidations;
+        let retained = self.most_kept_invalidations;
         let store = backend.node(policy.command_timeout);
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
-        let state = GuardState::new(store, namespace, max_flights, kept, local, spans);
+        let state = GuardState::new(store, namespace, max_flights, retained, local, spans);
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 

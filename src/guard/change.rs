@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::StampedeGuard;
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::GuardState;
-use crate::guard_state::kept::{ChangeTarget, KeptInvalidation};
+use crate::guard_state::retained::{ChangeTarget, RetainedInvalidation};
 use crate::key::Key;
 use crate::local::Change;
 use crate::observe::GuardCount;
@@ -44,7 +44,7 @@ impl ChangeAttempt {
         let of_reports = match self.of_reports() {
             Some(tag) => {
                 let change = guard.change(tag.name());
-                let answer = guard.forgotten(&change, &tag.key, until).await;
+                let answer = guard.remove_tag(&change, &tag.key, until).await;
                 Some((change, answer.map_err(|error| self.unconfirmed(error))?))
             }
             None => None,
@@ -99,7 +99,8 @@ impl StampedeGuard {
                 store.invalidate(key, insert, &announcement, within).await
             })
         };
-        let answer = self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await?;
+        let answer =
+            self.retry_until(key, until, |within| Box::pin(self.count_errors(command(within)))).await?;
         self.state.count(GuardCount::invalidations);
         self.state.publish_regularly();
         Ok(answer)
@@ -118,15 +119,20 @@ impl StampedeGuard {
     }
 
     /// Removes the id of a tag, as a part of another change, which waits for the announcement.
-    async fn forgotten(&self, change: &Change<'_>, tag: &Key, until: Instant) -> Result<Answer, StoreError> {
-        let forget = |within| Box::pin(self.counted(self.forget_id(change, tag, within))) as Reply<'_, _>;
-        self.tried(tag, until, forget).await
+    async fn remove_tag(&self, change: &Change<'_>, tag: &Key, until: Instant) -> Result<Answer, StoreError> {
+        let forget =
+            |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as Reply<'_, _>;
+        self.retry_until(tag, until, forget).await
     }
 
     /// Sends a kept invalidation, and waits until no process serves a copy of what it invalidates. It detaches no flights: they were
     /// detached when it was kept, and flights that began after that hold nothing that it invalidates.
-    pub(super) async fn send_kept(&self, kept: &KeptInvalidation, until: Instant) -> Result<(), StoreError> {
-        let (attempt, target) = (self.state.kept.next_attempt(), &kept.target);
+    pub(super) async fn send_retained(
+        &self,
+        retained: &RetainedInvalidation,
+        until: Instant,
+    ) -> Result<(), StoreError> {
+        let (attempt, target) = (self.state.retained.next_attempt(), &retained.target);
         let change = self.change(target.name());
         let answer = self.confirmed(&change, target, until, None).await?;
         change.reaches_all(answer, until).await?;
@@ -143,7 +149,7 @@ impl StampedeGuard {
             let longest = load_timeout + LATEST;
             state.store.now().saturating_add(longest.as_millis().try_into().unwrap_or(u64::MAX))
         };
-        state.kept.confirmed(name, attempt, loads_end)
+        state.retained.confirmed(name, attempt, loads_end)
     }
 
     fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
@@ -160,7 +166,7 @@ impl StampedeGuard {
         self.state.local.change(name, self.policy.local_elsewhere)
     }
 
-    pub(super) async fn counted<T>(
+    pub(super) async fn count_errors<T>(
         &self,
         reply: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
@@ -168,20 +174,20 @@ impl StampedeGuard {
     }
 
     /// Repeats a command until `until`, past the coordination budget, because the caller asked for this change only.
-    pub(super) async fn tried<'a, T>(
+    pub(super) async fn retry_until<'a, T>(
         &'a self,
         key: &Key,
         until: Instant,
         command: impl Fn(Duration) -> Reply<'a, T>,
     ) -> Result<T, StoreError> {
-        let mut tried = StoreError::new(StoreErrorKind::Unavailable);
+        let mut retry_until = StoreError::new(StoreErrorKind::Unavailable);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(tried);
+                return Err(retry_until);
             }
             // Unlike a load, a change waits for a reconnect.
-            let done = match self.counted(self.state.store.reach(key.name(), left)).await {
+            let done = match self.count_errors(self.state.store.reach(key.name(), left)).await {
                 Ok(()) => command(left.min(LONGEST / 4)).await,
                 Err(error) => Err(error),
             };
@@ -191,7 +197,7 @@ impl StampedeGuard {
                     if error.is_final() {
                         return Err(error);
                     }
-                    tried = error;
+                    retry_until = error;
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
                 }
             }
@@ -222,7 +228,7 @@ pub(super) struct ChangeAttempt {
     pub(super) what: &'static str,
     number: u64,
     /// It is kept if it ends now.
-    is_kept: bool,
+    is_retained: bool,
     succeeded: bool,
 }
 
@@ -241,9 +247,9 @@ impl ChangeAttempt {
         Self::new(guard, ChangeTarget::value(key.clone()), what, invalidates)
     }
 
-    fn new(guard: &StampedeGuard, target: ChangeTarget, what: &'static str, is_kept: bool) -> Self {
-        let number = guard.state.kept.next_attempt();
-        Self { guard: guard.clone(), target, what, number, is_kept, succeeded: false }
+    fn new(guard: &StampedeGuard, target: ChangeTarget, what: &'static str, is_retained: bool) -> Self {
+        let number = guard.state.retained.next_attempt();
+        Self { guard: guard.clone(), target, what, number, is_retained, succeeded: false }
     }
 
     /// Whether the target's server is known to be down. In a cluster each key may be on another one.
@@ -253,7 +259,7 @@ impl ChangeAttempt {
 
     /// The store has made the change, and no process serves an older copy: nothing is left to send.
     pub(super) fn made(&mut self) {
-        self.is_kept = false;
+        self.is_retained = false;
         for target in self.targets() {
             self.guard.settle(&target.name(), self.number);
         }
@@ -277,7 +283,7 @@ impl ChangeAttempt {
 
     fn failed(&self, how: &str, error: StoreError) -> Error {
         let Self { guard, target: ChangeTarget { key, is_tag }, what, .. } = self;
-        if !self.is_kept {
+        if !self.is_retained {
             return match error.is_final() {
                 true => Error::store(what, key, error),
                 false => Error::store(&format!("{}: {what}", how.replace(" yet", "")), key, error),
@@ -302,8 +308,8 @@ impl ChangeAttempt {
     fn keep(&self) {
         let (state, policy) = (&self.guard.state, &self.guard.policy);
         for target in self.targets() {
-            let kept = KeptInvalidation { target, attempt: self.number, policy: Arc::clone(policy) };
-            if state.kept.keep(kept) {
+            let retained = RetainedInvalidation { target, attempt: self.number, policy: Arc::clone(policy) };
+            if state.retained.keep(retained) {
                 state.count(GuardCount::invalidations_overflowed);
                 state.local.forget_all();
                 state.flights.detach_all();
@@ -311,7 +317,7 @@ impl ChangeAttempt {
         }
         self.drop_copies();
         self.detach_flights();
-        self.guard.send_kept_later();
+        self.guard.send_retained_later();
     }
 
     fn drop_copies(&self) {
@@ -349,7 +355,7 @@ impl Drop for ChangeAttempt {
             return;
         }
         self.guard.state.count(GuardCount::invalidations_unconfirmed);
-        if self.is_kept {
+        if self.is_retained {
             self.keep();
         }
     }
@@ -367,9 +373,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl StampedeGuard {
     /// Starts the task, if something is kept and there is no task.
-    pub(super) fn send_kept_later(&self) {
+    pub(super) fn send_retained_later(&self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if self.state.kept.begin_to_send() {
+        if self.state.retained.begin_to_send() {
             runtime.spawn(Resending { state: Arc::downgrade(&self.state), is_over: false }.run());
         }
     }
@@ -388,7 +394,7 @@ impl Drop for Resending {
         if let Some(state) = self.state.upgrade()
             && !self.is_over
         {
-            state.kept.sends_no_more();
+            state.retained.sends_no_more();
         }
     }
 }
@@ -398,10 +404,10 @@ impl Resending {
         let mut pause = PAUSE;
         loop {
             let Some(state) = self.state.upgrade() else { return };
-            let mut kept = state.kept.to_send();
+            let mut retained = state.retained.to_send();
             // In a cluster each key may be on another server.
-            let is_up = |kept: &&KeptInvalidation| !state.store.is_down(kept.target.key.name());
-            let Some(first) = kept.iter().find(is_up).or_else(|| kept.first()) else {
+            let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
+            let Some(first) = retained.iter().find(is_up).or_else(|| retained.first()) else {
                 self.is_over = true;
                 return;
             };
@@ -417,11 +423,12 @@ impl Resending {
             }
             if pause > PAUSE {
                 // None was confirmed in the last round. One at a time finds out when that ends; not the same one each time.
-                let one = kept.swap_remove(fastrand::usize(..kept.len()));
-                kept = vec![one];
+                let one = retained.swap_remove(fastrand::usize(..retained.len()));
+                retained = vec![one];
             }
-            let all = kept.len();
-            let sent = stream::iter(kept).map(|kept| send(&state, kept)).buffer_unordered(AT_ONCE);
+            let all = retained.len();
+            let sent =
+                stream::iter(retained).map(|retained| send(&state, retained)).buffer_unordered(AT_ONCE);
             let sent: Vec<_> = sent.collect().await;
             self.is_over = sent.iter().flatten().any(|error| error.kind == StoreErrorKind::Closed);
             if self.is_over {
@@ -440,11 +447,11 @@ impl Resending {
 }
 
 /// Sends one of them, unless its server is known to be down. Returns why it is still kept.
-async fn send(state: &Arc<GuardState>, kept: KeptInvalidation) -> Option<StoreError> {
-    if state.store.is_down(kept.target.key.name()) {
+async fn send(state: &Arc<GuardState>, retained: RetainedInvalidation) -> Option<StoreError> {
+    if state.store.is_down(retained.target.key.name()) {
         return Some(StoreError::new(StoreErrorKind::Unavailable));
     }
-    let (state, policy) = (Arc::clone(state), Arc::clone(&kept.policy));
+    let (state, policy) = (Arc::clone(state), Arc::clone(&retained.policy));
     let guard = StampedeGuard::with(state, policy);
-    guard.send_kept(&kept, Instant::now() + LONGEST).await.err()
+    guard.send_retained(&retained, Instant::now() + LONGEST).await.err()
 }

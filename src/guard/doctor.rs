@@ -118,7 +118,7 @@ mod tests {
         let health = guard.health();
         assert_eq!((health.commands, health.inbox), (LinkState::Up, LinkState::Up));
         assert_eq!((health.topology, health.breaker), (Topology::Memory, Breaker::Closed));
-        assert_eq!((health.clock, health.last_heard, health.reason), (None, None, None));
+        assert_eq!((health.clock, health.silent_for, health.reason), (None, None, None));
         let report = guard.doctor().await;
         assert!(report.is_healthy() && report.worst() == Severity::Note, "{report}");
         assert!(report.to_string().contains("no fleet"), "{report}");

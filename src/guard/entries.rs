@@ -21,7 +21,7 @@ use super::change::{ChangeAttempt, LONGEST};
 use super::load_many::paired;
 use super::typed::{SharedReader, TypedReader};
 use crate::error::{Error, ErrorKind, LoadError};
-use crate::guard_state::kept::ChangeTarget;
+use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
@@ -297,10 +297,10 @@ impl StampedeGuard {
         let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
         let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // A read counts its own errors.
-        let read = guard.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
+        let read = guard.retry_until(&key, until, |_| Box::pin(read_entry(ask))).await;
         let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
-        let kept = match read.as_ref().and_then(|stored| stored.value()) {
+        let retained = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
                 let (times, over) = (entry.expiry.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
@@ -309,7 +309,7 @@ impl StampedeGuard {
             _ => None,
         };
         attempt.detach_flights();
-        attempt.make(until, kept).await
+        attempt.make(until, retained).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -380,8 +380,8 @@ impl StampedeGuard {
             return Ok(TagList::new(&[]));
         }
         let life = policy.tag_life();
-        let ids = |within| self.counted(state.tagged(tags.clone(), life, within));
-        let tagged = self.tried(key, until, |within| Box::pin(ids(within))).await;
+        let ids = |within| self.count_errors(state.tagged(tags.clone(), life, within));
+        let tagged = self.retry_until(key, until, |within| Box::pin(ids(within))).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }

@@ -10,7 +10,7 @@ use super::StampedeGuard;
 use super::change::ChangeAttempt;
 use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
-use crate::guard_state::kept::ChangeTarget;
+use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 #[cfg(feature = "http")]
 use crate::store::{StoreError, StoreErrorKind};
@@ -127,9 +127,9 @@ impl Invalidation {
         let (mut places, mut attempts) = (HashMap::new(), Vec::new());
         let mut begin = |target: ChangeTarget| match places.entry(target) {
             hash_map::Entry::Occupied(known) => *known.get(),
-            hash_map::Entry::Vacant(place) => {
-                attempts.push(Ok(ChangeAttempt::invalidation(&guard, place.key().clone())));
-                *place.insert(attempts.len() - 1)
+            hash_map::Entry::Vacant(index) => {
+                attempts.push(Ok(ChangeAttempt::invalidation(&guard, index.key().clone())));
+                *index.insert(attempts.len() - 1)
             }
         };
         let targets = targets
@@ -176,12 +176,12 @@ impl BegunInvalidation {
     #[cfg(feature = "http")]
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
-        for place in &mut self.attempts {
-            if let Ok(attempt) = place
+        for index in &mut self.attempts {
+            if let Ok(attempt) = index
                 && attempt.is_unreachable()
             {
                 let error = attempt.unconfirmed(StoreError::new(StoreErrorKind::Unavailable));
-                *place = Err(FailedChange { key: attempt.target.key.clone(), error });
+                *index = Err(FailedChange { key: attempt.target.key.clone(), error });
                 retained += 1;
             }
         }
@@ -218,7 +218,7 @@ impl BegunTarget {
             Ok(changes) => changes,
             Err(error) => return Err(FailedTarget { named, key: None, error }),
         };
-        let failed = changes.into_iter().filter_map(|place| made.get(place)?.as_ref().err());
+        let failed = changes.into_iter().filter_map(|index| made.get(index)?.as_ref().err());
         match failed.min_by_key(|failed| failed.error.unconfirmed().is_empty()).cloned() {
             None => Ok(()),
             Some(FailedChange { key, error }) => {

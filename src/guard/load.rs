@@ -189,7 +189,7 @@ impl StampedeGuard {
         let key = guard.key(key)?;
         let reader = TypedReader::new();
         let loader = |own: &OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, guard.policy.audit.draws(), loader, |own, _| own).await.1
+        guard.answer(&key, &reader, guard.policy.audit.is_due(), loader, |own, _| own).await.1
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.

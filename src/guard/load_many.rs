@@ -143,10 +143,10 @@ impl StampedeGuard {
             answers.extend(loaded.into_iter().map(Some));
         }
         let mut uses = vec![0_usize; answers.len()];
-        order.iter().for_each(|&place| uses[place] += 1);
-        let in_order = order.into_iter().filter_map(|place| {
-            uses[place] -= 1;
-            if uses[place] == 0 { answers[place].take() } else { answers[place].clone() }
+        order.iter().for_each(|&index| uses[index] += 1);
+        let in_order = order.into_iter().filter_map(|index| {
+            uses[index] -= 1;
+            if uses[index] == 0 { answers[index].take() } else { answers[index].clone() }
         });
         in_order.collect()
     }
@@ -166,8 +166,8 @@ impl StampedeGuard {
         let mut answers = Vec::with_capacity(asks.len());
         for mut ask in asks {
             let member = ask.may_load().then(|| members.next()).flatten();
-            if let (Some((_, member)), Some(looked)) = (&member, &mut ask.looked) {
-                looked.join_batch(member);
+            if let (Some((_, member)), Some(lookup)) = (&member, &mut ask.lookup) {
+                lookup.join_batch(member);
             }
             answers.push(Box::pin(self.answer_one(ask, member, &reader, &parts)));
         }
@@ -193,13 +193,13 @@ impl StampedeGuard {
         for (key, name) in keys.into_iter().zip(names) {
             if let Ok(name) = name {
                 let call = Call { state: &self.state, policy: &self.policy, key: name };
-                asks.push(Ask { key, call, looked: None });
+                asks.push(Ask { key, call, lookup: None });
             }
         }
         if !self.passes_by() {
             let calls = asks.iter().map(|ask| ask.call).collect();
-            for (ask, looked) in asks.iter_mut().zip(look_many(calls, reader).await) {
-                ask.looked = Some(looked);
+            for (ask, lookup) in asks.iter_mut().zip(look_many(calls, reader).await) {
+                ask.lookup = Some(lookup);
             }
         }
         asks
@@ -207,7 +207,7 @@ impl StampedeGuard {
 
     async fn answer_one<K, T, E>(
         &self,
-        Ask { key, call, looked }: Ask<'_, K, T>,
+        Ask { key, call, lookup }: Ask<'_, K, T>,
         member: Option<(usize, Member)>,
         reader: &StorageReader<Option<T>>,
         parts: &Arc<Parts<K, T, E>>,
@@ -220,13 +220,13 @@ impl StampedeGuard {
         let name = call.key;
         // A hit without a place in the batch needs a loader only for its audit, which is by itself.
         let loader = move |own: &OwnResult<Option<T>, E>| match member {
-            Some(place) => parts.loader(place, self.parts(), name, own),
+            Some(index) => parts.loader(index, self.parts(), name, own),
             None => parts.alone(key, self.parts(), name, own),
         };
-        let (outcome, answer) = match looked {
-            Some(looked) => {
-                let audits = self.policy.audit.draws();
-                self.answer_looked(call, looked, (reader, audits), loader, with_storage).await
+        let (outcome, answer) = match lookup {
+            Some(lookup) => {
+                let audits = self.policy.audit.is_due();
+                self.answer_lookup(call, lookup, (reader, audits), loader, with_storage).await
             }
             None => self.pass_by(call, loader, with_storage).await,
         };
@@ -242,13 +242,13 @@ impl StampedeGuard {
 struct Ask<'a, K, T> {
     key: K,
     call: Call<'a>,
-    looked: Option<Lookup<'a, (Option<T>, Storage)>>,
+    lookup: Option<Lookup<'a, (Option<T>, Storage)>>,
 }
 
 impl<K, T> Ask<'_, K, T> {
     /// Whether the key may be loaded: it is missing, or stale and loaded in the background.
     fn may_load(&self) -> bool {
-        match &self.looked {
+        match &self.lookup {
             None | Some(Lookup::Miss(_) | Lookup::Hit { refresh: Some(_), .. }) => true,
             Some(Lookup::LocalHit(_) | Lookup::Hit { refresh: None, .. } | Lookup::Failed(_)) => false,
         }
@@ -284,7 +284,7 @@ where
         let (parts, members) = Self::batch(vec![key], &self.load);
         let mut members = members.into_iter().enumerate();
         match members.next() {
-            Some(place) => parts.loader(place, of, name, own),
+            Some(index) => parts.loader(index, of, name, own),
             None => Loader::new(|_| async { LoadResult::failed(Failure::vanished()).into() }),
         }
     }
@@ -292,7 +292,7 @@ where
     /// The loader of one key: joins the next round, and waits for its part.
     fn loader(
         self: &Arc<Self>,
-        (place, member): (usize, Member),
+        (index, member): (usize, Member),
         (state, policy): (&Arc<GuardState>, &Arc<Policy>),
         key: &Key,
         own: &OwnResult<Option<T>, E>,
@@ -300,9 +300,9 @@ where
         let (parts, own, key) = (Arc::clone(self), Arc::clone(own), key.clone());
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let batch = Some(member.batch());
-        let loader = Loader::new(move |given| async move {
+        let loader = Loader::new(move |input| async move {
             let (sender, part) = oneshot::channel();
-            *lock(&parts.awaited[place]) = Some(sender);
+            *lock(&parts.awaited[index]) = Some(sender);
             drop(parts);
             member.lead(LoadScope::current());
             let loaded = match part.await {
@@ -314,8 +314,8 @@ where
                 Err(_) => resume_unwind(Box::new("the runtime of the call of many keys was shut down")),
             };
             let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
-            let (result, kept) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
-            *lock(&own) = Some(kept);
+            let (result, retained) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
+            *lock(&own) = Some(retained);
             result.into()
         });
         Loader { batch, ..loader }
@@ -325,7 +325,7 @@ where
     async fn call(self: Arc<Self>, round: Vec<usize>) {
         let mut awaited: Vec<(K, Awaits<T, E>)> = round
             .into_iter()
-            .filter_map(|place| Some((self.keys[place].clone(), lock(&self.awaited[place]).take()?)))
+            .filter_map(|index| Some((self.keys[index].clone(), lock(&self.awaited[index]).take()?)))
             .filter(|(_, sender)| !sender.is_closed())
             .collect();
         if awaited.is_empty() {

@@ -206,8 +206,8 @@ impl StampedeGuard {
 
     /// The counters of this guard and its clones.
     pub fn stats(&self) -> Stats {
-        let GuardState { flights, tasks, kept, counters, .. } = &***self.state;
-        counters.snapshot([flights.len(), tasks.count(), kept.count()])
+        let GuardState { flights, tasks, retained, counters, .. } = &***self.state;
+        counters.snapshot([flights.len(), tasks.count(), retained.count()])
     }
 
     /// Ends the guard. Later calls ask the store nothing and share one load of their key in this process.
@@ -229,7 +229,7 @@ impl StampedeGuard {
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.state.close();
         self.state.local.give_up();
-        self.send_kept_later();
+        self.send_retained_later();
         // Cap the deadline: timers cannot represent `Duration::MAX`.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.state.tasks.empty(deadline).await;
@@ -247,13 +247,13 @@ impl StampedeGuard {
         let (_, _, unsent_invalidations) = tokio::join!(
             self.free_leases(end),
             self.state.local.leave(left),
-            self.state.kept.until_sent(end)
+            self.state.retained.until_sent(end)
         );
         self.end_locks(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
         self.state.publish();
-        self.state.kept.tell_unsent();
+        self.state.retained.log_unsent();
         Shutdown {
             finished,
             handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
@@ -323,8 +323,8 @@ impl StampedeGuard {
             return Err(Error::empty_key());
         }
         // The runtime of the task that sends them may have ended. Each call that the store may answer comes here.
-        if self.state.kept.any() {
-            self.send_kept_later();
+        if self.state.retained.any() {
+            self.send_retained_later();
         }
         Ok(Key::new(&self.state.namespace, &key))
     }
@@ -409,7 +409,7 @@ impl StampedeGuard {
         key: &CacheKey,
         reader: &R,
     ) -> Result<R::Value, bool> {
-        let audits = policy.audit.draws();
+        let audits = policy.audit.is_due();
         let hit = if audits { None } else { hit_at_once(&self.state, policy, key, reader) };
         hit.ok_or(audits)
     }
@@ -469,10 +469,10 @@ struct Found {
 }
 
 /// Of this many slots a thread remembers the policies. Slots that share a place displace each other.
-const PLACES: usize = 8;
+const SLOTS: usize = 8;
 
 thread_local! {
-    static REMEMBERED: [Cell<Option<Found>>; PLACES] = const { [const { Cell::new(None) }; PLACES] };
+    static REMEMBERED: [Cell<Option<Found>>; SLOTS] = const { [const { Cell::new(None) }; SLOTS] };
 }
 
 impl PolicySlot {
@@ -523,14 +523,14 @@ impl PolicySlot {
 impl Found {
     #[inline]
     fn remember(self) {
-        place_of(self.slot, |place| place.set(Some(self)));
+        place_of(self.slot, |index| index.set(Some(self)));
     }
 }
 
 /// Where this thread remembers the policy of a slot; `None` while the thread ends.
 #[inline]
 fn place_of<R>(slot: u64, change: impl FnOnce(&Cell<Option<Found>>) -> R) -> Option<R> {
-    let remembered = |places: &[_; PLACES]| change(&places[slot as usize % PLACES]);
+    let remembered = |places: &[_; SLOTS]| change(&places[slot as usize % SLOTS]);
     REMEMBERED.try_with(remembered).ok()
 }
 

@@ -46,8 +46,8 @@ impl StampedeGuard {
         if self.passes_by() {
             return self.pass_by(call, loader, own).await;
         }
-        let looked = look(call, reader).await;
-        self.answer_looked(call, looked, (reader, audits), loader, own).await
+        let lookup = look(call, reader).await;
+        self.answer_lookup(call, lookup, (reader, audits), loader, own).await
     }
 
     /// Whether callers are answered by their own loads.
@@ -78,10 +78,10 @@ impl StampedeGuard {
     }
 
     /// Steps 3 to 8 of a caller that has looked.
-    pub(super) async fn answer_looked<T, E, R>(
+    pub(super) async fn answer_lookup<T, E, R>(
         &self,
         call: Call<'_>,
-        looked: Lookup<'_, R::Value>,
+        lookup: Lookup<'_, R::Value>,
         (reader, audits): (&R, bool),
         loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
         own: impl FnOnce(T, Option<&Entry>) -> R::Value,
@@ -94,7 +94,7 @@ impl StampedeGuard {
         let audit = || audits.then(|| Audit::begin(call)).flatten();
         // A caller that has its value lends its loader to a load in the background: no caller takes what the loader leaves in
         // `OwnResult`.
-        let (outcome, result) = match looked {
+        let (outcome, result) = match lookup {
             Lookup::LocalHit(value) => {
                 if let Some(audit) = audit() {
                     audit.of_loader(loader(&OwnResult::default()));
@@ -133,9 +133,9 @@ impl StampedeGuard {
         let call = Call { state: &self.state, policy: &self.policy, key };
         let own = OwnResult::default();
         let reader = ForcedReader(StorageReader(TypedReader::new()));
-        let looked = look_past(call).await;
-        let is_away = looked.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
-        let answer = match (looked, self.passes_by()) {
+        let lookup = look_past(call).await;
+        let is_away = lookup.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
+        let answer = match (lookup, self.passes_by()) {
             (Ok(caller), false) => caller.load(&reader, loader(&own)).await,
             (Ok(caller), true) if !is_away => {
                 caller.unattended().load(&reader, loader(&own)).await.by_own_load()

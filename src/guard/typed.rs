@@ -124,8 +124,8 @@ where
     Loader::new(move |given| async move {
         let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
         let loaded = load().await.map_err(Arc::new);
-        let (result, kept) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
-        *lock(&own) = Some(kept);
+        let (result, retained) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
+        *lock(&own) = Some(retained);
         result.into()
     })
 }
@@ -157,8 +157,8 @@ where
         let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
         let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&state), mode, of);
         let loaded = load(context).await.map_err(Arc::new);
-        let (result, kept) = concluded(&key, loaded, mode, &state, &policy, &settings);
-        *lock(&own) = Some(kept);
+        let (result, retained) = concluded(&key, loaded, mode, &state, &policy, &settings);
+        *lock(&own) = Some(retained);
         result.into()
     })
 }
@@ -228,8 +228,8 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             // Without the lease nothing is stored.
             let from = if mode == LeaseState::Leased { policy.compress_from } else { usize::MAX };
             let packed = Packed::of(&payload, from);
-            let (brief, unstored) = (None, Unstored::OfResource);
-            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief, unstored }
+            let (status_only, unstored) = (None, Unstored::OfResource);
+            LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
         }
         Err(error) => {
             unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
@@ -393,8 +393,9 @@ impl<T> LoadContext<T> {
     /// the previous one.
     pub fn set_validator(&mut self, validator: impl Into<String>) {
         let validator = validator.into();
-        let kept = if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
-        lock(&self.settings).validator = kept;
+        let retained =
+            if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
+        lock(&self.settings).validator = retained;
     }
 
     /// When the load is aborted, by the policy's [`load_timeout`](crate::PolicyBuilder::load_timeout).

@@ -8,7 +8,6 @@
 
 #[cfg(feature = "http")]
 mod http;
-pub(crate) mod kept;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_publish.rs"]
 mod publish;
@@ -16,6 +15,7 @@ mod publish;
 mod publish;
 #[cfg(feature = "metrics")]
 mod published;
+pub(crate) mod retained;
 pub(crate) mod turns;
 
 use std::collections::HashMap;
@@ -29,9 +29,9 @@ use tokio::time::Instant;
 
 #[cfg(feature = "http")]
 use self::http::HttpState;
-use self::kept::KeptInvalidations;
 #[cfg(feature = "metrics")]
 use self::published::Published;
+use self::retained::RetainedInvalidations;
 use self::turns::Turns;
 use crate::flight;
 use crate::flight::shared_read::SharedReads;
@@ -68,7 +68,7 @@ pub(crate) struct GuardState {
     pub(crate) counters: Arc<Counters>,
     pub(crate) local: Arc<LocalTier>,
     /// Invalidations that the store has not confirmed.
-    pub(crate) kept: KeptInvalidations,
+    pub(crate) retained: RetainedInvalidations,
     pub(crate) late_commits: LateCommits,
     pub(crate) turns: Turns,
     pub(crate) audits: Audits,
@@ -149,19 +149,19 @@ impl<F> ReadResult<F> {
 impl GuardState {
     /// The turn of a load that holds one of `limit` permits of this namespace.
     pub(crate) fn permit_turn(&self, limit: u32) -> LoadPermitId {
-        LoadPermitId::Permit { place: self.store.place(), namespace: self.namespace.clone(), limit }
+        LoadPermitId::Permit { store_id: self.store.store_id(), namespace: self.namespace.clone(), limit }
     }
 
     /// The turn of a load that holds one of this node's places for loads without the store.
-    pub(crate) fn place_turn(&self) -> LoadPermitId {
-        LoadPermitId::Place(self.store.node())
+    pub(crate) fn store_permit_id(&self) -> LoadPermitId {
+        LoadPermitId::Store(self.store.node())
     }
 
     pub(crate) fn new(
         store: StoreHandle,
         namespace: Box<str>,
         max_flights: usize,
-        most_kept: usize,
+        most_retained: usize,
         (local_capacity, local_term): (u64, Duration),
         spans: Spans,
     ) -> Self {
@@ -174,7 +174,7 @@ impl GuardState {
                 local_capacity,
                 local_term,
             ),
-            kept: KeptInvalidations::new(&namespace, most_kept),
+            retained: RetainedInvalidations::new(&namespace, most_retained),
             late_commits: LateCommits::default(),
             turns: Turns::default(),
             audits: Audits::default(),
@@ -396,7 +396,7 @@ impl Drop for GuardState {
     fn drop(&mut self) {
         // A shutdown has told it already.
         if !self.is_closed() {
-            self.kept.tell_unsent();
+            self.retained.log_unsent();
         }
         self.store.close();
         self.publish();
@@ -527,8 +527,8 @@ impl UnusableEntries {
             (&self.other_version, "in another version's layout", "end the rolling update"),
             (&self.damaged, "damaged, or no entries", "keep other programs out of the namespace"),
         ];
-        let counted = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
-        counted.into_iter().filter(|(count, ..)| *count > 0).collect()
+        let count_errors = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
+        count_errors.into_iter().filter(|(count, ..)| *count > 0).collect()
     }
 }
 

@@ -57,7 +57,7 @@ impl GuardState {
         }
         let is_first = !self.published.registered.swap(true, Ordering::Relaxed);
         for (series, counter) in self.counters.guard.all() {
-            let count = counter.untold();
+            let count = counter.unpublished();
             if count > 0 || is_first {
                 recorder.register_counter(&key(series, Vec::new()), &METADATA).increment(count);
             }
@@ -75,7 +75,7 @@ impl GuardState {
             inbox,
             breaker,
             clock,
-            last_heard,
+            silent_for,
             inbox_lag,
             local,
             outages,
@@ -83,9 +83,9 @@ impl GuardState {
             ..
         } = Health { local: self.local.health(), ..self.store.health() };
         let guard = GuardGauges { recorder, namespace: &self.namespace };
-        let opened = self.counters.outages.untold_of(outages);
+        let opened = self.counters.outages.unpublished_of(outages);
         guard.counter("stampede_guard_breaker_opened_total").increment(opened);
-        let failed = self.counters.credential_failures.untold_of(credential_failures);
+        let failed = self.counters.credential_failures.unpublished_of(credential_failures);
         guard.counter("stampede_guard_credential_failures_total").increment(failed);
         guard.set(
             "stampede_guard_breaker_open",
@@ -102,7 +102,7 @@ impl GuardState {
         }
         let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
         guard.set("stampede_guard_inbox_lag_seconds", seconds(inbox_lag));
-        guard.set("stampede_guard_inbox_silence_seconds", seconds(last_heard));
+        guard.set("stampede_guard_inbox_silence_seconds", seconds(silent_for));
         guard.set(
             "stampede_guard_clock_ahead_seconds",
             clock.map_or(0.0, |clock| clock.ahead_ms as f64 / 1e3),
@@ -110,7 +110,7 @@ impl GuardState {
         guard.set("stampede_guard_flights", self.flights.len() as f64);
         guard.set("stampede_guard_tasks", self.tasks.count() as f64);
         guard.set("stampede_guard_leases", self.leases.count() as f64);
-        guard.set("stampede_guard_kept_invalidations", self.kept.count() as f64);
+        guard.set("stampede_guard_kept_invalidations", self.retained.count() as f64);
         if let Some(local) = local {
             guard.set("stampede_guard_local_copies", local.copies as f64);
             guard.set("stampede_guard_local_bytes", local.bytes as f64);
@@ -124,9 +124,9 @@ impl GuardState {
 
 fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
     let name = || Label::new("policy", SharedString::from_shared(Arc::clone(&policy.name)));
-    let is_first = policy.is_first_told();
+    let is_first = policy.is_first_published();
     for (series, counter) in policy.counts.all() {
-        let count = counter.untold();
+        let count = counter.unpublished();
         if count > 0 || is_first {
             recorder.register_counter(&key(series, vec![name()]), &METADATA).increment(count);
         }
@@ -152,7 +152,7 @@ fn publish_requests(
     is_first: bool,
 ) -> u64 {
     let mut saved = 0;
-    for (outcome, count) in requests.untold() {
+    for (outcome, count) in requests.unpublished() {
         if count == 0 && !is_first {
             continue;
         }
@@ -204,8 +204,8 @@ impl GuardGauges<'_> {
 /// Whether the recorder is more than the one that stands in for a missing one. The facade does not say, but only a real gauge asks for the
 /// number that it is set to.
 fn is_installed(recorder: &dyn Recorder, namespace: &str) -> bool {
-    struct Asked<'a>(&'a Cell<bool>);
-    impl IntoF64 for Asked<'_> {
+    struct Requested<'a>(&'a Cell<bool>);
+    impl IntoF64 for Requested<'_> {
         fn into_f64(self) -> f64 {
             self.0.set(true);
             0.0
@@ -214,7 +214,7 @@ fn is_installed(recorder: &dyn Recorder, namespace: &str) -> bool {
     let asked = Cell::new(false);
     let labels = vec![Label::new("namespace", namespace.to_owned())];
     let gauge = recorder.register_gauge(&Key::from_parts("stampede_guard_flights", labels), &METADATA);
-    gauge.increment(Asked(&asked));
+    gauge.increment(Requested(&asked));
     asked.get()
 }
 

@@ -34,7 +34,7 @@ use crate::value::{EntryReader, SharedValue};
 
 /// A request, as the reader of the stored response.
 pub(crate) struct ResponseReader<'a> {
-    pub(crate) asked: &'a RequestDemands,
+    pub(crate) demands: &'a RequestDemands,
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
@@ -53,15 +53,15 @@ pub(crate) enum LookUpKey<'a> {
 
 /// The key of a variant.
 #[derive(Clone, Debug)]
-pub(crate) struct VariantPlace {
+pub(crate) struct VariantSlot {
     pub(crate) key: Key,
     pub(crate) generation: u64,
     pub(crate) names: Names,
 }
 
-impl VariantPlace {
-    fn new(resource: &Key, chosen: &VariantId, fingerprint: Fingerprint) -> Self {
-        let VariantId { generation, names, .. } = chosen;
+impl VariantSlot {
+    fn new(resource: &Key, variant: &VariantId, fingerprint: Fingerprint) -> Self {
+        let VariantId { generation, names, .. } = variant;
         // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
         let suffix = format!("~v{generation:016x}{}", fingerprint.half());
         Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
@@ -73,9 +73,9 @@ impl VariantPlace {
 pub(crate) enum StoredAnswer {
     Response(Replay),
     /// A response that arrives for another request.
-    Arriving(Arc<SharedBody>),
+    Incoming(Arc<SharedBody>),
     /// The variant for this request, if it is stored, is under this key.
-    Elsewhere(Box<VariantPlace>),
+    Elsewhere(Box<VariantSlot>),
     /// The stored response must not answer a request like this (RFC 9111, 3.5).
     NotForThis,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Replay {
 impl Replay {
     pub(crate) fn respond<B>(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
         let Self { mut response, trailers, times } = self;
-        tell(&mut response, http, outcome, times);
+        set_cache_status(&mut response, http, outcome, times);
         response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
     }
 }
@@ -108,7 +108,7 @@ impl Replay {
 /// Decoded state that the callers of a shared read, or of a local copy, have in common.
 struct SharedDecoding {
     /// The metadata, and the offset of the response.
-    kept: Option<(ResponseMeta, usize)>,
+    meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed. Many threads
     /// read that of a hot response at once.
     plain: RwLock<Option<PlainReplay>>,
@@ -129,7 +129,7 @@ struct ReplayMoment {
 
 impl SharedDecoding {
     fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
-        let first = || Arc::new(Self { kept: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
+        let first = || Arc::new(Self { meta: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
         shared?.get_or_init(first).downcast_ref()
     }
 }
@@ -138,41 +138,41 @@ impl EntryReader for ResponseReader<'_> {
     type Value = StoredAnswer;
 
     fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
-        if let Some(SharedDecoding { kept: Some((kept, _)), .. }) = SharedDecoding::of(entry, shared) {
-            return self.serves_kept(kept, entry, now);
+        if let Some(SharedDecoding { meta: Some((meta, _)), .. }) = SharedDecoding::of(entry, shared) {
+            return self.serves_meta(meta, entry, now);
         }
         match ResponseMeta::of(entry) {
-            Some((kept, _)) => self.serves_kept(&kept, entry, now),
+            Some((meta, _)) => self.serves_meta(&meta, entry, now),
             None => entry.serves(now),
         }
     }
 
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        let Some((kept, _)) = ResponseMeta::of(entry) else { return false };
-        let (age, terms) = kept.at(entry, now);
-        let is_its_own = self.is_this_variant(&kept);
+        let Some((meta, _)) = ResponseMeta::of(entry) else { return false };
+        let (age, terms) = meta.at(entry, now);
+        let is_its_own = self.is_this_variant(&meta);
         is_its_own
             && entry.expiry.stands_in(now)
-            && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http)
+            && instead_of(LoadFailure::Disconnected, self.demands, &terms, age, self.http)
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
         matches!(self.at, LookUpKey::Resource(_))
-            && ResponseMeta::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
+            && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
     }
 
     /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
     /// share the replay too, for as long as its age is the same in seconds.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
-        let Some(SharedDecoding { kept: Some((kept, at)), plain }) = SharedDecoding::of(entry, shared) else {
-            let (kept, at) = ResponseMeta::of(entry)?;
-            return self.open_kept(&kept, at, entry, now);
+        let Some(SharedDecoding { meta: Some((meta, at)), plain }) = SharedDecoding::of(entry, shared) else {
+            let (meta, at) = ResponseMeta::of(entry)?;
+            return self.open_meta(&meta, at, entry, now);
         };
-        if kept.chosen.is_some() || !self.is_plain() {
-            return self.open_kept(kept, *at, entry, now);
+        if meta.variant.is_some() || !self.is_plain() {
+            return self.open_meta(meta, *at, entry, now);
         }
         let moment = ReplayMoment {
-            age: kept.at(entry, now.max(entry.stored_at)).0.as_secs(),
+            age: meta.at(entry, now.max(entry.stored_at)).0.as_secs(),
             ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
         };
         let latest = read(plain);
@@ -181,7 +181,7 @@ impl EntryReader for ResponseReader<'_> {
         drop(latest);
         let replay = known.unwrap_or_else(|| {
             let replay = StoredResponse::decode(&entry.payload, *at)
-                .and_then(|stored| self.replay(entry, kept, stored, now));
+                .and_then(|stored| self.replay(entry, meta, stored, now));
             let latest = PlainReplay { moment, replay: replay.clone() };
             *write(plain) = Some(latest);
             replay
@@ -189,11 +189,11 @@ impl EntryReader for ResponseReader<'_> {
         Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
     }
 
-    fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
-        let arrival = Arc::clone(arriving).downcast::<SharedBody>().ok()?;
+    fn open_incoming(&self, incoming: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
+        let shared_body = Arc::clone(incoming).downcast::<SharedBody>().ok()?;
         // A request with a condition gets the whole response: whether the body will be complete is not known yet.
-        match self.fits(&arrival.kept) {
-            VariantFit::Here => Some(StoredAnswer::Arriving(arrival)),
+        match self.fits(&shared_body.meta) {
+            VariantFit::Here => Some(StoredAnswer::Incoming(shared_body)),
             VariantFit::Instead(found) => Some(found),
             VariantFit::Other => None,
         }
@@ -201,28 +201,28 @@ impl EntryReader for ResponseReader<'_> {
 }
 
 impl ResponseReader<'_> {
-    fn open_kept(&self, kept: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
-        match self.fits(kept) {
+    fn open_meta(&self, meta: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
+        match self.fits(meta) {
             VariantFit::Here => {
                 let response = StoredResponse::decode(&entry.payload, at)?;
-                self.replay(entry, kept, response, now).map(StoredAnswer::Response)
+                self.replay(entry, meta, response, now).map(StoredAnswer::Response)
             }
             VariantFit::Instead(found) => Some(found),
             VariantFit::Other => None,
         }
     }
 
-    fn serves_kept(&self, kept: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
-        let (age, terms) = kept.at(entry, now);
+    fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
+        let (age, terms) = meta.at(entry, now);
         // The entry under the resource's key holds one variant; the request wants another, which has its own key. If the first is
         // marked stale, all variants are.
-        if entry.expiry.is_expired() && self.is_elsewhere(kept) {
+        if entry.expiry.is_expired() && self.is_elsewhere(meta) {
             return Freshness::Expired;
         }
-        if kept.part.is_some_and(|part| !self.wants_of(part)) {
+        if meta.part.is_some_and(|part| !self.wants_of(part)) {
             return Freshness::Expired;
         }
-        match reuse(self.asked, &terms, age, self.http) {
+        match reuse(self.demands, &terms, age, self.http) {
             // `open` decides whether the response may answer this request.
             Reuse::Fresh | Reuse::NotForThis => Freshness::Fresh,
             Reuse::Stale => Freshness::BackingOff,
@@ -234,13 +234,13 @@ impl ResponseReader<'_> {
             },
             // If the resource was expired, so are its other variants.
             Reuse::Revalidate | Reuse::OnlyIfCached
-                if !entry.expiry.is_expired() && self.is_elsewhere(kept) =>
+                if !entry.expiry.is_expired() && self.is_elsewhere(meta) =>
             {
                 Freshness::Fresh
             }
             Reuse::Revalidate
                 if entry.expiry.serves(now) == Freshness::BackingOff
-                    && instead_of(LoadFailure::Disconnected, self.asked, &terms, age, self.http) =>
+                    && instead_of(LoadFailure::Disconnected, self.demands, &terms, age, self.http) =>
             {
                 Freshness::BackingOff
             }
@@ -250,30 +250,30 @@ impl ResponseReader<'_> {
 
     /// Whether the whole response answers the request, whichever client it comes from.
     fn is_plain(&self) -> bool {
-        let RequestDemands { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
+        let RequestDemands { conditional, ranged, authorized, has_cookie, .. } = *self.demands;
         !(conditional || ranged || authorized || has_cookie)
     }
 
-    fn is_this_variant(&self, kept: &ResponseMeta) -> bool {
-        kept.is_for(self.headers, self.http.normal())
+    fn is_this_variant(&self, meta: &ResponseMeta) -> bool {
+        meta.is_for(self.headers, self.http.normal())
     }
 
-    fn is_elsewhere(&self, kept: &ResponseMeta) -> bool {
-        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(kept)
+    fn is_elsewhere(&self, meta: &ResponseMeta) -> bool {
+        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(meta)
     }
 
     /// Whether the response suits this request. Call it once: it digests the request's values.
-    fn fits(&self, kept: &ResponseMeta) -> VariantFit {
-        let is_variant = self.is_this_variant(kept);
-        if let (LookUpKey::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
-            let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
-            return VariantFit::Instead(StoredAnswer::Elsewhere(Box::new(VariantPlace::new(
+    fn fits(&self, meta: &ResponseMeta) -> VariantFit {
+        let is_variant = self.is_this_variant(meta);
+        if let (LookUpKey::Resource(resource), Some(variant), false) = (self.at, &meta.variant, is_variant) {
+            let fingerprint = variant.names.fingerprint(self.headers, self.http.normal());
+            return VariantFit::Instead(StoredAnswer::Elsewhere(Box::new(VariantSlot::new(
                 resource,
-                chosen,
+                variant,
                 fingerprint,
             ))));
         }
-        if !is_for(self.asked, &kept.terms, self.http) {
+        if !is_for(self.demands, &meta.terms, self.http) {
             return VariantFit::Instead(StoredAnswer::NotForThis);
         }
         if is_variant { VariantFit::Here } else { VariantFit::Other }
@@ -281,13 +281,13 @@ impl ResponseReader<'_> {
 
     /// Whether the stored part may contain the requested range.
     fn wants_of(&self, part: Part) -> bool {
-        self.asked.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
+        self.demands.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
     }
 
-    fn replay(&self, entry: &Entry, kept: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
+    fn replay(&self, entry: &Entry, meta: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
         // A waiter came before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
-        let (age, _) = kept.at(entry, now);
+        let (age, _) = meta.at(entry, now);
         let fresh_until = entry.expiry.fresh_until;
         // An entry that was never fresh was made for the waiters of its load.
         let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
@@ -296,7 +296,7 @@ impl ResponseReader<'_> {
         } else {
             (self.status)(fresh_until.saturating_sub(now) / 1000)
         };
-        let mut replay = answer(self.asked, self.headers, stored, kept.part, age)?;
+        let mut replay = answer(self.demands, self.headers, stored, meta.part, age)?;
         replay.times = Times::of(entry, now);
         age_and_status(replay.response.headers_mut(), age.as_secs(), status);
         Some(replay)
@@ -306,7 +306,7 @@ impl ResponseReader<'_> {
 /// Answers a request with the whole stored response, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2).
 /// `None` if the request needs more than is stored.
 pub(crate) fn answer(
-    asked: &RequestDemands,
+    demands: &RequestDemands,
     request: &HeaderMap,
     stored: StoredResponse,
     part: Option<Part>,
@@ -320,7 +320,7 @@ pub(crate) fn answer(
         *response.headers_mut() = headers;
         Some(Replay { response, trailers, times: Times::default() })
     };
-    if !asked.conditional && !asked.ranged {
+    if !demands.conditional && !demands.ranged {
         // A part does not answer a request for the whole.
         return if part.is_none() && status != StatusCode::PARTIAL_CONTENT {
             build(status, headers, body, trailers)
@@ -330,15 +330,15 @@ pub(crate) fn answer(
     }
     let now = SystemTime::now();
     let received = now.checked_sub(age).unwrap_or(now);
-    if asked.conditional && is_not_modified(request, status, &headers, received, now) {
+    if demands.conditional && is_not_modified(request, status, &headers, received, now) {
         return build(StatusCode::NOT_MODIFIED, not_modified(&headers), Bytes::new(), None);
     }
-    let (wanted, first) = match part {
+    let (load_request, first) = match part {
         Some(stored) => {
             let range = ByteRange::of(request).filter(|_| if_range_holds(request, &headers, now))?;
             (range.of_part(stored)?, stored.first)
         }
-        None if asked.ranged && status == StatusCode::OK => {
+        None if demands.ranged && status == StatusCode::OK => {
             match conditional::range_answer(request, &headers, body.len() as u64, now) {
                 conditional::RangeAnswer::Part(part) => (part, 0),
                 conditional::RangeAnswer::Whole => return build(status, headers, body, trailers),
@@ -350,23 +350,23 @@ pub(crate) fn answer(
         }
         None => return build(status, headers, body, trailers),
     };
-    let within = wanted.within(first).filter(|within| within.end <= body.len())?;
+    let within = load_request.within(first).filter(|within| within.end <= body.len())?;
     let mut headers = headers;
-    wanted.write(&mut headers);
+    load_request.write(&mut headers);
     build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
 }
 
 impl SharedBody {
     /// The response for a waiter that reads along.
     pub(crate) fn respond<B>(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
-        let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
+        let mut response = Response::new(GuardedBody::incoming(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
         *response.headers_mut() = self.head.headers.clone();
-        let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
+        let age = self.meta.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
         let status = CacheStatus::Collapsed { ttl: self.ttl };
         age_and_status(response.headers_mut(), age.as_secs(), status);
         let fresh_for = Duration::from_secs(self.ttl.unwrap_or(0)).saturating_sub(self.came.elapsed());
-        tell(&mut response, http, outcome, Times::just_loaded(fresh_for));
+        set_cache_status(&mut response, http, outcome, Times::just_loaded(fresh_for));
         response
     }
 }
@@ -484,12 +484,12 @@ impl CacheStatus {
 
     fn to_value(self) -> HeaderValue {
         if let Self::Hit { ttl } = self
-            && let Some(kept) = usize::try_from(ttl).ok().and_then(|ttl| KEPT_HITS.get(ttl))
+            && let Some(meta) = usize::try_from(ttl).ok().and_then(|ttl| BUFFERED_HITS.get(ttl))
         {
             // Each value is built once per process, so later hits neither allocate nor count references. The leaked
             // memory is bounded: some 30 bytes for each of the values.
             let keep = || HeaderValue::from_static(self.write().leak());
-            return kept.get_or_init(keep).clone();
+            return meta.get_or_init(keep).clone();
         }
         self.write().to_value()
     }
@@ -522,7 +522,7 @@ impl CacheStatus {
 }
 
 /// The values of hits that are fresh for up to an hour more.
-static KEPT_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
+static BUFFERED_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
 
 /// Appends the guard's line after those of other caches: the list grows from the origin to the client (RFC 9211,
 /// 2).
@@ -670,14 +670,19 @@ impl StatusLine {
 }
 
 /// The first extension of a response allocates its map: a tenth of the time of a hit from memory. So only on demand.
-pub(super) fn tell<B>(response: &mut Response<B>, http: &HttpPolicy, outcome: Outcome, times: Times) {
+pub(super) fn set_cache_status<B>(
+    response: &mut Response<B>,
+    http: &HttpPolicy,
+    outcome: Outcome,
+    times: Times,
+) {
     if http.answer_info {
         response.extensions_mut().insert(times.with(outcome));
     }
 }
 
 /// Writes both for a response that the inner service was asked for.
-pub(super) fn tell_forwarded<B>(
+pub(super) fn set_forwarded_status<B>(
     response: &mut Response<B>,
     http: &HttpPolicy,
     outcome: Outcome,
@@ -688,5 +693,5 @@ pub(super) fn tell_forwarded<B>(
         CacheStatus::Forwarded { stored, .. } => stored.unwrap_or(0),
         CacheStatus::Hit { .. } | CacheStatus::Stale { .. } | CacheStatus::Collapsed { .. } => 0,
     };
-    tell(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
+    set_cache_status(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
 }

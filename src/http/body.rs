@@ -60,7 +60,7 @@ enum BodyState<B> {
     /// Pieces from the load task, and the size of the rest.
     Streaming { pieces: UnboundedReceiver<StreamPiece<B>>, left: SizeHint },
     /// A body that arrives for another request, from piece number `next` on.
-    Arriving { passage: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
+    Incoming { chunks: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
 }
@@ -82,14 +82,14 @@ enum StreamPiece<B> {
 pub(crate) struct StreamSender<B> {
     pieces: UnboundedSender<StreamPiece<B>>,
     /// For waiters of this process that read along.
-    passage: Option<Arc<ChunkBuffer>>,
+    chunks: Option<Arc<ChunkBuffer>>,
 }
 
 /// Tells readers that read along if the load task ended before the body did.
 impl<B> Drop for StreamSender<B> {
     fn drop(&mut self) {
-        if let Some(passage) = &self.passage {
-            passage.broken("the load was cut off before the end of the body");
+        if let Some(chunks) = &self.chunks {
+            chunks.broken("the load was cut off before the end of the body");
         }
     }
 }
@@ -97,19 +97,19 @@ impl<B> Drop for StreamSender<B> {
 impl<B> StreamSender<B> {
     /// Whether others read along: the passage has more owners than this sender and the announced arrival.
     pub(crate) fn is_read_along(&self) -> bool {
-        self.passage.as_ref().is_some_and(|passage| Arc::strong_count(passage) > 2)
+        self.chunks.as_ref().is_some_and(|chunks| Arc::strong_count(chunks) > 2)
     }
 
     /// Whether there are no readers, and there will be none.
     pub(crate) fn is_left(&self) -> bool {
-        self.pieces.is_closed() && self.passage.as_ref().is_none_or(|passage| Arc::strong_count(passage) == 1)
+        self.pieces.is_closed() && self.chunks.as_ref().is_none_or(|chunks| Arc::strong_count(chunks) == 1)
     }
 
     /// Sends a piece. Ignores a client that has left, as the other methods do: that does not stop a load.
     pub(crate) fn data(&self, data: Bytes) {
         if !data.is_empty() {
-            if let Some(passage) = &self.passage {
-                passage.data(data.clone());
+            if let Some(chunks) = &self.chunks {
+                chunks.data(data.clone());
             }
             let _ = self.pieces.send(StreamPiece::Data(data));
         }
@@ -117,8 +117,8 @@ impl<B> StreamSender<B> {
 
     /// Ends the body, with the bytes that were withheld.
     pub(crate) fn last(self, body: Bytes, trailers: Option<Box<HeaderMap>>) {
-        if let Some(passage) = &self.passage {
-            passage.last(body.clone(), trailers.clone());
+        if let Some(chunks) = &self.chunks {
+            chunks.last(body.clone(), trailers.clone());
         }
         let _ = self.pieces.send(StreamPiece::Last { body, trailers });
     }
@@ -130,8 +130,8 @@ impl<B> StreamSender<B> {
 
     /// Ends the body with an error.
     pub(crate) fn fail(self, error: BoxError) {
-        if let Some(passage) = &self.passage {
-            passage.broken(&error.to_string());
+        if let Some(chunks) = &self.chunks {
+            chunks.broken(&error.to_string());
         }
         let _ = self.pieces.send(StreamPiece::Failed(error));
     }
@@ -148,21 +148,18 @@ impl<B> GuardedBody<B> {
         Self { state: BodyState::Passed(Box::pin(body)) }
     }
 
-    /// A body that a load task sends; `size` is the inner body's hint. With a `passage`, other requests read along.
+    /// A body that a load task sends; `size` is the inner body's hint. With a `chunks`, other requests read along.
     ///
     /// The channel is unbounded: its content is in the load task's buffer too, which is bounded, and beyond that
     /// bound the client polls the inner body itself.
-    pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<ChunkBuffer>>) -> (StreamSender<B>, Self) {
+    pub(crate) fn streaming(size: SizeHint, chunks: Option<Arc<ChunkBuffer>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
-        (
-            StreamSender { pieces: sender, passage },
-            Self { state: BodyState::Streaming { pieces, left: size } },
-        )
+        (StreamSender { pieces: sender, chunks }, Self { state: BodyState::Streaming { pieces, left: size } })
     }
 
     /// A body of this length that arrives for another request.
-    pub(crate) fn arriving(passage: Arc<ChunkBuffer>, length: u64) -> Self {
-        Self { state: BodyState::Arriving { passage, next: 0, index: None, left: length } }
+    pub(crate) fn incoming(chunks: Arc<ChunkBuffer>, length: u64) -> Self {
+        Self { state: BodyState::Incoming { chunks, next: 0, index: None, left: length } }
     }
 
     const fn ended() -> BodyState<B> {
@@ -192,7 +189,7 @@ impl<B> fmt::Debug for GuardedBody<B> {
                 .field("trailers", &trailers.as_ref().map_or(0, |trailers| trailers.len()))
                 .finish(),
             BodyState::Streaming { left, .. } => f.debug_struct("Streaming").field("left", left).finish(),
-            BodyState::Arriving { left, .. } => f.debug_struct("Arriving").field("left", left).finish(),
+            BodyState::Incoming { left, .. } => f.debug_struct("Arriving").field("left", left).finish(),
             BodyState::Passed(_) => f.debug_struct("Passed").finish_non_exhaustive(),
         }
     }
@@ -222,8 +219,8 @@ where
                     let frame = ready!(body.as_mut().poll_frame(cx));
                     return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
                 }
-                BodyState::Arriving { passage, next, index, left } => {
-                    match ready!(passage.poll_piece(*next, index, cx)) {
+                BodyState::Incoming { chunks, next, index, left } => {
+                    match ready!(chunks.poll_piece(*next, index, cx)) {
                         SharedPiece::Data(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
@@ -267,7 +264,7 @@ where
         match &self.state {
             BodyState::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
             // Even the end of an empty body is a separate event: it waits for the commit.
-            BodyState::Streaming { .. } | BodyState::Arriving { .. } => false,
+            BodyState::Streaming { .. } | BodyState::Incoming { .. } => false,
             BodyState::Passed(body) => body.is_end_stream(),
         }
     }
@@ -283,7 +280,7 @@ where
             }
             BodyState::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
             BodyState::Streaming { left, .. } => less(left, 0),
-            BodyState::Arriving { left, .. } => SizeHint::with_exact(*left),
+            BodyState::Incoming { left, .. } => SizeHint::with_exact(*left),
             BodyState::Passed(body) => body.size_hint(),
         }
     }
@@ -320,7 +317,7 @@ impl std::error::Error for CutOff {}
 pub(crate) struct SharedBody {
     /// The head as it is stored.
     pub(crate) head: Parts,
-    pub(crate) kept: ResponseMeta,
+    pub(crate) meta: ResponseMeta,
     /// For how many seconds it will be fresh, if it will be stored.
     pub(crate) ttl: Option<u64>,
     /// When its head came.
@@ -361,13 +358,13 @@ pub(crate) enum SharedPiece {
 
 impl ChunkBuffer {
     pub(crate) fn data(&self, data: Bytes) {
-        self.tell(|state| state.chunks.push(data));
+        self.notify(|state| state.chunks.push(data));
     }
 
     /// Omits trailers that must not be stored, such as a client's cookie: other readers must not see them.
     pub(crate) fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
         let trailers = trailers.filter(|trailers| are_sound_trailers(trailers));
-        self.tell(|state| {
+        self.notify(|state| {
             if !data.is_empty() {
                 state.chunks.push(data);
             }
@@ -377,12 +374,12 @@ impl ChunkBuffer {
 
     /// Ends the body with an error, unless it has ended.
     pub(crate) fn broken(&self, text: &str) {
-        self.tell(|state| {
+        self.notify(|state| {
             state.end.get_or_insert_with(|| BufferEnd::Broken(text.into()));
         });
     }
 
-    fn tell(&self, change: impl FnOnce(&mut BufferState)) {
+    fn notify(&self, change: impl FnOnce(&mut BufferState)) {
         let readers: Vec<_> = {
             let mut state = lock(&self.state);
             change(&mut state);
@@ -428,35 +425,35 @@ mod shared_body_tests {
 
     type Tested = GuardedBody<Full<Bytes>>;
 
-    fn reader(passage: &Arc<ChunkBuffer>, length: u64) -> Tested {
-        Tested::arriving(Arc::clone(passage), length)
+    fn reader(chunks: &Arc<ChunkBuffer>, length: u64) -> Tested {
+        Tested::incoming(Arc::clone(chunks), length)
     }
 
     #[tokio::test]
     async fn every_reader_gets_the_whole_body_whenever_it_comes() {
         use http_body::Body as _;
-        let passage = Arc::new(ChunkBuffer::default());
-        let early = tokio::spawn(reader(&passage, 6).collect());
+        let chunks = Arc::new(ChunkBuffer::default());
+        let early = tokio::spawn(reader(&chunks, 6).collect());
         tokio::task::yield_now().await;
-        passage.data(Bytes::from_static(b"abc"));
-        let mut late = reader(&passage, 6);
+        chunks.data(Bytes::from_static(b"abc"));
+        let mut late = reader(&chunks, 6);
         assert_eq!(late.size_hint().exact(), Some(6));
         assert_eq!(late.frame().await.unwrap().unwrap().into_data().unwrap(), "abc");
         assert_eq!(late.size_hint().exact(), Some(3));
-        passage.last(Bytes::from_static(b"def"), None);
-        passage.broken("too late to matter");
+        chunks.last(Bytes::from_static(b"def"), None);
+        chunks.broken("too late to matter");
         assert_eq!(late.collect().await.unwrap().to_bytes(), "def");
         assert_eq!(early.await.unwrap().unwrap().to_bytes(), "abcdef");
-        assert_eq!(reader(&passage, 6).collect().await.unwrap().to_bytes(), "abcdef");
+        assert_eq!(reader(&chunks, 6).collect().await.unwrap().to_bytes(), "abcdef");
     }
 
     #[tokio::test]
     async fn a_body_that_breaks_is_an_error_to_every_reader() {
-        let passage = Arc::new(ChunkBuffer::default());
-        passage.data(Bytes::from_static(b"abc"));
-        passage.broken("gone");
+        let chunks = Arc::new(ChunkBuffer::default());
+        chunks.data(Bytes::from_static(b"abc"));
+        chunks.broken("gone");
         for _ in 0..2 {
-            let mut body = reader(&passage, 6);
+            let mut body = reader(&chunks, 6);
             assert!(body.frame().await.unwrap().is_ok());
             assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "gone");
             assert!(body.frame().await.is_none(), "once");
@@ -465,19 +462,19 @@ mod shared_body_tests {
 
     #[tokio::test]
     async fn trailers_with_a_cookie_reach_no_other_reader() {
-        let passage = Arc::new(ChunkBuffer::default());
+        let chunks = Arc::new(ChunkBuffer::default());
         let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, "id=1".parse().unwrap())]);
-        passage.last(Bytes::new(), Some(Box::new(trailers)));
-        assert_eq!(reader(&passage, 0).collect().await.unwrap().trailers(), None);
+        chunks.last(Bytes::new(), Some(Box::new(trailers)));
+        assert_eq!(reader(&chunks, 0).collect().await.unwrap().trailers(), None);
     }
 
     #[tokio::test]
     async fn trailers_reach_every_reader() {
-        let passage = Arc::new(ChunkBuffer::default());
+        let chunks = Arc::new(ChunkBuffer::default());
         let trailers = HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())]);
-        passage.last(Bytes::new(), Some(Box::new(trailers.clone())));
+        chunks.last(Bytes::new(), Some(Box::new(trailers.clone())));
         for _ in 0..2 {
-            assert_eq!(reader(&passage, 0).collect().await.unwrap().trailers(), Some(&trailers));
+            assert_eq!(reader(&chunks, 0).collect().await.unwrap().trailers(), Some(&trailers));
         }
     }
 }

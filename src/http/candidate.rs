@@ -31,7 +31,7 @@ const LONGEST_FAILURE: usize = 64 * 1024;
 /// The stored response that a load is to replace.
 pub(crate) struct StoredResponseToReplace {
     pub(crate) entry: Entry,
-    pub(crate) kept: ResponseMeta,
+    pub(crate) meta: ResponseMeta,
     pub(crate) response: StoredResponse,
     /// Whether other requests are served the stored response during the load, or if the load fails.
     is_served: bool,
@@ -39,16 +39,16 @@ pub(crate) struct StoredResponseToReplace {
 
 impl StoredResponseToReplace {
     pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
-        let (kept, at) = ResponseMeta::of(&entry)?;
+        let (meta, at) = ResponseMeta::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
         let is_served = entry.serves(now).is_at_once() || entry.expiry.stands_in(now);
-        Some(Self { entry, kept, response, is_served })
+        Some(Self { entry, meta, response, is_served })
     }
 
     /// Until when it may be served instead of failures that are answers: `stale_on_disconnect` counts only while no answer comes.
     pub(crate) fn errors_until(&self) -> u64 {
         // From what never changes: the entry's own times are written again with each failure. As in `lifetimes`.
-        let ResponseMeta { age, terms, .. } = &self.kept;
+        let ResponseMeta { age, terms, .. } = &self.meta;
         let fresh_for = terms.lifetime.saturating_sub(*age);
         let too_old = age.saturating_sub(terms.lifetime);
         let window = fresh_for.saturating_add(terms.stale.if_error.saturating_sub(too_old));
@@ -60,7 +60,7 @@ impl StoredResponseToReplace {
         let length = self.response.body.len() as u64;
         let is_whole = self.response.status == StatusCode::OK && length > 0;
         let whole = is_whole.then(|| Part { first: 0, last: length - 1, complete: Some(length) });
-        self.kept.part.or(whole)
+        self.meta.part.or(whole)
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct StoreCandidate {
     /// The terms on which it is stored; `None` for a response that is only shared with waiters.
     storing: Option<StoreDecision>,
     says_shared: bool,
-    chosen: Option<Box<VariantId>>,
+    variant: Option<Box<VariantId>>,
     /// Whether it was already older than its stated lifetime when its head came.
     pub(crate) is_too_old: bool,
     /// Its age when its head came (RFC 9111, 4.2.3).
@@ -87,7 +87,7 @@ impl StoreCandidate {
     pub(crate) fn stored(
         head: &Parts,
         mut storing: StoreDecision,
-        chosen: Option<Box<VariantId>>,
+        variant: Option<Box<VariantId>>,
         windows: &Lifetimes,
         now: SystemTime,
     ) -> Self {
@@ -103,20 +103,29 @@ impl StoreCandidate {
         }
         let StoreDecision { initial_age: age, terms: ReuseTerms { says_shared, .. }, .. } = storing;
         let (is_too_old, head) = (storing.is_too_old(), clone_head(head, &storing));
-        Self { head, storing: Some(storing), says_shared, chosen, is_too_old, age, came: Instant::now(), now }
+        Self {
+            head,
+            storing: Some(storing),
+            says_shared,
+            variant,
+            is_too_old,
+            age,
+            came: Instant::now(),
+            now,
+        }
     }
 
     /// A response for waiters only, which had this age when its head came.
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
-        chosen: Option<Box<VariantId>>,
+        variant: Option<Box<VariantId>>,
         age: Duration,
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
         let is_too_old = false;
-        Self { head, storing: None, says_shared, chosen, is_too_old, age, came: Instant::now(), now }
+        Self { head, storing: None, says_shared, variant, is_too_old, age, came: Instant::now(), now }
     }
 
     /// For how many seconds it is fresh; `None` if it is not stored.
@@ -126,8 +135,8 @@ impl StoreCandidate {
     }
 
     /// Its variant, if it is stored as one.
-    pub(crate) fn chosen(&self) -> Option<&VariantId> {
-        self.storing.as_ref().and(self.chosen.as_deref())
+    pub(crate) fn variant(&self) -> Option<&VariantId> {
+        self.storing.as_ref().and(self.variant.as_deref())
     }
 
     /// Whether later requests find it.
@@ -137,7 +146,7 @@ impl StoreCandidate {
 
     /// The request headers that it depends on, if any.
     pub(crate) fn names(&self) -> Option<&Names> {
-        self.chosen.as_ref().map(|chosen| &chosen.names)
+        self.variant.as_ref().map(|variant| &variant.names)
     }
 
     /// The longest time for which it may be stored.
@@ -146,23 +155,23 @@ impl StoreCandidate {
     }
 
     /// The response while it arrives, with a body of this length. `None` for a part: waiters may want another part.
-    pub(crate) fn arrival(&self, length: u64) -> Option<SharedBody> {
+    pub(crate) fn shared_body(&self, length: u64) -> Option<SharedBody> {
         if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
             return None;
         }
-        let Self { head, chosen, came, now, .. } = self;
+        let Self { head, variant, came, now, .. } = self;
         let stored = StoredResponse::new(head, *now, Bytes::new(), None);
         let head = head_of(stored.status, stored.version, stored.headers);
-        let kept = self.kept(chosen.clone());
+        let meta = self.meta(variant.clone());
         let (ttl, came, body) = (self.ttl(), *came, Arc::default());
-        Some(SharedBody { head, kept, ttl, came, length, body })
+        Some(SharedBody { head, meta, ttl, came, length, body })
     }
 
-    fn kept(&self, chosen: Option<Box<VariantId>>) -> ResponseMeta {
+    fn meta(&self, variant: Option<Box<VariantId>>) -> ResponseMeta {
         let age = self.age.saturating_add(self.came.elapsed());
         match &self.storing {
-            Some(storing) => ResponseMeta::new(storing, age, chosen),
-            None => ResponseMeta::shared_only(self.says_shared, age, chosen),
+            Some(storing) => ResponseMeta::new(storing, age, variant),
+            None => ResponseMeta::shared_only(self.says_shared, age, variant),
         }
     }
 
@@ -183,7 +192,7 @@ impl StoreCandidate {
     ) -> LoadResult {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
             None => (None, body),
-            Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
+            Some(part) => match part.with_content(body.len() as u64, policy.http.strict_rfc) {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
                     Some(joined) => {
                         // The trailers belong to one message, and the joined content is the content of no single
@@ -209,23 +218,23 @@ impl StoreCandidate {
             storing.terms.stale.if_error = Duration::ZERO;
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
-        let chosen = self.chosen.take();
-        let kept = ResponseMeta { part, ..self.kept(chosen) };
+        let variant = self.variant.take();
+        let meta = ResponseMeta { part, ..self.meta(variant) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
-        let Some(payload) = stored.encode(&kept) else {
+        let Some(payload) = stored.encode(&meta) else {
             return LoadResult::Uncacheable { unstored, mark: true };
         };
         // A failure is not stored, so other processes receive only this copy. Without it, each of their waiters
         // would ask the origin that has just failed.
         let too_long = payload.len() > LONGEST_FAILURE && is_failure(stored.status);
-        let brief = if too_long { status_of(&stored).encode(&kept) } else { None };
+        let status_only = if too_long { status_of(&stored).encode(&meta) } else { None };
         let lifetimes =
-            self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &kept));
+            self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &meta));
         let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
         // What is encoded for the client does not become shorter.
         let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
         let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });
-        LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, brief, unstored }
+        LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
     }
 
     /// Joins the part with the stored content if both are of one representation (RFC 9111, 3.4). `Last-Modified` is
@@ -239,7 +248,7 @@ impl StoreCandidate {
         most: usize,
     ) -> Option<(Option<Part>, Bytes)> {
         let previous = previous.filter(|previous| {
-            variant(&previous.kept.chosen) == variant(&self.chosen)
+            variant(&previous.meta.variant) == variant(&self.variant)
                 && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
         })?;
         let (all, content) = join((previous.part()?, &previous.response.body), (part, body))?;
@@ -261,7 +270,7 @@ impl StoreCandidate {
         let headers = &stored.response.headers;
         let can_be_asked_about =
             || has_validator(headers, self.now) && is_about(&self.head.headers, headers, self.now);
-        stored.kept.part.is_none() && (stored.is_served || can_be_asked_about())
+        stored.meta.part.is_none() && (stored.is_served || can_be_asked_about())
     }
 
     /// Writes into the head which part it is, or that it is the whole.
@@ -277,27 +286,27 @@ impl StoreCandidate {
 }
 
 /// The names and fingerprint that identify a variant.
-fn variant(chosen: &Option<Box<VariantId>>) -> Option<(&Names, Fingerprint)> {
-    chosen.as_ref().map(|chosen| (&chosen.names, chosen.variant.fingerprint))
+fn variant(variant: &Option<Box<VariantId>>) -> Option<(&Names, Fingerprint)> {
+    variant.as_ref().map(|variant| (&variant.names, variant.variant.fingerprint))
 }
 
 /// How long a response may be served and stored. Its windows are shortened by the time for which it was already
 /// stale on arrival.
-fn lifetimes(storing: &StoreDecision, kept: &ResponseMeta) -> Lifetimes {
+fn lifetimes(storing: &StoreDecision, meta: &ResponseMeta) -> Lifetimes {
     let terms = &storing.terms;
-    let kept_on = storing.keep_for.saturating_sub(storing.fresh_for());
+    let stays_for = storing.keep_for.saturating_sub(storing.fresh_for());
     if terms.revalidate_always {
         return Lifetimes { keep_for: storing.keep_for, ..Lifetimes::default() };
     }
-    let fresh_for = terms.lifetime.saturating_sub(kept.age);
-    let too_old = kept.age.saturating_sub(terms.lifetime);
+    let fresh_for = terms.lifetime.saturating_sub(meta.age);
+    let too_old = meta.age.saturating_sub(terms.lifetime);
     let error = terms.stale.if_error.max(terms.stale.on_disconnect);
     Lifetimes {
         fresh_for,
         stale_while_revalidate: terms.stale.while_revalidate.saturating_sub(too_old),
         stale_if_error: error.saturating_sub(too_old),
         // An entry that has variants leads to the others, which may have been stored just before it ends.
-        keep_for: if kept.chosen.is_some() { kept_on.max(fresh_for) } else { kept_on },
+        keep_for: if meta.variant.is_some() { stays_for.max(fresh_for) } else { stays_for },
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::answer::{CacheStatus, Fwd, VariantPlace, tell_forwarded};
+use super::answer::{CacheStatus, Fwd, VariantSlot, set_forwarded_status};
 use super::body::{BoxError, GuardedBody};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::side_commit::SideCommit;
@@ -31,7 +31,7 @@ use crate::http_rules::conditional::{is_not_modified, not_modified};
 use crate::http_rules::fields::{content_length, least_length};
 use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_reload, is_unstorable};
 use crate::http_rules::request::RequestDemands;
-use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, judge};
+use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
 use crate::key::Key;
@@ -41,7 +41,7 @@ use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
-use crate::value::{ArrivingValue, FlightOutcome};
+use crate::value::{FlightOutcome, IncomingValue};
 
 pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
 
@@ -49,9 +49,9 @@ pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
 pub(crate) struct ResponseCommit<B, E> {
     pub(crate) mode: LeaseState,
     pub(crate) policy: Arc<Policy>,
-    pub(crate) wanted: Arc<LoadRequest>,
+    pub(crate) load_request: Arc<LoadRequest>,
     pub(crate) state: Arc<GuardState>,
-    pub(crate) apart: SideCommit,
+    pub(crate) side_commit: SideCommit,
     pub(crate) method: Method,
     /// The target URI, if a response to another method than GET may represent the target resource.
     pub(crate) target: Option<Uri>,
@@ -68,7 +68,7 @@ pub(crate) struct ResponseCommit<B, E> {
 
 impl<B, E> ResponseCommit<B, E> {
     /// What can be shared of a response with this head and body size; otherwise the rule that forbids sharing it.
-    pub(crate) fn draft(
+    pub(crate) fn candidate(
         &self,
         head: &Parts,
         body: SizeHint,
@@ -77,7 +77,7 @@ impl<B, E> ResponseCommit<B, E> {
         let exchange = RequestResponse {
             method: &self.method,
             target: self.target.as_ref(),
-            asked: &self.wanted.asked,
+            demands: &self.load_request.demands,
             status: head.status,
             headers: &head.headers,
             body,
@@ -85,36 +85,36 @@ impl<B, E> ResponseCommit<B, E> {
             delay: self.delay,
             now: self.now,
         };
-        if is_encoded_by_chance(&self.wanted.headers, &head.headers) {
-            observe::judged("not shared", &Rule::Coding);
+        if is_encoded_by_chance(&self.load_request.headers, &head.headers) {
+            observe::log_decision("not shared", &Rule::Coding);
             return Err(Rule::Coding);
         }
-        let mut draft = match judge(&exchange, &ResponseRules::of(&self.policy)) {
+        let mut candidate = match classify(&exchange, &ResponseRules::of(&self.policy)) {
             Verdict::Private(rule) => {
-                observe::judged("not shared", &rule);
+                observe::log_decision("not shared", &rule);
                 return Err(rule);
             }
             Verdict::ShareOnly { rule, vary, says_shared } => {
-                observe::judged("not stored", &rule);
-                let chosen = self.chosen(&vary, head, previous);
+                observe::log_decision("not stored", &rule);
+                let variant = self.variant(&vary, head, previous);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
-                let mut draft = StoreCandidate::shared_only(head, says_shared, chosen, age, self.now);
-                draft.is_too_old = rule == Rule::TooOld;
-                draft
+                let mut candidate = StoreCandidate::shared_only(head, says_shared, variant, age, self.now);
+                candidate.is_too_old = rule == Rule::TooOld;
+                candidate
             }
             Verdict::Store(storing) => {
-                observe::judged("stored", &storing.rule);
-                let chosen = self.chosen(&storing.vary, head, previous);
-                StoreCandidate::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
+                observe::log_decision("stored", &storing.rule);
+                let variant = self.variant(&storing.vary, head, previous);
+                StoreCandidate::stored(head, storing, variant, &self.policy.lifetimes(), self.now)
             }
         };
         if self.mode == LeaseState::Unleased || !is_storable(&head.headers) {
-            draft.not_stored();
+            candidate.not_stored();
         }
-        if draft.is_too_old {
-            too_old(&self.state, &self.wanted, draft.age);
+        if candidate.is_too_old {
+            too_old(&self.state, &self.load_request, candidate.age);
         }
-        Ok(draft)
+        Ok(candidate)
     }
 
     /// The result for the waiters of a response with this status that `rule` forbids to share.
@@ -125,10 +125,10 @@ impl<B, E> ResponseCommit<B, E> {
         previous: Option<&StoredResponseToReplace>,
     ) -> LoadResult {
         // The response may be private only because of this request's credentials.
-        let about_this_request = self.wanted.asked.has_credentials()
-            || (self.wanted.is_part() && rule == Rule::Status)
+        let about_this_request = self.load_request.demands.has_credentials()
+            || (self.load_request.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
-        if about_this_request && self.wanted.stored_at().is_none() {
+        if about_this_request && self.load_request.stored_at().is_none() {
             // No request waits for a refresh, and the next one that is served the stored response would begin another.
             return if self.is_refresh() { LoadResult::says_nothing() } else { LoadResult::OnlyForCaller };
         }
@@ -145,7 +145,7 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// What a response with this status, if it is not stored, means for the stored response.
     pub(crate) fn unstored(&self, status: StatusCode) -> Unstored {
-        let is_reload = is_reload(&self.wanted.asked, &self.policy.http) && !self.is_refresh();
+        let is_reload = is_reload(&self.load_request.demands, &self.policy.http) && !self.is_refresh();
         match Subject::of(status) {
             Subject::Resource => Unstored::OfResource,
             // One client that insists on a load, and is refused by its address, say, must not take the response from the others.
@@ -158,17 +158,17 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// Whether the load refreshes the stored response of a client that was served it.
     fn is_refresh(&self) -> bool {
-        self.wanted.purpose() == Purpose::Refresh
+        self.load_request.purpose() == Purpose::Refresh
     }
 
     /// The response's variant, among those of its resource.
-    fn chosen(
+    fn variant(
         &self,
         vary: &Vary,
         head: &Parts,
         previous: Option<&StoredResponseToReplace>,
     ) -> Option<Box<VariantId>> {
-        let place = self.wanted.variant.get();
+        let place = self.load_request.variant.get();
         let names = match (vary, place) {
             // A response that names fewer headers than the known variants is distinguished by all of the known
             // names: that is always precise enough, and the known variants stay findable. (Encoded responses often
@@ -177,10 +177,11 @@ impl<B, E> ResponseCommit<B, E> {
             (Vary::Names(names), _) => names,
             (Vary::Nothing | Vary::Any, _) => return None,
         };
-        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.policy.http.normal());
+        let variant =
+            Variant::of(names, &self.load_request.headers, &head.headers, self.policy.http.normal());
         let known = place.map(|place| (&place.names, place.generation));
-        let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
-        let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
+        let previous = previous.and_then(|previous| previous.meta.variant.as_ref());
+        let known = known.or_else(|| previous.map(|variant| (&variant.names, variant.generation)));
         let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
         let generation = generation.unwrap_or_else(|| fastrand::u64(..));
         Some(Box::new(VariantId { generation, names: names.clone(), variant }))
@@ -188,15 +189,15 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// If the response names other `Vary` headers than the known variants of the resource, invalidates the
     /// resource, so that the variants under the old names are not found any more and the next request starts anew.
-    pub(crate) async fn forget_old_names(&self, draft: &mut StoreCandidate) {
+    pub(crate) async fn forget_old_names(&self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
-            self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names));
+            self.load_request.variant.get().is_some_and(|place| candidate.names() != Some(&place.names));
         // A response that is not stored proves nothing: an error page seldom names what it varies by.
-        if draft.is_stored() && varies_otherwise {
-            draft.not_stored();
-            let Self { state, policy, wanted, .. } = self;
+        if candidate.is_stored() && varies_otherwise {
+            candidate.not_stored();
+            let Self { state, policy, load_request, .. } = self;
             // If that fails, this variant is loaded again and again until the resource's entry ends.
-            let _ = state.invalidate_unawaited(&wanted.resource, policy.command_timeout).await;
+            let _ = state.invalidate_unawaited(&load_request.resource, policy.command_timeout).await;
         }
     }
 }
@@ -207,8 +208,8 @@ pub(crate) fn errors_until(previous: Option<&StoredResponseToReplace>) -> u64 {
 }
 
 /// Warns the operator: this resource is not protected at all.
-fn too_big(state: &GuardState, wanted: &LoadRequest, policy: &Policy, length: u64) {
-    let (key, max_body) = (&wanted.resource, policy.max_body);
+fn too_big(state: &GuardState, load_request: &LoadRequest, policy: &Policy, length: u64) {
+    let (key, max_body) = (&load_request.resource, policy.max_body);
     warn_if!(
         log::HTTP,
         state.unshareable(policy),
@@ -220,8 +221,8 @@ fn too_big(state: &GuardState, wanted: &LoadRequest, policy: &Policy, length: u6
 }
 
 /// Warns the operator: by its own lifetime this resource is never fresh.
-fn too_old(state: &GuardState, wanted: &LoadRequest, age: Duration) {
-    let key = &wanted.resource;
+fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
+    let key = &load_request.resource;
     warn_if!(
         log::HTTP,
         state.http.too_old_log.goes_on(),
@@ -249,18 +250,18 @@ where
         let (head, body) = response.into_parts();
         // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
-        let mut draft = match self.draft(&head, body.size_hint(), previous) {
-            Ok(draft) => draft,
+        let mut candidate = match self.candidate(&head, body.size_hint(), previous) {
+            Ok(candidate) => candidate,
             Err(rule) => {
                 if rule == Rule::TooBig {
                     let length = least_length(expected, &body.size_hint());
-                    too_big(&self.state, &self.wanted, &self.policy, length);
+                    too_big(&self.state, &self.load_request, &self.policy, length);
                 }
                 let result = self.unshared(rule, head.status, previous);
                 if matches!(result, LoadResult::Uncacheable { .. }) {
-                    self.tell_others();
+                    self.notify_others();
                 }
-                std::mem::take(&mut self.apart).leave().await;
+                std::mem::take(&mut self.side_commit).leave().await;
                 let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
                 let own = own.unwrap_or_else(|| Response::from_parts(head, GuardedBody::passed(body)));
                 self.pass(own, Some(rule.token()));
@@ -269,35 +270,36 @@ where
         };
         let ends_with_head = ends_with_head(head.status, expected, &body);
         if !is_replayable(head.status, ends_with_head) {
-            draft.not_stored();
+            candidate.not_stored();
         }
-        self.forget_old_names(&mut draft).await;
-        if !self.has_room(&draft).await {
-            draft.not_stored();
+        self.forget_old_names(&mut candidate).await;
+        if !self.has_room(&candidate).await {
+            candidate.not_stored();
         }
-        let status = self.status(&draft);
+        let status = self.status(&candidate);
         let unstored = self.unstored(head.status);
         let if_too_big = self.unshared(Rule::TooBig, head.status, previous);
         let before = errors_until(previous);
         let own = self.own(&head);
-        let Self { policy, apart, client, announcer, wanted, state, fwd, .. } = self;
+        let Self { policy, side_commit, client, announcer, load_request, state, fwd, .. } = self;
         // Announces a response to waiters before its end only if it is sure to be kept to its end. Not if it may be
         // invalidated meanwhile without notice to callers that join this flight: by its tags, or under another key.
-        let may_arrive = !policy.is_tagged() && matches!(apart, SideCommit::No);
-        let mut arrival =
-            expected.filter(|_| may_arrive).and_then(|length| draft.arrival(length)).map(Arc::new);
-        let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
-        let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
+        let may_arrive = !policy.is_tagged() && matches!(side_commit, SideCommit::No);
+        let mut shared_body =
+            expected.filter(|_| may_arrive).and_then(|length| candidate.shared_body(length)).map(Arc::new);
+        let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));
+        let (sender, client_body) = GuardedBody::streaming(body.size_hint(), chunks);
 
         let is_failure = is_failure(head.status);
         // With the head the client has the whole response, so the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
-        let finished =
-            |draft: StoreCandidate, body, trailers| draft.finish(body, trailers, previous, unstored, &policy);
+        let finished = |candidate: StoreCandidate, body, trailers| {
+            candidate.finish(body, trailers, previous, unstored, &policy)
+        };
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
-            let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
+            let result = side_commit.store(finished(candidate, Bytes::new(), None), is_failure).await;
             let mut whole = Response::from_parts(head, GuardedBody::passed(body));
-            tell_forwarded(&mut whole, &policy.http, Outcome::Led, status);
+            set_forwarded_status(&mut whole, &policy.http, Outcome::Led, status);
             return LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
         }
         let own = match own {
@@ -307,14 +309,14 @@ where
         let (mut waiting, http) = (Some((client, own)), Arc::clone(&policy.http));
         let mut answer = move |status| {
             if let Some((client, mut response)) = waiting.take() {
-                tell_forwarded(&mut response, &http, Outcome::Led, status);
+                set_forwarded_status(&mut response, &http, Outcome::Led, status);
                 // A client that has left does not stop the load.
                 let _ = client.send(Ok(response));
             }
         };
         let mut announce = || {
-            if let (Some(announcer), Some(arrival)) = (&announcer, arrival.take()) {
-                announcer.announce(FlightOutcome::Arriving(ArrivingValue(arrival)));
+            if let (Some(announcer), Some(shared_body)) = (&announcer, shared_body.take()) {
+                announcer.announce(FlightOutcome::Incoming(IncomingValue(shared_body)));
             }
         };
         let mut teeing = pin!(tee(body, policy.max_body, expected, until, policy.load_timeout, sender));
@@ -332,7 +334,7 @@ where
         .await;
         match teed {
             Teed::Whole { body, trailers, finish } => {
-                let result = apart.store(finished(draft, body, trailers), is_failure).await;
+                let result = side_commit.store(finished(candidate, body, trailers), is_failure).await;
                 let release = move || {
                     // The end first: as soon as the client's task has the head, it writes all that is there.
                     finish.release();
@@ -341,22 +343,22 @@ where
                 LoadOutput { result, settled: Some(Box::new(release)) }
             }
             Teed::TooBig { length } => {
-                too_big(&state, &wanted, &policy, length);
+                too_big(&state, &load_request, &policy, length);
                 // If the head was not sent yet, it carries this status.
                 answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
-                apart.leave().await;
+                side_commit.leave().await;
                 if_too_big.into()
             }
             Teed::TooSlow => {
                 answer(CacheStatus::unstored(fwd, Some("not-stored")));
-                apart.leave().await;
+                side_commit.leave().await;
                 // The body has no end yet, as with a load that takes too long.
                 LoadResult::Uncacheable { unstored: Unstored::Failure { before }, mark: true }.into()
             }
             Teed::Broken { text, finish } => {
-                apart.leave().await;
+                side_commit.leave().await;
                 // Release after the commit: the client may ask again as soon as it has the error.
-                let result = LoadResult::failed(Failure::told(text));
+                let result = LoadResult::failed(Failure::with_text(text));
                 let release = move || {
                     answer(status);
                     finish.release();
@@ -367,16 +369,18 @@ where
     }
 
     /// Whether another variant may be stored (A5).
-    async fn has_room(&self, draft: &StoreCandidate) -> bool {
-        let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
-        let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
+    async fn has_room(&self, candidate: &StoreCandidate) -> bool {
+        let (Some(variant), true) = (candidate.variant(), self.load_request.variant.get().is_some()) else {
+            return true;
+        };
+        let list = self.load_request.resource.derived(&format!("~v{:016x}", variant.generation));
         // One variant is stored under the resource's own key, and is on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);
         let room = self
             .state
             .store
             .tags()
-            .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
+            .enlist(&list, variant.variant.fingerprint.short(), most, candidate.life())
             .await;
         // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
@@ -384,7 +388,7 @@ where
 
     /// The others load for themselves, from now on: the client may ask again as soon as it has its response, before the resource is
     /// marked.
-    fn tell_others(&self) {
+    fn notify_others(&self) {
         if let Some(announcer) = &self.announcer {
             announcer.announce_to_all(FlightOutcome::Uncacheable);
         }
@@ -393,25 +397,25 @@ where
     /// Sends a response to its own client only.
     fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
         let status = CacheStatus::unstored(self.fwd, detail);
-        tell_forwarded(&mut response, &self.policy.http, Outcome::Led, status);
+        set_forwarded_status(&mut response, &self.policy.http, Outcome::Led, status);
         let _ = self.client.send(Ok(response));
     }
 
-    fn status(&self, draft: &StoreCandidate) -> CacheStatus {
-        let detail = match (self.mode, draft.ttl()) {
+    fn status(&self, candidate: &StoreCandidate) -> CacheStatus {
+        let detail = match (self.mode, candidate.ttl()) {
             (LeaseState::Unleased, _) => Some("uncoordinated"),
-            (LeaseState::Leased | LeaseState::Alone, _) if draft.is_too_old => Some(Rule::TooOld.token()),
+            (LeaseState::Leased | LeaseState::Alone, _) if candidate.is_too_old => Some(Rule::TooOld.token()),
             (LeaseState::Leased | LeaseState::Alone, None) => Some("not-stored"),
             (LeaseState::Leased | LeaseState::Alone, Some(_)) => None,
         };
-        CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: draft.ttl(), detail }
+        CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: candidate.ttl(), detail }
     }
 
     /// The 304 for a client that already has the response (RFC 9111, 4.3.2). Conditions of other methods belong to
     /// the origin: with `If-None-Match: *` a POST creates something.
     fn own(&self, head: &Parts) -> Option<Parts> {
-        let LoadRequest { asked, headers, .. } = &*self.wanted;
-        let may_have_it = self.method == Method::GET && asked.conditional;
+        let LoadRequest { demands, headers, .. } = &*self.load_request;
+        let may_have_it = self.method == Method::GET && demands.conditional;
         if !may_have_it || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
             return None;
         }
@@ -469,12 +473,12 @@ pub(crate) type ClientAnswer<B, E> = Result<Response<GuardedBody<B>>, E>;
 
 /// The request for which a response is loaded.
 pub(crate) struct LoadRequest {
-    pub(crate) asked: RequestDemands,
+    pub(crate) demands: RequestDemands,
     /// The headers as they came.
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
     /// The key of its variant, if that is another than the resource's.
-    pub(crate) variant: OnceLock<VariantPlace>,
+    pub(crate) variant: OnceLock<VariantSlot>,
     stored_at: Mutex<Option<Key>>,
     purpose: Mutex<Purpose>,
     progress: Mutex<Progress>,
@@ -502,10 +506,10 @@ pub(crate) enum Progress {
 }
 
 impl LoadRequest {
-    pub(crate) fn new(asked: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
+    pub(crate) fn new(demands: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
         let (variant, stored_at) = (OnceLock::new(), Mutex::default());
         let (purpose, progress) = (Mutex::new(Purpose::Answer), Mutex::new(Progress::Waiting));
-        Arc::new(Self { asked, headers, resource, variant, stored_at, purpose, progress })
+        Arc::new(Self { demands, headers, resource, variant, stored_at, purpose, progress })
     }
 
     pub(crate) fn set_purpose(&self, purpose: Purpose) {
@@ -535,7 +539,7 @@ impl LoadRequest {
 
     /// Whether a part is loaded.
     pub(crate) fn is_part(&self) -> bool {
-        self.asked.ranged && self.purpose() != Purpose::Refresh
+        self.demands.ranged && self.purpose() != Purpose::Refresh
     }
 }
 

@@ -81,7 +81,7 @@ mod tests {
 
     const SECRET: &str = "password of db7";
 
-    async fn told(response: Response) -> (u16, bool) {
+    async fn text(response: Response) -> (u16, bool) {
         let (head, body) = response.into_parts();
         let text = String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap();
         assert!(text.ends_with('\n') && !text.contains(SECRET), "{text}");
@@ -97,7 +97,7 @@ mod tests {
             LoadError::Panicked(SECRET.to_owned()),
         ];
         for error in errors {
-            assert_eq!(told(error.into_response()).await, (502, true));
+            assert_eq!(text(error.into_response()).await, (502, true));
         }
     }
 
@@ -118,9 +118,9 @@ mod tests {
         ];
         for (kind, status) in kinds {
             let error = Error::new(kind, SECRET);
-            assert_eq!(told(error.clone().into_response()).await, (status, status != 500), "{kind:?}");
+            assert_eq!(text(error.clone().into_response()).await, (status, status != 500), "{kind:?}");
             let error = LoadError::<String>::Guard(error);
-            assert_eq!(told(error.into_response()).await, (status, status != 500), "{kind:?}");
+            assert_eq!(text(error.into_response()).await, (status, status != 500), "{kind:?}");
         }
     }
 }

@@ -27,8 +27,8 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::answer::{
-    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantPlace, own_answer, tell,
-    tell_forwarded, write_key, write_stand_in,
+    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, own_answer,
+    set_cache_status, set_forwarded_status, write_key, write_stand_in,
 };
 use super::body::{BoxError, GuardedBody, to_bytes};
 use super::candidate::StoredResponseToReplace;
@@ -105,22 +105,22 @@ where
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let mut considered = consider(&request, &policy.http.requests, join);
-        if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
+        if considered.as_ref().is_ok_and(|considered| considered.demands.other_cookies) {
             // What the answer does not see it can not depend on, whichever request it was loaded for.
             request.headers_mut().remove(COOKIE);
         }
         let at_own_key = match &mut considered {
-            Ok(ConsideredRequest { key, asked, .. }) => at_own_key(&guard, key, asked, &request),
+            Ok(ConsideredRequest { key, demands, .. }) => at_own_key(&guard, key, demands, &request),
             Err(_) => None,
         };
         let guard = at_own_key.map_or(guard, Current::Newer);
         let mut audits = false;
-        if let Ok(ConsideredRequest { key, is_get: true, asked }) = &considered
-            && !asked.directives.only_if_cached
+        if let Ok(ConsideredRequest { key, is_get: true, demands }) = &considered
+            && !demands.directives.only_if_cached
         {
             // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
-            audits = !asked.conditional && !asked.ranged && guard.parts().1.audit.draws();
-            if !audits && let Some(response) = hit_at_once(&guard, key, asked, &request) {
+            audits = !demands.conditional && !demands.ranged && guard.parts().1.audit.is_due();
+            if !audits && let Some(response) = hit_at_once(&guard, key, demands, &request) {
                 return AnswerFuture::Hit(Some(response));
             }
         }
@@ -130,11 +130,11 @@ where
             None => guard,
         };
         let (state, policy) = guard.parts();
-        let told = considered.as_ref().ok().filter(|_| policy.http.tell_key);
-        let told = told.map(|considered| considered.key.within(&state.namespace).to_owned());
+        let logged_key = considered.as_ref().ok().filter(|_| policy.http.expose_key);
+        let logged_key = logged_key.map(|considered| considered.key.within(&state.namespace).to_owned());
         let exchange = Self { inner: inner.clone(), request };
         let answer = exchange.answer(guard, considered, audits);
-        AnswerFuture::Further(match told {
+        AnswerFuture::Further(match logged_key {
             None => answer,
             Some(key) => Box::pin(async move {
                 let mut response = answer.await?;
@@ -157,15 +157,15 @@ where
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass("switched-off"))))
             }
             Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
-            Ok(ConsideredRequest { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
-                Box::pin(self.cached(guard, key, asked, audits))
+            Ok(ConsideredRequest { key, is_get: true, demands }) if !demands.directives.only_if_cached => {
+                Box::pin(self.cached(guard, key, demands, audits))
             }
-            Ok(ConsideredRequest { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
+            Ok(ConsideredRequest { key, demands, .. }) => Box::pin(self.look_up_only(guard, key, demands)),
             // Another protocol: nothing about it is ours to remark on.
             Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
             Err(rule) => {
-                observe::judged("not looked up", &rule);
+                observe::log_decision("not looked up", &rule);
                 match rule {
                     Rule::Body => warn_of_body(&self.request),
                     Rule::Extension => request_settings::warn_of_extension(
@@ -188,7 +188,7 @@ where
         guard.count_pass();
         let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
         if let Some(status) = status {
-            tell_forwarded(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
+            set_forwarded_status(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
         }
         Ok(response)
     }
@@ -199,7 +199,7 @@ where
         self,
         guard: StampedeGuard,
         key: Key,
-        asked: RequestDemands,
+        demands: RequestDemands,
         audits: bool,
     ) -> impl Future<Output = ClientAnswer<B, S::Error>> + Send {
         async move {
@@ -207,7 +207,7 @@ where
             let call = Call { state, policy, key: &key };
             let (headers, http) = (self.request.headers(), &policy.http);
             let wants = ResponseReader {
-                asked: &asked,
+                demands: &demands,
                 headers,
                 http,
                 at: LookUpKey::Resource(&key),
@@ -233,7 +233,7 @@ where
                 Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                     Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
                 }
-                lookup => Box::pin(self.onward(&guard, &key, asked, lookup)),
+                lookup => Box::pin(self.onward(&guard, &key, demands, lookup)),
             };
             further.await
         }
@@ -244,20 +244,20 @@ where
         self,
         guard: &StampedeGuard,
         key: &Key,
-        asked: RequestDemands,
+        demands: RequestDemands,
         lookup: Lookup<'_, StoredAnswer>,
     ) -> ClientAnswer<B, S::Error> {
         let (state, policy) = guard.parts();
-        let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
-        let (loader, head) = loader(self.inner, self.request, state, policy, &wanted);
-        let mut handler = MissHandler { guard, wanted: &wanted, head };
+        let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
+        let (loader, head) = loader(self.inner, self.request, state, policy, &load_request);
+        let mut handler = MissHandler { guard, load_request: &load_request, head };
         let (place, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
             MissStep::Answered(answered) => return answered,
             MissStep::Elsewhere(place, loader) => (place, loader),
         };
         let key = place.key.clone();
         // Set here and nowhere else.
-        let _ = wanted.variant.set(*place);
+        let _ = load_request.variant.set(*place);
         let lookup =
             look(Call { state, policy, key: &key }, &handler.wants(LookUpKey::Variant, CacheStatus::hit))
                 .await;
@@ -273,14 +273,14 @@ where
         self,
         guard: StampedeGuard,
         key: Key,
-        mut asked: RequestDemands,
+        mut demands: RequestDemands,
     ) -> ClientAnswer<B, S::Error> {
         let (state, policy) = guard.parts();
         let is_head = self.request.method() == Method::HEAD;
         // RFC 9110, 14.2: a range is for a GET.
-        asked.ranged &= !is_head;
+        demands.ranged &= !is_head;
         let (headers, http) = (self.request.headers(), &policy.http);
-        let wants = |at| ResponseReader { asked: &asked, headers, http, at, status: CacheStatus::hit };
+        let wants = |at| ResponseReader { demands: &demands, headers, http, at, status: CacheStatus::hit };
         let mut found = if state.is_closed() {
             Ok(None)
         } else {
@@ -302,14 +302,14 @@ where
                 let error = Error::store("looking up the entry", &key, error);
                 Ok(failed(&guard, &key, Failure::Guard(error)))
             }
-            _ if asked.directives.only_if_cached => {
+            _ if demands.directives.only_if_cached => {
                 guard.count_answer(&key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
                 let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
-                tell(&mut response, http, Outcome::Failed, Times::default());
+                set_cache_status(&mut response, http, Outcome::Failed, Times::default());
                 Ok(response)
             }
-            Ok(_) | Err(_) => self.head(guard.clone(), key, &asked).await,
+            Ok(_) | Err(_) => self.head(guard.clone(), key, &demands).await,
         }
     }
 }
@@ -318,7 +318,7 @@ where
 fn hit_at_once<Q, B>(
     guard: &StampedeGuard,
     key: &Key,
-    asked: &RequestDemands,
+    demands: &RequestDemands,
     request: &Request<Q>,
 ) -> Option<Response<GuardedBody<B>>> {
     let (state, policy) = guard.parts();
@@ -327,18 +327,18 @@ fn hit_at_once<Q, B>(
     }
     let (headers, http) = (request.headers(), &policy.http);
     let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
-    let wants = ResponseReader { asked, headers, http, at, status };
+    let wants = ResponseReader { demands, headers, http, at, status };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
         StoredAnswer::Response(replay) => {
             guard.count_answer_on(matched_route(request), key, Outcome::LocalHit);
             let mut response = replay.respond(http, Outcome::LocalHit);
-            if http.tell_key {
+            if http.expose_key {
                 write_key(response.headers_mut(), key.within(&state.namespace));
             }
             Some(response)
         }
         // Another variant is looked up in its own place.
-        StoredAnswer::Arriving(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
+        StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
     }
 }
 
@@ -349,16 +349,16 @@ fn hit_at_once<Q, B>(
 pub(super) fn at_own_key<Q>(
     guard: &StampedeGuard,
     key: &mut Key,
-    asked: &RequestDemands,
+    demands: &RequestDemands,
     request: &Request<Q>,
 ) -> Option<StampedeGuard> {
     let (state, policy) = guard.parts();
-    let report = if asked.forwarded { forwarding(request.headers()) } else { None };
-    if report == policy.http.requests.report && !asked.other_form {
+    let report = if demands.forwarded { forwarding(request.headers()) } else { None };
+    if report == policy.http.requests.report && !demands.other_form {
         return None;
     }
     let mut distinction = report.unwrap_or_default();
-    if asked.other_form {
+    if demands.other_form {
         for target in sent_target(request) {
             // No line of a report begins like this.
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
@@ -394,7 +394,7 @@ fn without_body(replay: &mut Replay) {
 /// A request with its loader and the receiver of that loader's answer.
 pub(super) struct MissHandler<'a, B, E> {
     pub(super) guard: &'a StampedeGuard,
-    pub(super) wanted: &'a Arc<LoadRequest>,
+    pub(super) load_request: &'a Arc<LoadRequest>,
     /// The request's own answer, if its own loader runs.
     pub(super) head: oneshot::Receiver<ClientAnswer<B, E>>,
 }
@@ -403,7 +403,7 @@ pub(super) struct MissHandler<'a, B, E> {
 pub(super) enum MissStep<B, E> {
     Answered(ClientAnswer<B, E>),
     /// The stored response is another variant than this request's.
-    Elsewhere(Box<VariantPlace>, Loader),
+    Elsewhere(Box<VariantSlot>, Loader),
 }
 
 impl<B, E> MissHandler<'_, B, E> {
@@ -412,9 +412,9 @@ impl<B, E> MissHandler<'_, B, E> {
         at: LookUpKey<'w>,
         status: fn(u64) -> CacheStatus,
     ) -> ResponseReader<'w> {
-        let LoadRequest { asked, headers, .. } = &**self.wanted;
+        let LoadRequest { demands, headers, .. } = &**self.load_request;
         let (_, policy) = self.guard.parts();
-        ResponseReader { asked, headers, http: &policy.http, at, status }
+        ResponseReader { demands, headers, http: &policy.http, at, status }
     }
 
     /// Steps 3 to 8 at one place.
@@ -433,7 +433,7 @@ impl<B, E> MissHandler<'_, B, E> {
                 match refresh {
                     // The request that triggered the refresh lends its loader; its own answer is the stored response.
                     Some(caller) if is_response => {
-                        self.wanted.set_purpose(Purpose::Refresh);
+                        self.load_request.set_purpose(Purpose::Refresh);
                         caller.refresh(loader, !stale);
                         (value, outcome, None)
                     }
@@ -454,9 +454,9 @@ impl<B, E> MissHandler<'_, B, E> {
                 self.guard.count_answer(key, outcome);
                 MissStep::Answered(Ok(replay.respond(http, outcome)))
             }
-            (StoredAnswer::Arriving(arrival), _) => {
+            (StoredAnswer::Incoming(shared_body), _) => {
                 self.guard.count_answer(key, outcome);
-                MissStep::Answered(Ok(arrival.respond(http, outcome)))
+                MissStep::Answered(Ok(shared_body.respond(http, outcome)))
             }
             (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
             (StoredAnswer::NotForThis, Some(loader)) => {
@@ -478,19 +478,19 @@ impl<B, E> MissHandler<'_, B, E> {
         loader: Loader,
     ) -> LoadedAnswer<B, E> {
         let (state, policy) = self.guard.parts();
-        let asked = &self.wanted.asked;
-        let apart;
-        let caller = if asked.ranged {
+        let demands = &self.load_request.demands;
+        let side_commit;
+        let caller = if demands.ranged {
             // Each request wants another part, so none waits for another's load.
             caller.unattended()
-        } else if asked.has_credentials() {
+        } else if demands.has_credentials() {
             // Leave the flight of the resource: callers behind this one must not wait for it.
             drop(caller);
             // Coalesce with other requests that have credentials, under a separate key: their response may not be
             // shareable.
-            self.wanted.store_at(key);
-            apart = key.derived("~a");
-            let ask = Call { state, policy, key: &apart };
+            self.load_request.store_at(key);
+            side_commit = key.derived("~a");
+            let ask = Call { state, policy, key: &side_commit };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
                 Lookup::Miss(caller) => caller,
                 _ => {
@@ -503,10 +503,11 @@ impl<B, E> MissHandler<'_, B, E> {
             caller
         };
         if caller.look_up != LookUpState::Answered {
-            self.wanted.set_purpose(Purpose::AnswerUnread);
+            self.load_request.set_purpose(Purpose::AnswerUnread);
         }
-        let LoadRequest { asked, headers, .. } = &**self.wanted;
-        let wants = ResponseReader { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
+        let LoadRequest { demands, headers, .. } = &**self.load_request;
+        let wants =
+            ResponseReader { demands, headers, http: &policy.http, at, status: CacheStatus::collapsed };
         let answer = tokio::select! {
             biased;
             // Before the load's end: the client gets its first byte when the inner service sends it.
@@ -522,7 +523,7 @@ impl<B, E> MissHandler<'_, B, E> {
             }
             MissOutcome::Stale(mut found, loader) => {
                 // If its loader was not used, the request waited for another one's load.
-                let stand_in = match (&loader, self.wanted.progress()) {
+                let stand_in = match (&loader, self.load_request.progress()) {
                     (Some(_), _) => Some(StandIn::Collapsed),
                     (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
                     (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
@@ -566,7 +567,7 @@ impl<B, E> MissHandler<'_, B, E> {
         let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
         self.guard.count_answer(key, Outcome::Bypassed);
         head.map(|mut response| {
-            tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
+            set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
             response
         })
     }
@@ -600,7 +601,7 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
         }
         Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
     };
-    tell(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
+    set_cache_status(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
     response
 }
 
@@ -626,18 +627,18 @@ where
         let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
         let Self { inner, mut request } = self;
         remove_conditions(request.headers_mut());
-        let (asked, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
+        let (demands, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
         let load = async move {
             let (head, body) = call(inner, request).await.ok()?.into_parts();
             let is_answer = !head.status.is_server_error();
             Some(Seen { status: head.status, body: whole(body, max_body).await? }).filter(|_| is_answer)
         };
-        let load = LoadScope::scope(state.store.place(), key, LoadScope::current(), load);
+        let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
         let now = state.store.now();
         audit.spawn(load, move |policy, served, loaded| {
             let served = StoredResponseToReplace::of(served.clone(), now)?;
             // Meanwhile another variant may have come to this place.
-            let is_own = served.kept.is_for(&asked, normal) && served.kept.part.is_none();
+            let is_own = served.meta.is_for(&demands, normal) && served.meta.part.is_none();
             is_own.then(|| is_same(policy, &served, loaded)).flatten()
         });
     }

@@ -11,8 +11,8 @@ use http_body::SizeHint;
 use crate::http_rules::Rule;
 use crate::http_rules::fields::date;
 use crate::http_rules::key::key;
-use crate::http_rules::request::{ConsideredRequest, Content, consider_post, survey};
-use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, judge};
+use crate::http_rules::request::{ConsideredRequest, Content, consider_post, examine};
+use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
@@ -51,7 +51,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
     let exchange = RequestResponse {
         method: request.method(),
         target: target.as_ref(),
-        asked: &considered.asked,
+        demands: &considered.demands,
         status: response.status(),
         headers,
         body: SizeHint::default(),
@@ -66,7 +66,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         max_body: usize::MAX,
     };
     let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
-    match judge(&exchange, &rules) {
+    match classify(&exchange, &rules) {
         Verdict::Private(rule) => decision(rule),
         Verdict::ShareOnly { rule, vary, .. } => {
             Decision { shared_with_waiters: true, varies_on: names(vary), ..decision(rule) }
@@ -96,11 +96,13 @@ fn considered<Q>(
     let rules = &policy.requests;
     match *request.method() {
         Method::GET | Method::HEAD => {
-            let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
+            let (keyed, demands) = examine(request.headers(), rules, Content::Bypasses)?;
             let is_get = request.method() == Method::GET;
-            Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get, asked }, None))
+            Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get, demands }, None))
         }
-        Method::POST if policy.letter => consider_post(request, rules).map(|(post, uri)| (post, Some(uri))),
+        Method::POST if policy.strict_rfc => {
+            consider_post(request, rules).map(|(post, uri)| (post, Some(uri)))
+        }
         _ => Err(Rule::Method),
     }
 }

@@ -59,14 +59,14 @@ pub(crate) fn stored(bytes: &[u8]) {
         packed: Default::default(),
     };
     let read = |payload: Bytes| {
-        let (kept, at) = ResponseMeta::of(&entry(payload.clone()))?;
+        let (meta, at) = ResponseMeta::of(&entry(payload.clone()))?;
         let response = StoredResponse::decode(&payload, at)?;
-        Some((kept, response))
+        Some((meta, response))
     };
-    let Some((kept, response)) = read(Bytes::copy_from_slice(bytes)) else { return };
-    let _ = kept.at(&entry(Bytes::new()), u64::MAX);
-    if let Some(again) = response.encode(&kept) {
-        assert_eq!(read(again), Some((kept, response)));
+    let Some((meta, response)) = read(Bytes::copy_from_slice(bytes)) else { return };
+    let _ = meta.at(&entry(Bytes::new()), u64::MAX);
+    if let Some(again) = response.encode(&meta) {
+        assert_eq!(read(again), Some((meta, response)));
     }
 }
 
@@ -78,8 +78,8 @@ pub(crate) fn cache_control(bytes: &[u8]) {
     let twice = CacheControl::parse(twice);
     assert_eq!((once.max_age, once.s_maxage), (twice.max_age, twice.s_maxage));
     assert_eq!((once.no_store, once.says_shared), (twice.no_store, twice.says_shared));
-    let mut asked = RequestDirectives::default();
-    headers.get_all(CACHE_CONTROL).iter().for_each(|line| asked.add(line));
+    let mut directives = RequestDirectives::default();
+    headers.get_all(CACHE_CONTROL).iter().for_each(|line| directives.add(line));
     let _ = targeted(&field(HeaderName::from_static(CDN_CACHE_CONTROL), bytes));
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn vary(bytes: &[u8]) {
     assert_eq!(Names::from_text(&names.to_text()), Some(names.clone()));
     for name in names.as_slice().iter().chain([&ACCEPT_LANGUAGE]) {
         let request = field(name.clone(), value);
-        for normal in [Normalization::Careful, Normalization::ByTheLetter] {
+        for normal in [Normalization::Careful, Normalization::Exact] {
             assert!(names.fingerprint(&request, normal) == names.fingerprint(&request, normal));
         }
     }
@@ -108,9 +108,9 @@ pub(crate) fn date(bytes: &[u8]) {
 pub(crate) fn range(bytes: &[u8]) {
     let Some((lengths, text)) = bytes.split_first_chunk::<4>() else { return };
     let length = u64::from(u16::from_le_bytes([lengths[0], lengths[1]]));
-    let asked = field(RANGE, text);
+    let directives = field(RANGE, text);
     let is_within = |part: Part| part.first <= part.last && part.last < length;
-    if let Some(range) = ByteRange::of(&asked) {
+    if let Some(range) = ByteRange::of(&directives) {
         assert!(match range.of_whole(length) {
             RangeAnswer::Part(part) => is_within(part),
             RangeAnswer::Whole | RangeAnswer::Unsatisfiable => true,
@@ -120,7 +120,7 @@ pub(crate) fn range(bytes: &[u8]) {
             assert!(part.is_none_or(|part| stored.first <= part.first && part.last <= stored.last));
         }
     }
-    let mut conditional = asked;
+    let mut conditional = directives;
     conditional.extend(field(IF_RANGE, text));
     let _ = range_answer(&conditional, &field(LAST_MODIFIED, text), length, now());
     // Two parts of a whole, each with content of its stated length.

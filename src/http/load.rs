@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::answer::tell;
+use super::answer::set_cache_status;
 use super::answer::{CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status};
 use super::answer::{answer, own_answer};
 use super::body::{BoxError, GuardedBody};
@@ -45,7 +45,7 @@ pub(crate) fn loader<S, Q, B>(
     request: Request<Q>,
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
-    wanted: &Arc<LoadRequest>,
+    load_request: &Arc<LoadRequest>,
 ) -> (Loader, oneshot::Receiver<ClientAnswer<B, S::Error>>)
 where
     S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
@@ -57,9 +57,9 @@ where
     B::Error: Into<BoxError>,
 {
     let (client, answer) = oneshot::channel();
-    let (state, policy, wanted) = (Arc::clone(state), Arc::clone(policy), Arc::clone(wanted));
-    let loader = Loader::new(move |given| async move {
-        if given.mode == LeaseState::Alone {
+    let (state, policy, load_request) = (Arc::clone(state), Arc::clone(policy), Arc::clone(load_request));
+    let loader = Loader::new(move |input| async move {
+        if input.mode == LeaseState::Alone {
             // Only this client receives the answer, so the request is sent unchanged.
             let answer = call(inner, request).await;
             return match answer {
@@ -71,7 +71,7 @@ where
                 Err(error) => failed(client, error),
             };
         }
-        load(inner, request, state, policy, wanted, given, client).await
+        load(inner, request, state, policy, load_request, input, client).await
     });
     (loader, answer)
 }
@@ -81,8 +81,8 @@ async fn load<S, Q, B>(
     mut request: Request<Q>,
     state: Arc<GuardState>,
     policy: Arc<Policy>,
-    wanted: Arc<LoadRequest>,
-    given: LoadInput,
+    load_request: Arc<LoadRequest>,
+    input: LoadInput,
     client: ClientSender<B, S::Error>,
 ) -> LoadOutput
 where
@@ -94,36 +94,38 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let LoadInput { mut mode, previous, announcer, .. } = given;
+    let LoadInput { mut mode, previous, announcer, .. } = input;
     let mut previous = previous.and_then(|previous| StoredResponseToReplace::of(previous, state.store.now()));
-    let is_part = wanted.is_part();
+    let is_part = load_request.is_part();
     // The stored entry may be another variant than the one for this request.
-    let is_own =
-        |previous: &StoredResponseToReplace| previous.kept.is_for(&wanted.headers, policy.http.normal());
+    let is_own = |previous: &StoredResponseToReplace| {
+        previous.meta.is_for(&load_request.headers, policy.http.normal())
+    };
     let is_own = previous.as_ref().is_some_and(is_own);
-    let is_whole = |previous: &&StoredResponseToReplace| is_own && !is_part && previous.kept.part.is_none();
+    let is_whole = |previous: &&StoredResponseToReplace| is_own && !is_part && previous.meta.part.is_none();
     let mut again = previous.as_ref().filter(is_whole).and_then(|_| RetryableRequest::of(&inner, &request));
     if let Some(again) = &mut again {
         condition(again.request.headers_mut(), false, None);
     }
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
-    let fwd = fwd(&wanted, mode, previous.as_ref().map(|previous| (previous, is_own)), state.store.now());
-    let stored_at = wanted.stored_at();
-    let apart = match &stored_at {
+    let fwd =
+        fwd(&load_request, mode, previous.as_ref().map(|previous| (previous, is_own)), state.store.now());
+    let stored_at = load_request.stored_at();
+    let side_commit = match &stored_at {
         Some(key) => SideCommit::begin(&state, &policy, key, None).await,
         None => SideCommit::default(),
     };
 
     let load_timeout = policy.load_timeout;
-    let mut asked_at = Instant::now();
+    let mut sent_at = Instant::now();
     // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
     // off with the load.
-    let until = asked_at + load_timeout - load_timeout / 20;
+    let until = sent_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
-    wanted.set_progress(Progress::Forwarded);
+    load_request.set_progress(Progress::Forwarded);
     let mut response = match &stored_at {
         // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
-        Some(key) => LoadScope::scope(state.store.place(), key, LoadScope::current(), asking).await,
+        Some(key) => LoadScope::scope(state.store.store_id(), key, LoadScope::current(), asking).await,
         None => asking.await,
     };
     let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);
@@ -136,20 +138,20 @@ where
         && stored_at.is_none()
         && let Some(again) = again
     {
-        asked_at = Instant::now();
+        sent_at = Instant::now();
         response = again.send().await;
     }
     // Whether the stored response is served instead (RFC 5861, 4).
     let stands_in = |failed| {
-        previous.as_ref().filter(|_| is_own).is_some_and(|StoredResponseToReplace { entry, kept, .. }| {
-            let (age, terms) = kept.at(entry, state.store.now());
-            instead_of(failed, &wanted.asked, &terms, age, &policy.http)
+        previous.as_ref().filter(|_| is_own).is_some_and(|StoredResponseToReplace { entry, meta, .. }| {
+            let (age, terms) = meta.at(entry, state.store.now());
+            instead_of(failed, &load_request.demands, &terms, age, &policy.http)
         })
     };
     let mut response = match response {
         Ok(response) => response,
         Err(error) => {
-            apart.leave().await;
+            side_commit.leave().await;
             let failed = failed(client, error);
             // If the stale response ends this flight, its client gets the stale response instead of the error. A
             // client that refuses stale responses gets the error here.
@@ -161,22 +163,25 @@ where
     };
     let now = SystemTime::now();
     if stands_in(LoadFailure::Status(response.status().as_u16())) {
-        wanted.set_progress(Progress::Refused(response.status()));
-        apart.leave().await;
+        load_request.set_progress(Progress::Refused(response.status()));
+        side_commit.leave().await;
         let text = format!("the inner service answered {}", response.status());
-        return LoadResult::Failed { failure: Failure::told(text), before: errors_until(previous.as_ref()) }
-            .into();
+        return LoadResult::Failed {
+            failure: Failure::with_text(text),
+            before: errors_until(previous.as_ref()),
+        }
+        .into();
     }
     count_error(&policy, &response);
     let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
-    let delay = asked_at.elapsed();
+    let delay = sent_at.elapsed();
     if mode == LeaseState::Leased
-        && wanted.variant.get().is_none()
-        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
+        && load_request.variant.get().is_none()
+        && let Some(variant) = previous.as_mut().and_then(|previous| previous.meta.variant.as_mut())
     {
-        let ask = Call { state: &state, policy: &policy, key: &wanted.resource };
-        match generation_again(ask, chosen.generation).await {
-            Ok(generation) => chosen.generation = generation,
+        let ask = Call { state: &state, policy: &policy, key: &load_request.resource };
+        match generation_again(ask, variant.generation).await {
+            Ok(generation) => variant.generation = generation,
             // Stored under the read generation, it would hide the other variants, or make invalidated ones findable
             // again.
             Err(_) => mode = LeaseState::Unleased,
@@ -188,9 +193,9 @@ where
     let sharing = ResponseCommit {
         mode,
         policy,
-        wanted,
+        load_request,
         state,
-        apart,
+        side_commit,
         method,
         target: None,
         fwd,
@@ -240,26 +245,26 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&StoredRespo
 async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
     let stored = read_entry(ask).await?;
     let value = stored.as_ref().and_then(|stored| stored.value()).filter(|value| !value.expiry.is_expired());
-    let chosen = value.and_then(|value| ResponseMeta::of(value)?.0.chosen);
-    let same = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
+    let variant = value.and_then(|value| ResponseMeta::of(value)?.0.variant);
+    let same = variant.map(|variant| variant.generation).filter(|stored| *stored == read);
     Ok(same.unwrap_or_else(|| fastrand::u64(..)))
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
 fn fwd(
-    wanted: &LoadRequest,
+    load_request: &LoadRequest,
     mode: LeaseState,
     previous: Option<(&StoredResponseToReplace, bool)>,
     now: u64,
 ) -> Fwd {
     match previous {
         Some((_, false)) => Fwd::VaryMiss,
-        Some((previous, true)) if previous.kept.part.is_some() => Fwd::Partial,
+        Some((previous, true)) if previous.meta.part.is_some() => Fwd::Partial,
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         // A leased load knows the stored entry, so it can tell a URI miss.
-        None if mode == LeaseState::Unleased && wanted.purpose() == Purpose::AnswerUnread => Fwd::Miss,
-        None if wanted.variant.get().is_some() => Fwd::VaryMiss,
+        None if mode == LeaseState::Unleased && load_request.purpose() == Purpose::AnswerUnread => Fwd::Miss,
+        None if load_request.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }
 }
@@ -272,7 +277,7 @@ where
     E: fmt::Display + Send + 'static,
 {
     let text = failure_text(&error);
-    let result = LoadResult::failed(Failure::told(text));
+    let result = LoadResult::failed(Failure::with_text(text));
     LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
 }
 
@@ -289,21 +294,21 @@ where
     ) -> LoadOutput {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
         let whole = SizeHint::with_exact(body.len() as u64);
-        let draft = self.draft(&head, whole, Some(previous));
-        let is_too_old = draft.as_ref().is_ok_and(|draft| draft.is_too_old);
-        let (ttl, result) = match draft {
-            Ok(mut draft) => {
-                self.forget_old_names(&mut draft).await;
-                let ttl = draft.ttl();
+        let candidate = self.candidate(&head, whole, Some(previous));
+        let is_too_old = candidate.as_ref().is_ok_and(|candidate| candidate.is_too_old);
+        let (ttl, result) = match candidate {
+            Ok(mut candidate) => {
+                self.forget_old_names(&mut candidate).await;
+                let ttl = candidate.ttl();
                 let trailers = trailers.as_deref().cloned();
                 let unstored = self.unstored(head.status);
-                let result = draft.finish(body.clone(), trailers, None, unstored, &self.policy);
-                (ttl, std::mem::take(&mut self.apart).store(result, false).await)
+                let result = candidate.finish(body.clone(), trailers, None, unstored, &self.policy);
+                (ttl, std::mem::take(&mut self.side_commit).store(result, false).await)
             }
             // By its new head the validated response belongs to one client only.
             Err(rule) => {
                 let result = self.unshared(rule, head.status, Some(previous));
-                std::mem::take(&mut self.apart).leave().await;
+                std::mem::take(&mut self.side_commit).leave().await;
                 (None, result)
             }
         };
@@ -315,8 +320,8 @@ where
         };
         let stored = StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
         let age = corrected_initial_age(&head.headers, self.delay, self.now);
-        let Self { wanted, client, policy, .. } = self;
-        let own = answer(&wanted.asked, &wanted.headers, stored, None, age);
+        let Self { load_request, client, policy, .. } = self;
+        let own = answer(&load_request.demands, &load_request.headers, stored, None, age);
         let release = move || {
             if let Some(mut own) = own {
                 write_status(own.response.headers_mut(), status);
@@ -331,13 +336,14 @@ where
     /// response, if it `stands_in`. Invalidates the stored response, and one of the waiters loads the whole. (The
     /// request cannot be sent again: either it already was, or its body went with the first call.)
     async fn contradicted(self, previous: &StoredResponseToReplace, stands_in: bool) -> LoadOutput {
-        let Self { wanted, state, policy, apart, client, .. } = self;
-        apart.leave().await;
-        let key = wanted.variant.get().map_or(&wanted.resource, |place| &place.key);
+        let Self { load_request, state, policy, side_commit, client, .. } = self;
+        side_commit.leave().await;
+        let key = load_request.variant.get().map_or(&load_request.resource, |place| &place.key);
         let forgotten = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
         let now = state.store.now();
-        let (age, _) = previous.kept.at(&previous.entry, now);
-        let stored = || answer(&wanted.asked, &wanted.headers, previous.response.clone(), None, age);
+        let (age, _) = previous.meta.at(&previous.entry, now);
+        let stored =
+            || answer(&load_request.demands, &load_request.headers, previous.response.clone(), None, age);
         let own = match stands_in.then(stored).flatten() {
             Some(mut replay) => {
                 let headers = replay.response.headers_mut();
@@ -349,7 +355,7 @@ where
             None => {
                 let text = "the origin answered about something else\n";
                 let mut response = own_answer(StatusCode::BAD_GATEWAY, NOT_VALIDATED, text);
-                tell(&mut response, &policy.http, Outcome::Failed, Times::default());
+                set_cache_status(&mut response, &policy.http, Outcome::Failed, Times::default());
                 response
             }
         };

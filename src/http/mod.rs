@@ -305,7 +305,7 @@ pub use self::service::{Guarded, GuardedFuture, HttpService};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
-use crate::guard_state::kept::ChangeTarget;
+use crate::guard_state::retained::ChangeTarget;
 use crate::http_rules::invalidation::ChangedResources;
 pub use crate::http_rules::key::cache_key;
 use crate::http_rules::key::normal_form;

@@ -265,21 +265,21 @@ where
             Ok(request) => request,
             Err(error) => return ReqwestFuture { inner: Box::pin(ready(Err(error.into()))) },
         };
-        let asked = request.url().clone();
+        let request_url = request.url().clone();
         let answering = self.client.call(request);
-        ReqwestFuture { inner: Box::pin(async move { Ok(into_http(answering.await?, asked)) }) }
+        ReqwestFuture { inner: Box::pin(async move { Ok(into_http(answering.await?, request_url)) }) }
     }
 }
 
 /// The response of `http`, from which `reqwest::Response::from` makes one with the same URL again.
-fn into_http(response: reqwest::Response, mut asked: Url) -> Response<Body> {
+fn into_http(response: reqwest::Response, mut request_url: Url) -> Response<Body> {
     let mut url = response.url().clone();
     let mut response = Response::from(response);
     response.extensions_mut().extend(extension(url.clone()));
     // reqwest drops the fragment, which is no part of the request.
-    asked.set_fragment(None);
+    request_url.set_fragment(None);
     url.set_fragment(None);
-    if url != asked {
+    if url != request_url {
         // The client has followed a redirect. RFC 9111, 2: the primary key of a stored response is its target URI.
         response.extensions_mut().insert(DoNotStore);
         response.extensions_mut().insert(Redirected);
@@ -375,9 +375,9 @@ fn all_but_harmless(mut printed_map: &str) -> AddedHeaders<'_> {
 fn printed(text: &str) -> Option<(&str, &str)> {
     let mut is_escaped = false;
     let end = if let Some(quoted) = text.strip_prefix('"') {
-        let closes = |letter| {
-            let closes = letter == '"' && !is_escaped;
-            is_escaped = letter == '\\';
+        let closes = |strict_rfc| {
+            let closes = strict_rfc == '"' && !is_escaped;
+            is_escaped = strict_rfc == '\\';
             closes
         };
         quoted.find(closes)? + 2

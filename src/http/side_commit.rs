@@ -80,8 +80,8 @@ impl SideCommit {
             (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
                 unstored(encoding, payload, is_failure)
             }
-            (apart, result) => {
-                apart.leave().await;
+            (side_commit, result) => {
+                side_commit.leave().await;
                 result
             }
         }
@@ -179,7 +179,7 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
         lifetimes,
         validator,
         tags,
-        brief: None,
+        status_only: None,
         // Of a flight of its own, for which nothing is stored.
         unstored: Unstored::SaysNothing,
     }

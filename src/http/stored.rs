@@ -184,7 +184,7 @@ impl StoredResponse {
     }
 
     /// The bytes to store, after the metadata; `None` if the response must not or cannot be stored.
-    pub(crate) fn encode(&self, kept: &ResponseMeta) -> Option<Bytes> {
+    pub(crate) fn encode(&self, meta: &ResponseMeta) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         let all = || self.headers.iter().chain(trailers);
@@ -192,7 +192,7 @@ impl StoredResponse {
         // An upper bound: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
         let mut out = BytesMut::with_capacity(FIXED + FIXED_OF_ENCODING + room + self.body.len());
-        kept.encode(&mut out)?;
+        meta.encode(&mut out)?;
         let start = out.len();
         out.put_u8(ENCODING_LAYOUT);
         out.put_u8(version_to_wire(self.version)?);
@@ -338,9 +338,9 @@ struct HeaderFields<'a> {
 }
 
 impl HeaderFields<'_> {
-    /// Reads `count` sound fields into a map with room for `spare` more.
-    fn read(&mut self, count: u16, spare: usize, length: Option<u64>) -> Option<HeaderMap> {
-        let mut headers = HeaderMap::try_with_capacity(usize::from(count) + spare).ok()?;
+    /// Reads `count` sound fields into a map with room for `leftover` more.
+    fn read(&mut self, count: u16, leftover: usize, length: Option<u64>) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::try_with_capacity(usize::from(count) + leftover).ok()?;
         for _ in 0..count {
             let [tag @ .., low, high] = *self.raw.get(self.at..self.end)?.first_chunk::<4>()?;
             let tag = u16::from_le_bytes(tag);
@@ -434,7 +434,7 @@ pub(crate) struct ResponseMeta {
     /// Which part of the whole its content is; `None` for the whole.
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
-    pub(crate) chosen: Option<Box<VariantId>>,
+    pub(crate) variant: Option<Box<VariantId>>,
 }
 
 /// Which of a resource's variants the response is.
@@ -449,12 +449,12 @@ pub(crate) struct VariantId {
 
 impl ResponseMeta {
     /// For a response that is stored at this age.
-    pub(crate) fn new(storing: &StoreDecision, age: Duration, chosen: Option<Box<VariantId>>) -> Self {
-        Self { terms: storing.terms, age, part: None, chosen }
+    pub(crate) fn new(storing: &StoreDecision, age: Duration, variant: Option<Box<VariantId>>) -> Self {
+        Self { terms: storing.terms, age, part: None, variant }
     }
 
     /// For a response that is shared with waiters at this age, and not stored.
-    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<VariantId>>) -> Self {
+    pub(crate) fn shared_only(says_shared: bool, age: Duration, variant: Option<Box<VariantId>>) -> Self {
         let terms = ReuseTerms {
             lifetime: Duration::ZERO,
             stale: StaleWindows::default(),
@@ -462,14 +462,14 @@ impl ResponseMeta {
             immutable: false,
             says_shared,
         };
-        Self { terms, age, part: None, chosen }
+        Self { terms, age, part: None, variant }
     }
 
     /// Whether it is the variant for a request with these headers.
     pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normalization) -> bool {
-        self.chosen.as_ref().is_none_or(|chosen| {
-            let one = slice::from_ref(&chosen.variant);
-            Variant::select(&chosen.names, request, one, normal).is_some()
+        self.variant.as_ref().is_none_or(|variant| {
+            let one = slice::from_ref(&variant.variant);
+            Variant::select(&variant.names, request, one, normal).is_some()
         })
     }
 
@@ -488,14 +488,14 @@ impl ResponseMeta {
     pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
         let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
-        let language = self.chosen.as_ref().and_then(|chosen| chosen.variant.language.as_ref());
+        let language = self.variant.as_ref().and_then(|variant| variant.variant.language.as_ref());
         let flags = [
             (REVALIDATE_ALWAYS, revalidate_always),
             (IMMUTABLE, immutable),
             (SAYS_SHARED, says_shared),
             (ON_REQUEST, stale.on_request),
             (PART, self.part.is_some()),
-            (VARIES, self.chosen.is_some()),
+            (VARIES, self.variant.is_some()),
             (LANGUAGE, language.is_some()),
         ];
         out.put_u8(LAYOUT);
@@ -511,10 +511,10 @@ impl ResponseMeta {
             out.put_u64_le(last);
             out.put_u64_le(complete.unwrap_or(u64::MAX));
         }
-        if let Some(chosen) = &self.chosen {
-            out.put_u64_le(chosen.generation);
-            out.put_slice(&chosen.variant.fingerprint.0);
-            let names = chosen.names.to_text();
+        if let Some(variant) = &self.variant {
+            out.put_u64_le(variant.generation);
+            out.put_slice(&variant.variant.fingerprint.0);
+            let names = variant.names.to_text();
             out.put_u16_le(u16::try_from(names.len()).ok()?);
             out.put_slice(names.as_bytes());
         }
@@ -551,7 +551,7 @@ impl ResponseMeta {
         let stale =
             StaleWindows { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
-        let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
+        let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
         let terms = ReuseTerms {
             lifetime,
             stale,
@@ -559,7 +559,7 @@ impl ResponseMeta {
             immutable: flags & IMMUTABLE != 0,
             says_shared: flags & SAYS_SHARED != 0,
         };
-        fields.0.is_empty().then_some((Self { terms, age, part, chosen }, length))
+        fields.0.is_empty().then_some((Self { terms, age, part, variant }, length))
     }
 }
 
@@ -595,7 +595,7 @@ impl<'a> MetaFields<'a> {
         sound.then_some(Part { first, last, complete })
     }
 
-    fn chosen(&mut self, has_language: bool) -> Option<Box<VariantId>> {
+    fn variant(&mut self, has_language: bool) -> Option<Box<VariantId>> {
         let generation = self.u64()?;
         let fingerprint = Fingerprint(self.array()?);
         let length = usize::from(self.array().map(u16::from_le_bytes)?);

@@ -100,33 +100,33 @@ where
     let mut body = Box::pin(body);
     // A server frames a body of exact size by that size, where the head says nothing.
     let ends_at = expected.or_else(|| body.size_hint().upper());
-    let mut kept = KeptBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
+    let mut meta = BufferedBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
     let mut trailers = None;
     loop {
-        let frame = match next(body.as_mut(), deadline.as_mut(), &mut kept, &client).await {
+        let frame = match next(body.as_mut(), deadline.as_mut(), &mut meta, &client).await {
             NextFrame::Frame(frame) => to_bytes(frame),
-            NextFrame::Failed(error) => return broken(client, kept, error.into()),
+            NextFrame::Failed(error) => return broken(client, meta, error.into()),
             NextFrame::End => break,
             NextFrame::TooLate => {
-                handed_over(client, kept, body, trailers, patience);
+                handed_over(client, meta, body, trailers, patience);
                 return Teed::TooSlow;
             }
         };
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if trailers.is_some() {
-            return broken(client, kept, Box::new(Malformed::AfterTrailers));
+            return broken(client, meta, Box::new(Malformed::AfterTrailers));
         }
         match frame.into_data().map_err(Frame::into_trailers) {
             Ok(mut data) => {
-                let is_too_long = kept.cut(&mut data);
-                kept.push(data, &client);
+                let is_too_long = meta.cut(&mut data);
+                meta.push(data, &client);
                 if is_too_long {
-                    return broken(client, kept, Box::new(Malformed::Length));
+                    return broken(client, meta, Box::new(Malformed::Length));
                 }
-                let is_too_much = kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS;
+                let is_too_much = meta.length > max_body as u64 || meta.chunks.len() > MOST_CHUNKS;
                 if is_too_much {
-                    let length = kept.length;
-                    handed_over(client, kept, body, trailers, patience);
+                    let length = meta.length;
+                    handed_over(client, meta, body, trailers, patience);
                     return Teed::TooBig { length };
                 }
             }
@@ -135,12 +135,12 @@ where
             Err(Err(_)) => {}
         }
     }
-    if kept.is_too_short() {
-        return broken(client, kept, Box::new(Malformed::Length));
+    if meta.is_too_short() {
+        return broken(client, meta, Box::new(Malformed::Length));
     }
-    let body = whole(kept.chunks, kept.length);
+    let body = whole(meta.chunks, meta.length);
     let end = WithheldEnd::Whole(trailers.clone().map(Box::new));
-    let finish = Finish { end: Some((client, kept.withheld, end)) };
+    let finish = Finish { end: Some((client, meta.withheld, end)) };
     Teed::Whole { body, trailers, finish }
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn has_no_content(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-struct KeptBytes {
+struct BufferedBytes {
     chunks: Vec<Bytes>,
     /// The last bytes that came and are not sent yet: the whole last chunk, so that a body that is complete goes
     /// out in its original chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
@@ -170,7 +170,7 @@ struct KeptBytes {
     ends_at: Option<u64>,
 }
 
-impl KeptBytes {
+impl BufferedBytes {
     fn push(&mut self, data: Bytes, client: &StreamSender<impl Body>) {
         if data.is_empty() {
             return;
@@ -214,7 +214,7 @@ enum NextFrame<D, E> {
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
-    kept: &mut KeptBytes,
+    meta: &mut BufferedBytes,
     client: &StreamSender<B>,
 ) -> NextFrame<B::Data, B::Error> {
     poll_fn(|cx| match body.as_mut().poll_frame(cx) {
@@ -222,7 +222,7 @@ async fn next<B: Body>(
         Poll::Ready(Some(Err(error))) => Poll::Ready(NextFrame::Failed(error)),
         Poll::Ready(None) => Poll::Ready(NextFrame::End),
         Poll::Pending => {
-            kept.flush(client);
+            meta.flush(client);
             deadline.as_mut().poll(cx).map(|()| NextFrame::TooLate)
         }
     })
@@ -233,7 +233,7 @@ async fn next<B: Body>(
 /// end.
 fn handed_over<B>(
     client: StreamSender<B>,
-    kept: KeptBytes,
+    meta: BufferedBytes,
     rest: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -244,9 +244,9 @@ fn handed_over<B>(
 {
     if client.is_read_along() || trailers.is_some() {
         // The body belongs to the inner service, and its events to the request's span.
-        tokio::spawn(go_on(client, kept, rest, trailers, patience).in_current_span());
+        tokio::spawn(go_on(client, meta, rest, trailers, patience).in_current_span());
     } else {
-        client.data(kept.withheld);
+        client.data(meta.withheld);
         client.rest(rest);
     }
 }
@@ -258,7 +258,7 @@ fn handed_over<B>(
 /// content.
 async fn go_on<B>(
     client: StreamSender<B>,
-    mut kept: KeptBytes,
+    mut meta: BufferedBytes,
     mut body: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -266,10 +266,10 @@ async fn go_on<B>(
     B: Body,
     B::Error: Into<BoxError>,
 {
-    client.data(std::mem::take(&mut kept.withheld));
+    client.data(std::mem::take(&mut meta.withheld));
     // The readers have these chunks already.
     let mut pieces =
-        ChunkMerger { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
+        ChunkMerger { passed: std::mem::take(&mut meta.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
     let error: BoxError = loop {
         if client.is_left() {
@@ -289,11 +289,11 @@ async fn go_on<B>(
                 }
             },
             Some(Err(error)) => break error.into(),
-            None if kept.is_too_short() => break Box::new(Malformed::Length),
+            None if meta.is_too_short() => break Box::new(Malformed::Length),
             None => return client.last(pieces.rest(), trailers),
         };
-        let is_too_long = kept.cut(&mut data);
-        kept.length += data.len() as u64;
+        let is_too_long = meta.cut(&mut data);
+        meta.length += data.len() as u64;
         if let Some(piece) = pieces.next(data) {
             client.data(piece);
         }
@@ -330,10 +330,10 @@ impl ChunkMerger {
 ///
 /// The bytes go at once and the error on release: a server that meets an error closes the connection, and loses
 /// bytes that it was given just before.
-fn broken<B>(client: StreamSender<B>, mut kept: KeptBytes, error: BoxError) -> Teed<B> {
-    kept.flush(&client);
+fn broken<B>(client: StreamSender<B>, mut meta: BufferedBytes, error: BoxError) -> Teed<B> {
+    meta.flush(&client);
     let text = error.to_string();
-    let finish = Finish { end: Some((client, kept.withheld, WithheldEnd::Failed(error))) };
+    let finish = Finish { end: Some((client, meta.withheld, WithheldEnd::Failed(error))) };
     Teed::Broken { text, finish }
 }
 

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use super::answer::own_answer;
 use super::answer::{CacheStatus, Fwd};
-use super::answer::{tell, tell_forwarded};
+use super::answer::{set_cache_status, set_forwarded_status};
 use super::body::{BoxError, GuardedBody};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
@@ -35,7 +35,7 @@ use crate::guard_state::GuardState;
 use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
 use crate::http_rules::invalidation::ChangedResources;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
-use crate::http_rules::response::{self, DoNotStore, Verdict, judge};
+use crate::http_rules::response::{self, DoNotStore, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
@@ -62,7 +62,7 @@ where
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
         let (_, policy) = guard.parts();
         let changed = ChangedResources::of(&self.request, &policy.http.requests);
-        if policy.http.letter
+        if policy.http.strict_rfc
             && let Some(changed) = &changed
             && let Ok(post) = consider_post(&self.request, &policy.http.requests)
         {
@@ -75,7 +75,7 @@ where
             forget(&guard, of_keys(&guard, changed.keys(response.status(), response.headers()))).await;
         }
         let status = CacheStatus::unstored(Fwd::Method, None);
-        tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, status);
+        set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
         Ok(response)
     }
 
@@ -83,44 +83,44 @@ where
     async fn post(
         self,
         guard: &StampedeGuard,
-        (ConsideredRequest { key, asked, .. }, target): (ConsideredRequest, Uri),
+        (ConsideredRequest { key, demands, .. }, target): (ConsideredRequest, Uri),
         changed: &ChangedResources,
     ) -> ClientAnswer<B, S::Error> {
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let own = at_own_key(guard, &mut key, &asked, &self.request);
+        let own = at_own_key(guard, &mut key, &demands, &self.request);
         let guard = own.as_ref().unwrap_or(guard);
         let (state, policy) = guard.parts();
-        let wanted = LoadRequest::new(asked, self.request.headers().clone(), key.clone());
+        let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
         guard.count_pass();
-        let asked_at = Instant::now();
+        let sent_at = Instant::now();
         let response = answered(guard, self.inner, self.request, Some(changed)).await?;
         let (client, answer) = oneshot::channel();
         let mut sharing = ResponseCommit {
             mode: LeaseState::Leased,
             policy: Arc::clone(policy),
-            wanted,
+            load_request,
             state: Arc::clone(state),
-            apart: SideCommit::Refused,
+            side_commit: SideCommit::Refused,
             method: Method::POST,
             target: Some(target),
             fwd: Fwd::Method,
-            delay: asked_at.elapsed(),
+            delay: sent_at.elapsed(),
             now: SystemTime::now(),
             client,
             announcer: None,
         };
         let (head, body) = response.into_parts();
         forget(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
-        let drafted = sharing.draft(&head, body.size_hint(), None);
-        let is_stored = matches!(drafted, Ok(draft) if draft.is_stored());
-        let until = asked_at + policy.load_timeout;
+        let drafted = sharing.candidate(&head, body.size_hint(), None);
+        let is_stored = matches!(drafted, Ok(candidate) if candidate.is_stored());
+        let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
         let sharing = async move {
             // Take the lease only now: during the POST, a GET of the resource would wait for it.
             if is_stored && !sharing.state.is_closed() {
-                sharing.apart = SideCommit::begin(&sharing.state, &sharing.policy, &key, None).await;
+                sharing.side_commit = SideCommit::begin(&sharing.state, &sharing.policy, &key, None).await;
             }
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
@@ -130,7 +130,7 @@ where
         let gone =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
         let mut answer = answer.await.unwrap_or_else(|_| Ok(gone()))?;
-        tell(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
+        set_cache_status(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
         Ok(answer)
     }
 
@@ -139,7 +139,7 @@ where
         self,
         guard: StampedeGuard,
         key: Key,
-        asked: &RequestDemands,
+        demands: &RequestDemands,
     ) -> ClientAnswer<B, S::Error> {
         let (state, policy) = guard.parts();
         let stored = match state.is_closed() {
@@ -150,29 +150,29 @@ where
         let previous = value.and_then(|value| StoredResponseToReplace::of(value, state.store.now()));
         // A HEAD describes neither one of several variants nor a part well enough to update it.
         let previous = previous
-            .filter(|StoredResponseToReplace { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
+            .filter(|StoredResponseToReplace { meta, .. }| meta.variant.is_none() && meta.part.is_none());
         guard.count_pass();
-        let asked_at = Instant::now();
+        let sent_at = Instant::now();
         let response = call(self.inner, self.request).await;
         let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
             return passed(policy, response);
         };
         let now = SystemTime::now();
         // Credentials count, as for a GET; the HEAD's other fields concern its own answer only.
-        let asked = &RequestDemands {
-            authorized: asked.authorized,
-            has_cookie: asked.has_cookie,
+        let demands = &RequestDemands {
+            authorized: demands.authorized,
+            has_cookie: demands.has_cookie,
             ..RequestDemands::default()
         };
         let do_not_store = head.extensions().get::<DoNotStore>().is_some();
         let rules = ResponseRules::of(policy);
-        let judged = |status, headers| {
-            let (method, delay) = (&Method::GET, asked_at.elapsed());
-            judge(
+        let log_decision = |status, headers| {
+            let (method, delay) = (&Method::GET, sent_at.elapsed());
+            classify(
                 &response::RequestResponse {
                     method,
                     target: None,
-                    asked,
+                    demands,
                     status,
                     headers,
                     // The stored body is whole.
@@ -184,12 +184,14 @@ where
                 &rules,
             )
         };
-        if asked.has_credentials() && matches!(judged(head.status(), head.headers()), Verdict::Private(_)) {
+        if demands.has_credentials()
+            && matches!(log_decision(head.status(), head.headers()), Verdict::Private(_))
+        {
             // A response that is private to one user says nothing about the shared one.
             return passed(policy, response);
         }
         if head.status() == StatusCode::OK
-            && matches!(judged(head.status(), head.headers()), Verdict::Private(_))
+            && matches!(log_decision(head.status(), head.headers()), Verdict::Private(_))
         {
             // A GET would be answered with the same head (RFC 9110, 9.3.2), which must not be stored.
             forget(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
@@ -206,17 +208,17 @@ where
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
                 let head = head_of(previous.response.status, previous.response.version, headers);
-                if let Verdict::Store(storing) = judged(head.status, &head.headers)
+                if let Verdict::Store(storing) = log_decision(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
-                    let draft = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
+                    let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
                     freshen(
                         &guard,
                         key,
                         seen,
-                        draft.finish(body, trailers, None, Unstored::OfResource, policy),
+                        candidate.finish(body, trailers, None, Unstored::OfResource, policy),
                     )
                     .await;
                 }
@@ -345,16 +347,16 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
     let freshening = tokio::spawn(async move {
         let (state, policy) = guard.parts();
         let raw = seen.raw(&key);
-        let apart = SideCommit::begin(state, policy, &key, Some(seen)).await;
+        let side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
         // Read under the lease: a later invalidation makes the commit fail.
-        let stored = match &apart {
+        let stored = match &side_commit {
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
             SideCommit::No | SideCommit::Refused => None,
         };
         if stored.is_some_and(|stored| stored.raw(&key) == raw) {
-            apart.store(fresh, false).await;
+            side_commit.store(fresh, false).await;
         } else {
-            apart.leave().await;
+            side_commit.leave().await;
         }
         drop(running);
     });
@@ -364,6 +366,6 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
 /// The response of the inner service to a HEAD.
 fn passed<B, E>(policy: &Policy, response: Result<Response<B>, E>) -> ClientAnswer<B, E> {
     let mut response = response?.map(GuardedBody::passed);
-    tell_forwarded(&mut response, &policy.http, Outcome::Bypassed, CacheStatus::miss("head"));
+    set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, CacheStatus::miss("head"));
     Ok(response)
 }

@@ -394,8 +394,8 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
         // The strong comparison.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
-    let Some(asked) = fields::parse_date(condition, now) else { return false };
-    last_modified_if_strong(stored, now) == Some(asked)
+    let Some(demands) = fields::parse_date(condition, now) else { return false };
+    last_modified_if_strong(stored, now) == Some(demands)
 }
 
 impl Part {
@@ -424,7 +424,7 @@ impl Part {
     ///
     /// If the length contradicts the head, the content is not stored. To the letter, it begins where the head says,
     /// and it ends the whole if the head says so: an error in the origin's arithmetic.
-    pub(crate) fn with_content(self, length: u64, by_the_letter: bool) -> Option<Self> {
+    pub(crate) fn with_content(self, length: u64, strict: bool) -> Option<Self> {
         let last = self.first.checked_add(length.checked_sub(1)?)?;
         if last == self.last {
             return Some(self);
@@ -434,7 +434,7 @@ impl Part {
             _ if to_the_end => Some(last.checked_add(1)?),
             complete => complete.filter(|&complete| last < complete),
         };
-        by_the_letter.then_some(Self { last, complete, ..self })
+        strict.then_some(Self { last, complete, ..self })
     }
 
     pub(crate) fn is_whole(&self) -> bool {

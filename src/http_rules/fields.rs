@@ -37,8 +37,8 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound
 }
 
 /// A lower bound of a body's length, from its header and its size hint.
-pub(crate) fn least_length(told: Option<u64>, body: &SizeHint) -> u64 {
-    body.lower().max(told.unwrap_or(0))
+pub(crate) fn least_length(content_length: Option<u64>, body: &SizeHint) -> u64 {
+    body.lower().max(content_length.unwrap_or(0))
 }
 
 /// Replaces a repeated length by a single one (RFC 9110, 8.6). hyper sends no head with two lines of it.
@@ -301,11 +301,11 @@ mod tests {
                 ("cache-status", "cdn; hit"),
             ],
         );
-        let kept: Vec<_> = storable(&head.headers)
+        let meta: Vec<_> = storable(&head.headers)
             .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
             .collect();
         assert_eq!(
-            kept,
+            meta,
             [
                 "content-type: text/plain",
                 "link: <a>",

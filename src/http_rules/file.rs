@@ -7,7 +7,7 @@ use http::uri::Scheme;
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
-use super::request_settings::CredentialSharing;
+use super::request_settings::CredentialRule;
 use crate::http::HttpPolicy;
 use crate::setting::{self, Setting, Table, Value};
 
@@ -17,7 +17,7 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
     Setting {
         name: "kind",
         set: |http, value| value.choice(&KINDS).map(|kind| *http = kind()),
-        tell: |http| {
+        get: |http| {
             Value::of_choice(&KINDS.map(|(name, kind)| (name, kind().requests.heads)), &http.requests.heads)
         },
     },
@@ -28,12 +28,12 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
             http.requests.scheme = if text == "https" { Scheme::HTTPS } else { Scheme::HTTP };
             Ok(())
         },
-        tell: |http| Some(http.requests.scheme.as_str().into()),
+        get: |http| Some(http.requests.scheme.as_str().into()),
     },
     Setting {
         name: "authority",
         set: |http, value| value.text().map(|text| *http = take(http).authority(text)),
-        tell: |http| http.requests.authority.as_deref().map(Value::from),
+        get: |http| http.requests.authority.as_deref().map(Value::from),
     },
     Setting {
         name: "cookies",
@@ -42,12 +42,12 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
             *http = take(http).cookies(names?);
             Ok(())
         },
-        tell: |http| http.requests.cookies.as_ref().map(|names| names.0.iter().map(String::as_str).collect()),
+        get: |http| http.requests.cookies.as_ref().map(|names| names.0.iter().map(String::as_str).collect()),
     },
     Setting {
         name: "credential_headers",
         set: |http, value| names(value).map(|names| *http = take(http).credential_headers(names)),
-        tell: |http| Some(http.requests.credentials.names.iter().map(HeaderName::as_str).collect()),
+        get: |http| Some(http.requests.credentials.names.iter().map(HeaderName::as_str).collect()),
     },
     Setting {
         name: "more_credential_headers",
@@ -55,52 +55,52 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
             *http = names(value)?.into_iter().fold(take(http), HttpPolicy::credential_header);
             Ok(())
         },
-        tell: |http| Some(http.requests.added.iter().map(HeaderName::as_str).collect()),
+        get: |http| Some(http.requests.added.iter().map(HeaderName::as_str).collect()),
     },
     Setting {
         name: "share_authorized",
         set: |http, value| value.truth().map(|shared| *http = take(http).share_authorized(shared)),
-        tell: |http| shares(http, http.requests.authorization, HttpPolicy::share_authorized),
+        get: |http| shares(http, http.requests.authorization, HttpPolicy::share_authorized),
     },
     Setting {
         name: "share_cookies",
         set: |http, value| value.truth().map(|shared| *http = take(http).share_cookies(shared)),
-        tell: |http| shares(http, http.requests.cookie, HttpPolicy::share_cookies),
+        get: |http| shares(http, http.requests.cookie, HttpPolicy::share_cookies),
     },
     Setting {
         name: "behind_proxy",
         set: |http, value| headers(value).map(|report| *http = take(http).behind_proxy(report)),
-        tell: |http| http.requests.report.as_deref().map(report),
+        get: |http| http.requests.report.as_deref().map(report),
     },
     Setting {
         name: "ignore_request_no_cache",
-        set: |http, value| value.truth().map(|given| http.ignore_request_no_cache = given),
-        tell: |http| Some(http.ignore_request_no_cache.into()),
+        set: |http, value| value.truth().map(|value| http.ignore_request_no_cache = value),
+        get: |http| Some(http.ignore_request_no_cache.into()),
     },
     Setting {
-        name: "tell_key",
-        set: |http, value| value.truth().map(|given| http.tell_key = given),
-        tell: |http| Some(http.tell_key.into()),
+        name: "expose_key",
+        set: |http, value| value.truth().map(|value| http.expose_key = value),
+        get: |http| Some(http.expose_key.into()),
     },
     Setting {
         name: "path_tags",
-        set: |http, value| value.truth().map(|given| http.path_tags = given),
-        tell: |http| Some(http.path_tags.into()),
+        set: |http, value| value.truth().map(|value| http.path_tags = value),
+        get: |http| Some(http.path_tags.into()),
     },
     Setting {
         name: "answer_info",
-        set: |http, value| value.truth().map(|given| http.answer_info = given),
-        tell: |http| Some(http.answer_info.into()),
+        set: |http, value| value.truth().map(|value| http.answer_info = value),
+        get: |http| Some(http.answer_info.into()),
     },
     Setting {
         name: "default_lifetime",
-        set: |http, value| value.truth().map(|given| http.default_lifetime = given),
-        tell: |http| Some(http.default_lifetime.into()),
+        set: |http, value| value.truth().map(|value| http.default_lifetime = value),
+        get: |http| Some(http.default_lifetime.into()),
     },
     Setting {
         name: "heuristic_freshness",
-        set: |http, value| value.truth().map(|given| http.heuristic_freshness = given),
-        tell: |http| Some(http.heuristic_freshness.into()),
+        set: |http, value| value.truth().map(|value| http.heuristic_freshness = value),
+        get: |http| Some(http.heuristic_freshness.into()),
     },
     Setting {
         name: "vary_on",
@@ -108,34 +108,34 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
             *http = names(value)?.into_iter().fold(take(http), HttpPolicy::vary_on);
             Ok(())
         },
-        tell: |http| Some(http.vary_on.iter().map(HeaderName::as_str).collect()),
+        get: |http| Some(http.vary_on.iter().map(HeaderName::as_str).collect()),
     },
     Setting {
         name: "max_variants",
-        set: |http, value| value.number().map(|given| http.max_variants = given),
-        tell: |http| Some((http.max_variants as u64).into()),
+        set: |http, value| value.number().map(|value| http.max_variants = value),
+        get: |http| Some((http.max_variants as u64).into()),
     },
     Setting {
         name: "stale_on_disconnect",
-        set: |http, value| value.duration().map(|given| http.stale_on_disconnect = given),
-        tell: |http| Some(http.stale_on_disconnect.into()),
+        set: |http, value| value.duration().map(|value| http.stale_on_disconnect = value),
+        get: |http| Some(http.stale_on_disconnect.into()),
     },
     Setting {
         name: "validate_within",
-        set: |http, value| value.duration().map(|given| http.validate_within = given),
-        tell: |http| Some(http.validate_within.into()),
+        set: |http, value| value.duration().map(|value| http.validate_within = value),
+        get: |http| Some(http.validate_within.into()),
     },
     Setting {
         name: "key",
         set: |_, _| Err("a file can not hold a function: set it in code, by HttpPolicy::key".into()),
-        tell: |_| None,
+        get: |_| None,
     },
     Setting {
         name: "personal_extension",
         set: |_, _| {
             Err("a file can not hold a type: set it in code, by HttpPolicy::personal_extension".into())
         },
-        tell: |_| None,
+        get: |_| None,
     },
 ];
 
@@ -186,12 +186,8 @@ fn report(report: &[u8]) -> Value {
 
 /// Whether these credentials are shared. `None` where saying so would change more: `false` adds a header to the list of credentials,
 /// which may be left out on purpose.
-fn shares(
-    http: &HttpPolicy,
-    rule: CredentialSharing,
-    set: fn(HttpPolicy, bool) -> HttpPolicy,
-) -> Option<Value> {
-    let is_shared = rule != CredentialSharing::Never;
+fn shares(http: &HttpPolicy, rule: CredentialRule, set: fn(HttpPolicy, bool) -> HttpPolicy) -> Option<Value> {
+    let is_shared = rule != CredentialRule::Never;
     (set(http.clone(), is_shared) == *http).then(|| is_shared.into())
 }
 
@@ -203,7 +199,7 @@ impl HttpPolicy {
 
     /// The settings as a file has them. `None` if a file can not have them all.
     pub(crate) fn to_value(&self) -> Option<Value> {
-        let value = Value::Table(setting::tell(SETTINGS, self));
+        let value = Value::Table(setting::get(SETTINGS, self));
         let mut read = Self::of_value(value.clone()).ok()?;
         read.take_functions(self);
         (read == *self).then_some(value)
@@ -230,11 +226,11 @@ impl<'de> Deserialize<'de> for HttpPolicy {
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Serialize for HttpPolicy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.to_value().ok_or_else(|| ser::Error::custom(UNTOLD))?.serialize(to)
+        self.to_value().ok_or_else(|| ser::Error::custom(NOT_WRITABLE))?.serialize(to)
     }
 }
 
-const UNTOLD: &str =
+const NOT_WRITABLE: &str =
     "no file can say what this HttpPolicy shares with credentials or cookies, or behind which proxy it is";
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: S
     }
     // The first member of a list comes from the nearest cache; a member that is not a number is ignored (RFC 9111,
     // 5.1).
-    let told = headers
+    let received_age = headers
         .get(AGE)
         .and_then(|line| line.as_bytes().split(|&byte| byte == b',').next())
         .and_then(|age| delta_seconds(age.trim_ascii()));
@@ -143,7 +143,7 @@ pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: S
         // uncacheable at random.
         unix_seconds(now).saturating_sub(unix_seconds(date)).saturating_sub(1)
     });
-    let corrected = Duration::from_secs(told.unwrap_or(0)).saturating_add(delay);
+    let corrected = Duration::from_secs(received_age.unwrap_or(0)).saturating_add(delay);
     let longest = Duration::from_secs(LONGEST_SECONDS);
     corrected.max(Duration::from_secs(apparent.unwrap_or(0))).min(longest)
 }
@@ -202,7 +202,7 @@ impl StaleWindows {
 /// used together with `s-maxage`, and would have no effect.
 pub(crate) fn must_revalidate(all: &CacheControl, http: &HttpPolicy) -> bool {
     let shared = http.scope == CacheScope::Shared;
-    all.must_revalidate || (shared && (all.proxy_revalidate || (http.letter && all.s_maxage.is_some())))
+    all.must_revalidate || (shared && (all.proxy_revalidate || (http.strict_rfc && all.s_maxage.is_some())))
 }
 
 /// How a stored response is used for a request.
@@ -223,23 +223,28 @@ pub(crate) enum Reuse {
 }
 
 /// Whether a request demands more than freshness: a client's reload, mostly.
-pub(crate) fn is_reload(asked: &RequestDemands, policy: &HttpPolicy) -> bool {
-    let RequestDirectives { no_cache, max_age, min_fresh, .. } = asked.directives;
+pub(crate) fn is_reload(demands: &RequestDemands, policy: &HttpPolicy) -> bool {
+    let RequestDirectives { no_cache, max_age, min_fresh, .. } = demands.directives;
     !policy.ignore_request_no_cache && (no_cache || max_age.is_some() || min_fresh > 0)
 }
 
 /// Decides by the request, what was stored, and its age (`current_age` of RFC 9111, 4.2.3).
-pub(crate) fn reuse(asked: &RequestDemands, terms: &ReuseTerms, age: Duration, policy: &HttpPolicy) -> Reuse {
-    if !is_for(asked, terms, policy) {
+pub(crate) fn reuse(
+    demands: &RequestDemands,
+    terms: &ReuseTerms,
+    age: Duration,
+    policy: &HttpPolicy,
+) -> Reuse {
+    if !is_for(demands, terms, policy) {
         return Reuse::NotForThis;
     }
     // Each of these demands more than freshness, and so a load.
     let ignored = policy.ignore_request_no_cache;
     let wanted = RequestDirectives {
-        no_cache: asked.directives.no_cache && !ignored,
-        max_age: asked.directives.max_age.filter(|_| !ignored),
-        min_fresh: if ignored { 0 } else { asked.directives.min_fresh },
-        ..asked.directives
+        no_cache: demands.directives.no_cache && !ignored,
+        max_age: demands.directives.max_age.filter(|_| !ignored),
+        min_fresh: if ignored { 0 } else { demands.directives.min_fresh },
+        ..demands.directives
     };
     let otherwise = if wanted.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
     if terms.revalidate_always || wanted.no_cache {
@@ -273,8 +278,8 @@ pub(crate) fn reuse(asked: &RequestDemands, terms: &ReuseTerms, age: Duration, p
 /// Whether a response may answer a request with its credentials at all, stored or during its load: to the letter
 /// any stored one, otherwise only one that explicitly allows sharing. An origin may answer anonymous requests and
 /// users differently.
-pub(crate) fn is_for(asked: &RequestDemands, terms: &ReuseTerms, policy: &HttpPolicy) -> bool {
-    policy.letter || terms.says_shared || !asked.has_credentials()
+pub(crate) fn is_for(demands: &RequestDemands, terms: &ReuseTerms, policy: &HttpPolicy) -> bool {
+    policy.strict_rfc || terms.says_shared || !demands.has_credentials()
 }
 
 /// How a validation or a load failed.
@@ -289,7 +294,7 @@ pub(crate) enum LoadFailure {
 /// Whether a stale response is served instead of a failure.
 pub(crate) fn instead_of(
     failed: LoadFailure,
-    asked: &RequestDemands,
+    demands: &RequestDemands,
     terms: &ReuseTerms,
     age: Duration,
     policy: &HttpPolicy,
@@ -302,9 +307,10 @@ pub(crate) fn instead_of(
         LoadFailure::Status(_) => return false,
     };
     // A response that always needs validation, or a request that insists on it.
-    let validated = terms.revalidate_always || (asked.directives.no_cache && !policy.ignore_request_no_cache);
+    let validated =
+        terms.revalidate_always || (demands.directives.no_cache && !policy.ignore_request_no_cache);
     let beyond = age.saturating_sub(terms.lifetime);
-    is_for(asked, terms, policy) && !validated && !window.is_zero() && beyond <= window
+    is_for(demands, terms, policy) && !validated && !window.is_zero() && beyond <= window
 }
 
 #[cfg(test)]
@@ -583,14 +589,14 @@ mod reuse_tests {
         says_shared: false,
     };
 
-    fn asked(line: &str) -> RequestDemands {
+    fn demands(line: &str) -> RequestDemands {
         let mut directives = RequestDirectives::default();
         directives.add(&line.parse().expect("a value"));
         RequestDemands { directives, ..RequestDemands::default() }
     }
 
     fn at(age: u64, line: &str, terms: &ReuseTerms) -> Reuse {
-        reuse(&asked(line), terms, secs(age), &HttpPolicy::default())
+        reuse(&demands(line), terms, secs(age), &HttpPolicy::default())
     }
 
     #[test]
@@ -601,7 +607,7 @@ mod reuse_tests {
             assert_eq!(at(age, "", &FRESH_FOR_60), expected, "RFC 9111, 4.2: {age}");
         }
         let almost = secs(60) - Duration::from_nanos(1);
-        assert_eq!(reuse(&asked(""), &FRESH_FOR_60, almost, &HttpPolicy::default()), Reuse::Fresh);
+        assert_eq!(reuse(&demands(""), &FRESH_FOR_60, almost, &HttpPolicy::default()), Reuse::Fresh);
         let never = ReuseTerms { lifetime: Duration::ZERO, ..FRESH_FOR_60 };
         assert_eq!(at(0, "", &never), Reuse::Revalidate);
     }
@@ -684,10 +690,10 @@ mod reuse_tests {
     fn the_policy_can_keep_clients_from_forcing_loads() {
         let policy = HttpPolicy::default().ignore_request_no_cache(true);
         for line in ["no-cache", "max-age=0", "no-cache, max-age=0", "min-fresh=61"] {
-            assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
-            assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(60), &policy), Reuse::Revalidate, "{line}");
+            assert_eq!(reuse(&demands(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
+            assert_eq!(reuse(&demands(line), &FRESH_FOR_60, secs(60), &policy), Reuse::Revalidate, "{line}");
             let stale = StaleWindows { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
-            let served = reuse(&asked(line), &ReuseTerms { stale, ..FRESH_FOR_60 }, secs(61), &policy);
+            let served = reuse(&demands(line), &ReuseTerms { stale, ..FRESH_FOR_60 }, secs(61), &policy);
             assert_eq!(served, Reuse::StaleWhileRevalidate, "{line}");
         }
     }
@@ -704,8 +710,8 @@ mod reuse_tests {
     fn requests_with_credentials_get_only_responses_that_allow_sharing() {
         let shared = ReuseTerms { says_shared: true, ..FRESH_FOR_60 };
         for facts in [
-            RequestDemands { authorized: true, ..asked("") },
-            RequestDemands { has_cookie: true, ..asked("") },
+            RequestDemands { authorized: true, ..demands("") },
+            RequestDemands { has_cookie: true, ..demands("") },
         ] {
             let given = |terms: &ReuseTerms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
             assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::default()), Reuse::NotForThis, "A1, A2");
@@ -752,7 +758,7 @@ mod reuse_tests {
             (LoadFailure::Status(404), 61, "", terms, false),
         ];
         for (failed, age, line, terms, given) in cases {
-            let stands_in = instead_of(failed, &asked(line), &terms, secs(age), &HttpPolicy::strict());
+            let stands_in = instead_of(failed, &demands(line), &terms, secs(age), &HttpPolicy::strict());
             assert_eq!(stands_in, given, "RFC 5861, 4; RFC 9111, 4.2.4: {failed:?} {line} at {age}");
         }
     }

@@ -549,24 +549,24 @@ fn has_scheme(reference: &str) -> bool {
 pub(super) fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
-    let mut kept: Vec<&str> = Vec::new();
+    let mut meta: Vec<&str> = Vec::new();
     let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
         match segment {
             "." | ".." => {
                 if segment == ".." {
-                    kept.pop();
+                    meta.pop();
                 }
                 // A trailing dot segment leaves the folder itself.
                 if is_last {
-                    kept.push("");
+                    meta.push("");
                 }
             }
-            _ => kept.push(segment),
+            _ => meta.push(segment),
         }
     }
-    format!("/{}{query}", kept.join("/"))
+    format!("/{}{query}", meta.join("/"))
 }
 
 #[cfg(all(test, feature = "axum"))]

@@ -11,7 +11,7 @@ use super::cache_control::RequestDirectives;
 use super::conditional;
 use super::fields::contains_token;
 use super::key::{KeyHeaders, TargetUri, key_by};
-use super::request_settings::CredentialSharing;
+use super::request_settings::CredentialRule;
 use super::request_settings::RequestRules;
 use super::request_settings::is_forwarding;
 use super::vary::may_be_misread;
@@ -23,7 +23,7 @@ pub(crate) struct ConsideredRequest<K = CacheKey> {
     pub(crate) key: K,
     /// A GET may be loaded and stored; a HEAD only finds the stored response of a GET (RFC 9110, 9.3.2).
     pub(crate) is_get: bool,
-    pub(crate) asked: RequestDemands,
+    pub(crate) demands: RequestDemands,
 }
 
 /// A request's demands on the cache, besides the resource.
@@ -72,18 +72,18 @@ pub(crate) fn consider<B: http_body::Body, K>(
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<ConsideredRequest<K>, Rule> {
     let is_get = method(request)?;
-    let (keyed, mut asked) = survey(request.headers(), rules, Content::Bypasses)?;
+    let (keyed, mut demands) = examine(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
         return Err(Rule::Extension);
     }
     let key;
-    (key, asked.other_form) = key_by(request, &keyed, rules, join)?;
-    Ok(ConsideredRequest { key, is_get, asked })
+    (key, demands.other_form) = key_by(request, &keyed, rules, join)?;
+    Ok(ConsideredRequest { key, is_get, demands })
 }
 
 /// The key of the GET for which the response to this POST may be stored, the POST's demands, and its absolute
-/// target URI (RFC 9110, 9.3.3). It is stored if `response::judge` finds that the response allows it.
+/// target URI (RFC 9110, 9.3.3). It is stored if `response::classify` finds that the response allows it.
 pub(crate) fn consider_post<B>(
     request: &Request<B>,
     rules: &RequestRules,
@@ -91,11 +91,11 @@ pub(crate) fn consider_post<B>(
     if request.method() != Method::POST {
         return Err(Rule::Method);
     }
-    let (keyed, mut asked) = survey(request.headers(), rules, Content::Expected)?;
+    let (keyed, mut demands) = examine(request.headers(), rules, Content::Expected)?;
     let uri = TargetUri::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     let key;
-    (key, asked.other_form) = key_by(request, &keyed, rules, CacheKey::from_texts)?;
-    Ok((ConsideredRequest { key, is_get: false, asked }, uri))
+    (key, demands.other_form) = key_by(request, &keyed, rules, CacheKey::from_texts)?;
+    Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 
 /// True for a GET, false for a HEAD; other methods are not looked up.
@@ -124,13 +124,13 @@ pub(crate) enum Content {
 }
 
 /// Examines every header once.
-pub(crate) fn survey<'a>(
+pub(crate) fn examine<'a>(
     headers: &'a HeaderMap,
     rules: &RequestRules,
     content: Content,
 ) -> Result<(KeyHeaders<'a>, RequestDemands), Rule> {
     let mut keyed = KeyHeaders::default();
-    let mut asked = RequestDemands::default();
+    let mut demands = RequestDemands::default();
     let [mut has_directives, mut pragma, mut has_range] = [false; 3];
     // A POST goes to the inner service unchanged, with all of its cookies.
     let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
@@ -144,7 +144,7 @@ pub(crate) fn survey<'a>(
             }
             "cache-control" => {
                 has_directives = true;
-                asked.directives.add(value);
+                demands.directives.add(value);
                 continue;
             }
             "accept-encoding" if may_be_misread(value) => Rule::Coding,
@@ -155,7 +155,7 @@ pub(crate) fn survey<'a>(
             "range" if !has_range && is_bytes(value) => {
                 has_range = true;
                 // An invalid range asks for the whole (RFC 9110, 14.2).
-                asked.ranged = conditional::is_range(value);
+                demands.ranged = conditional::is_range(value);
                 continue;
             }
             "range" => Rule::Range,
@@ -170,49 +170,49 @@ pub(crate) fn survey<'a>(
             "transfer-encoding" => Rule::Body,
             "content-length" if !is_zero(value) => Rule::Body,
             "if-none-match" | "if-modified-since" => {
-                asked.conditional = true;
+                demands.conditional = true;
                 continue;
             }
             "if-range" => {
-                asked.if_range = true;
+                demands.if_range = true;
                 continue;
             }
             // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
             text if text.starts_with("if-") => Rule::Conditional,
             "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => {
-                asked.other_cookies = true;
+                demands.other_cookies = true;
                 continue;
             }
             _ if rules.keyed_by_credentials && rules.credentials.contains(name) => {
                 keyed.credentials = true;
                 continue;
             }
-            "authorization" if rules.authorization != CredentialSharing::Never => {
-                asked.authorized = true;
+            "authorization" if rules.authorization != CredentialRule::Never => {
+                demands.authorized = true;
                 continue;
             }
-            "cookie" if rules.cookie != CredentialSharing::Never => {
-                asked.has_cookie |= rules.cookie == CredentialSharing::IfSaid;
+            "cookie" if rules.cookie != CredentialRule::Never => {
+                demands.has_cookie |= rules.cookie == CredentialRule::IfSaid;
                 continue;
             }
             _ if rules.credentials.contains(name) => Rule::Credentials,
             _ if rules.unkeyed.contains(name) => Rule::UnkeyedHeader,
             text => {
-                asked.forwarded |= is_forwarding(text);
+                demands.forwarded |= is_forwarding(text);
                 continue;
             }
         };
         return Err(rule);
     }
-    if asked.directives.no_store {
+    if demands.directives.no_store {
         // RFC 9111, 5.2.1.5: neither the request nor its response may be stored.
         return Err(Rule::RequestNoStore);
     }
     // RFC 9111, 5.4: `Pragma` counts only if there is no `Cache-Control`.
-    asked.directives.no_cache |= pragma && !has_directives;
+    demands.directives.no_cache |= pragma && !has_directives;
     // If a cookie on another line matters, all cookies are kept.
-    asked.other_cookies &= !rules.has_own_cookies(headers);
-    Ok((keyed, asked))
+    demands.other_cookies &= !rules.has_own_cookies(headers);
+    Ok((keyed, demands))
 }
 
 /// Whether `Connection` lists only options of the connection itself (RFC 9110, 7.6.1).

@@ -51,7 +51,7 @@ pub(crate) enum CacheScope {
 
 /// Whether requests or responses with credentials or cookies take part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum CredentialSharing {
+pub(crate) enum CredentialRule {
     #[default]
     Never,
     /// If the response explicitly allows sharing.
@@ -59,7 +59,7 @@ pub(crate) enum CredentialSharing {
     Freely,
 }
 
-impl CredentialSharing {
+impl CredentialRule {
     pub(crate) fn wished(share: bool, now: Self) -> Self {
         match (share, now) {
             (false, _) => Self::Never,
@@ -137,9 +137,9 @@ pub(crate) struct RequestRules {
     pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
     /// The rule for requests with `Authorization`. With `Never`, `credentials` decides.
-    pub(crate) authorization: CredentialSharing,
+    pub(crate) authorization: CredentialRule,
     /// The rule for requests with `Cookie`, likewise.
-    pub(crate) cookie: CredentialSharing,
+    pub(crate) cookie: CredentialRule,
     /// Credentials are part of the key instead of a reason to bypass.
     pub(crate) keyed_by_credentials: bool,
     pub(crate) key: Option<KeyHook>,
@@ -161,8 +161,8 @@ impl Default for RequestRules {
             credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
             added: Vec::new(),
             unkeyed: UNKEYED_HEADERS.map(HeaderName::from_static).into_iter().collect(),
-            authorization: CredentialSharing::Never,
-            cookie: CredentialSharing::Never,
+            authorization: CredentialRule::Never,
+            cookie: CredentialRule::Never,
             keyed_by_credentials: false,
             key: None,
             authority: None,
@@ -235,8 +235,8 @@ impl FromIterator<HeaderName> for NameSet {
 /// listed name has almost every length.
 fn bit(name: &HeaderName) -> u128 {
     let bytes = name.as_str().as_bytes();
-    let letter = |at: Option<&u8>| at.copied().map_or(0, usize::from);
-    1 << ((bytes.len() + 31 * letter(bytes.first()) + 7 * letter(bytes.last())) % 128)
+    let strict_rfc = |at: Option<&u8>| at.copied().map_or(0, usize::from);
+    1 << ((bytes.len() + 31 * strict_rfc(bytes.first()) + 7 * strict_rfc(bytes.last())) % 128)
 }
 
 /// A type of request extension that marks a request as one client's.

@@ -19,7 +19,7 @@ use super::freshness::{
 use super::freshness::{ReuseTerms, StaleWindows, must_revalidate};
 use super::key::of_same_origin;
 use super::request::RequestDemands;
-use super::request_settings::{CacheScope, CredentialSharing};
+use super::request_settings::{CacheScope, CredentialRule};
 use super::settings::{HttpPolicy, ResponseRules};
 use super::vary::Vary;
 
@@ -47,7 +47,7 @@ pub(crate) struct RequestResponse<'a> {
     pub(crate) method: &'a Method,
     /// The absolute target URI, if known: the response to a POST may represent it.
     pub(crate) target: Option<&'a Uri>,
-    pub(crate) asked: &'a RequestDemands,
+    pub(crate) demands: &'a RequestDemands,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
     /// The known bounds of the body's length, even if no header states it: for a handler's body the server adds the
@@ -108,7 +108,7 @@ impl StoreDecision {
 /// Judges a response by its head.
 ///
 /// The rules that forbid sharing come first: even coalescing without storing hands one user's response to others.
-pub(crate) fn judge(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
+pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
     let directives = Directives::of(exchange.headers, &rules.http);
     match forbidden(exchange, &directives, rules) {
         Some(rule) => Verdict::Private(rule),
@@ -132,7 +132,7 @@ impl Directives {
             return untargeted;
         }
         let valid = targeted(headers);
-        if http.letter {
+        if http.strict_rfc {
             // RFC 9213, 2.2: replaces `Cache-Control`, and is ignored as a whole if it is invalid.
             return match valid {
                 Some(all) => Self { all, targeted: true, ..untargeted },
@@ -169,7 +169,7 @@ impl Directives {
 
 /// The rule that keeps a response from all other requests, whatever its lifetime.
 fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
-    let RequestResponse { asked, status, headers, ref body, .. } = *exchange;
+    let RequestResponse { demands, status, headers, ref body, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     if exchange.do_not_store {
         return Some(Rule::DoNotStore);
@@ -178,33 +178,33 @@ fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Re
         return Some(Rule::MustUnderstand);
     }
     // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
-    if all.no_store && !directives.forbidden_by_target && !(all.must_understand && http.letter) {
+    if all.no_store && !directives.forbidden_by_target && !(all.must_understand && http.strict_rfc) {
         return Some(Rule::NoStore);
     }
     if directives.forbidden_by_target {
         return Some(Rule::Targeted);
     }
     if http.scope == CacheScope::Shared {
-        if all.private == DirectiveScope::Whole || (all.private.is_present() && !http.letter) {
+        if all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc) {
             return Some(Rule::Private);
         }
-        if asked.authorized && !all.says_shared {
+        if demands.authorized && !all.says_shared {
             return Some(Rule::Authorization);
         }
-        if asked.has_cookie && !all.says_shared {
+        if demands.has_cookie && !all.says_shared {
             return Some(Rule::Cookie);
         }
     }
     if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
         // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
         header::SET_COOKIE => match http.set_cookie {
-            CredentialSharing::Freely => None,
-            CredentialSharing::IfSaid if all.says_shared => None,
-            CredentialSharing::IfSaid | CredentialSharing::Never => Some(Rule::SetCookie),
+            CredentialRule::Freely => None,
+            CredentialRule::IfSaid if all.says_shared => None,
+            CredentialRule::IfSaid | CredentialRule::Never => Some(Rule::SetCookie),
         },
         // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
         // `Cache-Control` overrides it.
-        header::PRAGMA => (!http.letter
+        header::PRAGMA => (!http.strict_rfc
             && contains_token(value.as_bytes(), b"no-cache")
             && !headers.contains_key(header::CACHE_CONTROL))
         .then_some(Rule::Pragma),
@@ -218,7 +218,9 @@ fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Re
     }
     match content_length(headers) {
         Err(Unsound) => return Some(Rule::ContentLength),
-        Ok(told) if least_length(told, body) > rules.max_body as u64 => return Some(Rule::TooBig),
+        Ok(content_length) if least_length(content_length, body) > rules.max_body as u64 => {
+            return Some(Rule::TooBig);
+        }
         // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
         Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
             let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
@@ -234,13 +236,13 @@ fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Re
         (_, 100..200 | 304) => Some(Rule::Status),
         _ if is_unstorable(status) => Some(Rule::Unstorable),
         // A part that was not requested (RFC 9111, 3.3).
-        (&Method::GET, 206) if asked.ranged && Part::of_response(headers).is_some() => None,
+        (&Method::GET, 206) if demands.ranged && Part::of_response(headers).is_some() => None,
         (_, 206) => Some(Rule::Status),
         // Concerns the range, not the resource (RFC 9110, 15.5.17).
-        (_, 416) if asked.ranged => Some(Rule::Status),
+        (_, 416) if demands.ranged => Some(Rule::Status),
         (&Method::GET, _) => None,
         // Represents the target like a GET, if the response says so and states its lifetime (RFC 9110, 9.3.3).
-        (&Method::POST, _) if http.letter && is_about_target(exchange) => None,
+        (&Method::POST, _) if http.strict_rfc && is_about_target(exchange) => None,
         (&Method::POST, _) => Some(Rule::Post),
         _ => Some(Rule::Method),
     }
@@ -252,7 +254,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
     let (http, all) = (&rules.http, &directives.all);
     let vary = Vary::of(headers, &http.vary_on);
     // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
-    let vary = if http.letter { vary } else { vary.and_on_coding(headers) };
+    let vary = if http.strict_rfc { vary } else { vary.and_on_coding(headers) };
     if vary == Vary::Any {
         return Verdict::Private(Rule::Vary);
     }
@@ -267,9 +269,9 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         _ => Verdict::ShareOnly { rule, vary, says_shared },
     };
     let revalidate_always =
-        all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.letter);
+        all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.strict_rfc);
     let has_validator = has_validator(headers, now);
-    let (is_failure, may_keep_failures) = (is_failure(status), http.letter);
+    let (is_failure, may_keep_failures) = (is_failure(status), http.strict_rfc);
     let can_be_validated = has_validator && (!is_failure || may_keep_failures);
     if revalidate_always && !can_be_validated {
         // It could be stored only to be validated; without a validator it may not be reused at all, not even by
@@ -278,7 +280,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
     }
     let initial_age = corrected_initial_age(headers, exchange.delay, now);
     let guess_allowed = may_be_guessed(status) || all.public;
-    let storable_unnamed = may_have_default(status) || (http.letter && guess_allowed);
+    let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);
     let (lifetime, rule) = match lifetime(headers, all, directives.targeted, http.scope, now) {
         Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
         _ if exchange.method != Method::GET => return Verdict::Private(Rule::Post),

@@ -17,9 +17,9 @@ use http::uri::Scheme;
 use http::{Request, header};
 
 use super::key::{default_port, key, plain_authority};
-use super::request::{Content, survey};
+use super::request::{Content, examine};
 use super::request_settings::{
-    CacheScope, CookieNames, CredentialSharing, Heads, KeyHook, KeyParts, PersonalExtension, RequestRules,
+    CacheScope, CookieNames, CredentialRule, Heads, KeyHook, KeyParts, PersonalExtension, RequestRules,
     forwarding,
 };
 use super::vary::{MOST_NAMES, Normalization};
@@ -55,13 +55,13 @@ pub struct HttpPolicy {
     pub(crate) requests: RequestRules,
     pub(crate) scope: CacheScope,
     /// To the letter of the RFCs, even where the default is more careful.
-    pub(crate) letter: bool,
+    pub(crate) strict_rfc: bool,
     /// The rule for responses with `Set-Cookie`.
-    pub(crate) set_cookie: CredentialSharing,
+    pub(crate) set_cookie: CredentialRule,
     pub(crate) default_lifetime: bool,
     pub(crate) heuristic_freshness: bool,
     pub(crate) ignore_request_no_cache: bool,
-    pub(crate) tell_key: bool,
+    pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) answer_info: bool,
     /// Sorted, each once.
@@ -136,7 +136,7 @@ impl HttpPolicy {
     /// [`strict`](Self::strict) to yes, and there such requests are answered with any stored response.
     #[must_use]
     pub fn share_authorized(mut self, share: bool) -> Self {
-        self.requests.authorization = CredentialSharing::wished(share, self.requests.authorization);
+        self.requests.authorization = CredentialRule::wished(share, self.requests.authorization);
         if !share {
             self.requests.credentials.add(header::AUTHORIZATION);
         }
@@ -148,8 +148,8 @@ impl HttpPolicy {
     /// yes, and there even if the response does not explicitly allow it.
     #[must_use]
     pub fn share_cookies(mut self, share: bool) -> Self {
-        self.requests.cookie = CredentialSharing::wished(share, self.requests.cookie);
-        self.set_cookie = CredentialSharing::wished(share, self.set_cookie);
+        self.requests.cookie = CredentialRule::wished(share, self.requests.cookie);
+        self.set_cookie = CredentialRule::wished(share, self.set_cookie);
         if !share {
             self.requests.credentials.add(header::COOKIE);
         }
@@ -195,8 +195,8 @@ impl HttpPolicy {
     /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
     /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
     #[must_use]
-    pub fn tell_key(mut self, told: bool) -> Self {
-        self.tell_key = told;
+    pub fn expose_key(mut self, is_exposed: bool) -> Self {
+        self.expose_key = is_exposed;
         self
     }
 
@@ -224,16 +224,16 @@ impl HttpPolicy {
     /// # Ok(()) }
     /// ```
     #[must_use]
-    pub fn answer_info(mut self, told: bool) -> Self {
-        self.answer_info = told;
+    pub fn answer_info(mut self, is_exposed: bool) -> Self {
+        self.answer_info = is_exposed;
         self
     }
 
     /// Whether a response that states no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for). Defaults to
     /// yes; in [`strict`](Self::strict) to no.
     #[must_use]
-    pub fn default_lifetime(mut self, given: bool) -> Self {
-        self.default_lifetime = given;
+    pub fn default_lifetime(mut self, is_on: bool) -> Self {
+        self.default_lifetime = is_on;
         self
     }
 
@@ -316,13 +316,13 @@ impl HttpPolicy {
     /// [`invalidate`](crate::StampedeGuard::invalidate). `None` for a request that would bypass the cache.
     /// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) is the same with all of a guard's policy.
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
-        let (keyed, _) = survey(request.headers(), &self.requests, Content::Bypasses).ok()?;
+        let (keyed, _) = examine(request.headers(), &self.requests, Content::Bypasses).ok()?;
         key(request, &keyed, &self.requests).ok()
     }
 
     /// How far the values of requests are normalized.
     pub(crate) fn normal(&self) -> Normalization {
-        if self.letter { Normalization::ByTheLetter } else { Normalization::Careful }
+        if self.strict_rfc { Normalization::Exact } else { Normalization::Careful }
     }
 
     /// Why these settings are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
@@ -372,14 +372,14 @@ impl Default for HttpPolicy {
         Self {
             requests: RequestRules::default(),
             scope: CacheScope::Shared,
-            letter: false,
-            set_cookie: CredentialSharing::Never,
+            strict_rfc: false,
+            set_cookie: CredentialRule::Never,
             default_lifetime: true,
             // A heuristic lifetime is a guess, while `fresh_for` is the operator's decision.
             heuristic_freshness: false,
             ignore_request_no_cache: false,
             // The key may contain data that a log, or the next client, must not see.
-            tell_key: false,
+            expose_key: false,
             // Each path has a tag id in the store, for a day at least, and each hit reads it.
             path_tags: false,
             answer_info: false,
@@ -408,12 +408,9 @@ impl HttpPolicy {
     /// - `CDN-Cache-Control` replaces `Cache-Control` (RFC 9213, 2.2); `no-cache="field"` and `private="field"`
     ///   apply to the fields that they list; `must-understand` overrides `no-store`.
     pub fn strict() -> Self {
-        let mut requests = RequestRules {
-            heads: Heads::STRICT,
-            cookie: CredentialSharing::Freely,
-            ..RequestRules::default()
-        };
-        requests.authorization = CredentialSharing::IfSaid;
+        let mut requests =
+            RequestRules { heads: Heads::STRICT, cookie: CredentialRule::Freely, ..RequestRules::default() };
+        requests.authorization = CredentialRule::IfSaid;
         requests.credentials = requests
             .credentials
             .names
@@ -422,8 +419,8 @@ impl HttpPolicy {
             .collect();
         Self {
             requests,
-            letter: true,
-            set_cookie: CredentialSharing::Freely,
+            strict_rfc: true,
+            set_cookie: CredentialRule::Freely,
             default_lifetime: false,
             heuristic_freshness: true,
             stale_on_disconnect: DAY,
@@ -450,12 +447,7 @@ impl HttpPolicy {
     pub fn private() -> Self {
         let requests =
             RequestRules { heads: Heads::PRIVATE, keyed_by_credentials: true, ..RequestRules::default() };
-        Self {
-            requests,
-            scope: CacheScope::Private,
-            set_cookie: CredentialSharing::Freely,
-            ..Self::default()
-        }
+        Self { requests, scope: CacheScope::Private, set_cookie: CredentialRule::Freely, ..Self::default() }
     }
 }
 

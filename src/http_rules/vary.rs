@@ -229,7 +229,7 @@ impl Variant {
         if let Some(at) = variants.iter().position(|variant| variant.fingerprint == own) {
             return Some(at);
         }
-        if normal != Normalization::ByTheLetter || variants.iter().all(|variant| variant.language.is_none()) {
+        if normal != Normalization::Exact || variants.iter().all(|variant| variant.language.is_none()) {
             return None;
         }
         let preferred = preferred_language(request)?;
@@ -282,7 +282,7 @@ pub(crate) enum Normalization {
     /// all clients with the origin's spelling.
     Careful,
     /// Case, order and spelling of preferences have no meaning (RFC 9110, 12.4 and 12.5).
-    ByTheLetter,
+    Exact,
 }
 
 /// The normalized value over all lines; `None` if the field is absent.
@@ -343,13 +343,13 @@ pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
 /// Whether the request names unknown codings, and the response has a coding that the request does not accept by a
 /// known name. Requests with other unknown codings have the same normalized value, and could not read it.
 pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) -> bool {
-    let asked = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
-    if asked.iter().all(Weighted::is_known_coding) {
+    let demands = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
+    if demands.iter().all(Weighted::is_known_coding) {
         return false;
     }
     let takes = |coding: &[u8]| {
         let named = |text: &[u8]| text.eq_ignore_ascii_case(coding) || text == b"*";
-        asked.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
+        demands.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
     };
     let codings = response.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
     codings
@@ -380,7 +380,7 @@ fn kind(name: &HeaderName, normal: Normalization) -> ListKind {
     match name.as_str() {
         // An origin that does not recognize a coding answers unencoded, which every client can read.
         "accept-encoding" => ListKind::Weighted,
-        "accept" | "accept-charset" | "accept-language" if normal == Normalization::ByTheLetter => {
+        "accept" | "accept-charset" | "accept-language" if normal == Normalization::Exact => {
             ListKind::Weighted
         }
         "from"

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::Acknowledgements;
 use super::tier::LocalTier;
-use super::{announcer_waits, take_duty};
+use super::{announcer_waits, try_claim};
 use crate::observe::GuardCount;
 use crate::store::StoreError;
 use crate::store::attempt::SentAttempt;
@@ -108,7 +108,7 @@ impl LocalTier {
 
     /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
     pub(crate) fn knows_of_copies(&self) -> bool {
-        self.is_in_use() || self.births.any()
+        self.is_in_use() || self.known_registries.any()
     }
 }
 
@@ -133,7 +133,7 @@ impl LocalTier {
     /// Whether this wait goes on without its caller: no other one does until its end, because it would remove the same members.
     fn finishes_alone(&self, wait: &MemberWait) -> bool {
         let [now, until] = [Instant::now(), wait.until + WITHIN].map(|at| self.clock.at(at));
-        take_duty(&self.finishes_until, now, until)
+        try_claim(&self.finishes_until, now, until)
     }
 
     /// Removes the members that stayed silent, so that no later announcement waits for them: not even one that is sent as soon as the
@@ -152,7 +152,7 @@ impl LocalTier {
     /// Notes the answer to an announcement. Returns since when the registry is known, and the longest term.
     fn note(&self, audience: &Audience) -> (Instant, Duration) {
         self.follow(audience);
-        self.births.learn(&audience.registry)
+        self.known_registries.learn(&audience.registry)
     }
 }
 
@@ -163,11 +163,11 @@ impl Change<'_> {
         let id = Uuid::from_u128(fastrand::u128(..));
         tier.pending.await_acknowledgements(id);
         lock(&self.attempts).push(id);
-        let vouched = tier.births.vouched(tier.term);
+        let known_registry = tier.known_registries.known_registry(tier.term);
         // An attempt before this one may have been told of a registry that is gone now.
         let creates = self.expected || tier.knows_of_copies();
         let attempt = tier.attempts.next();
-        Announcement { volume: tier.volume.clone(), id, attempt, creates, vouched, term: tier.term }
+        Announcement { volume: tier.volume.clone(), id, attempt, creates, known_registry, term: tier.term }
     }
 
     /// Announces a change that was made without an announcement, and waits.
@@ -207,7 +207,7 @@ impl Change<'_> {
             }
             // Acknowledgements arrive in the inbox. Those of an announcement that was made before it was open are lost.
             if !hears && self.tier.knows_of_copies() {
-                let _ = self.tier.store.volumes().until_heard(INBOX_OPENS).await;
+                let _ = self.tier.store.volumes().until_received(INBOX_OPENS).await;
                 hears = true;
             }
             (id, announced) = self.announce(until).await?;

@@ -43,44 +43,51 @@ use crate::sync::lock;
 const MOST: usize = 4;
 
 #[derive(Debug, Default)]
-struct Births {
+struct KnownRegistries {
     known: Mutex<Known>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    births: Vec<(Uuid, Instant)>,
+    known_registries: Vec<(Uuid, Instant)>,
     /// The longest term that a registry of the volume has told.
     term: Duration,
 }
 
-impl Births {
+impl KnownRegistries {
     /// Notes the registry of an answer. Returns since when its birth is known, and the longest term.
     fn learn(&self, registry: &RegistryState) -> (Instant, Duration) {
         let mut known = lock(&self.known);
         known.term = known.term.max(registry.term);
         let term = known.term;
-        if let Some((_, since)) = known.births.iter().find(|(birth, _)| *birth == registry.birth) {
+        if let Some((_, since)) =
+            known.known_registries.iter().find(|(registry_id, _)| *registry_id == registry.registry_id)
+        {
             return (*since, term);
         }
-        if known.births.len() == MOST {
-            known.births.remove(0);
+        if known.known_registries.len() == MOST {
+            known.known_registries.remove(0);
         }
         let now = Instant::now();
-        known.births.push((registry.birth, now));
+        known.known_registries.push((registry.registry_id, now));
         (now, term)
     }
 
     /// The newest birth that was known a term ago: rights that were set before that registry existed have ended.
-    fn vouched(&self, term: Duration) -> Option<Uuid> {
+    fn known_registry(&self, term: Duration) -> Option<Uuid> {
         let known = lock(&self.known);
         let term = known.term.max(term);
-        known.births.iter().rev().find(|(_, since)| since.elapsed() >= term).map(|(birth, _)| *birth)
+        known
+            .known_registries
+            .iter()
+            .rev()
+            .find(|(_, since)| since.elapsed() >= term)
+            .map(|(registry_id, _)| *registry_id)
     }
 
     /// Whether a registry was ever seen here.
     fn any(&self) -> bool {
-        !lock(&self.known).births.is_empty()
+        !lock(&self.known).known_registries.is_empty()
     }
 }
 
@@ -179,7 +186,7 @@ fn micros(duration: Duration) -> u64 {
 
 /// Takes a duty of the process until a moment, if it is free now. By the time and not by its task: that of a runtime that is not driven
 /// never ends.
-fn take_duty(duty: &AtomicU64, now: Moment, until: Moment) -> bool {
+fn try_claim(duty: &AtomicU64, now: Moment, until: Moment) -> bool {
     duty.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| (before <= now).then_some(until)).is_ok()
 }
 

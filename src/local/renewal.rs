@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::tier::LocalTier;
-use super::{Moment, micros, right_lasts, take_duty};
+use super::{Moment, micros, right_lasts, try_claim};
 use crate::observe::{GuardCount, log, warn_if};
 use crate::store::volume::{Renewal, Renewed};
 use crate::store::{StoreError, StoreErrorKind};
@@ -29,7 +29,7 @@ impl LocalTier {
             return;
         }
         let Ok(runtime) = Handle::try_current() else { return };
-        if lock(&self.applied).has_left || !take_duty(&self.renews_until, now, now + micros(self.term)) {
+        if lock(&self.applied).has_left || !try_claim(&self.renews_until, now, now + micros(self.term)) {
             return;
         }
         let number = self.renewer.fetch_add(1, Ordering::AcqRel) + 1;
@@ -42,7 +42,7 @@ impl LocalTier {
     ///
     /// The RENEW was not answered, or this user may not call what it calls.
     pub(crate) async fn connect(self: &Arc<Self>, within: Duration) -> Result<(), StoreError> {
-        self.asked.store(true, Ordering::Relaxed);
+        self.is_requested.store(true, Ordering::Relaxed);
         let renewed = timeout(within, self.send_renewal()).await;
         self.renew();
         renewed.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::TimedOut)))
@@ -59,7 +59,12 @@ impl LocalTier {
             applied.mark
         };
         let stamp = self.stamps.fetch_add(1, Ordering::Relaxed) + 1;
-        let renewal = Renewal { stamp, mark, vouched: self.births.vouched(self.term), term: self.term };
+        let renewal = Renewal {
+            stamp,
+            mark,
+            known_registry: self.known_registries.known_registry(self.term),
+            term: self.term,
+        };
         // The clock is read before RENEW is sent.
         let sent = self.clock.at(Instant::now());
         let within = self.term / RENEWALS;
@@ -91,7 +96,7 @@ impl LocalTier {
             None => self.tickets.void_all(),
         }
         applied.mark = Some(renewed.newest);
-        self.births.learn(&renewed.registry);
+        self.known_registries.learn(&renewed.registry);
         self.right.extend(sent + micros(right_lasts(self.term)));
         drop(applied);
         drop(dropped);
@@ -143,7 +148,7 @@ impl RenewalTask {
             }
             let began = Instant::now();
             tier.miss_renewals_after(began);
-            let _ = tier.store.volumes().until_heard(Duration::ZERO).await;
+            let _ = tier.store.volumes().until_received(Duration::ZERO).await;
             let period = tier.term / RENEWALS;
             let answer = tier.send_renewal().await;
             let mut next = began + period;
@@ -157,7 +162,7 @@ impl RenewalTask {
                     tier.lapsed(std::mem::take(&mut held), &error);
                 }
             }
-            idle = if tier.asked.swap(false, Ordering::Relaxed) { 0 } else { idle + 1 };
+            idle = if tier.is_requested.swap(false, Ordering::Relaxed) { 0 } else { idle + 1 };
             if idle >= IDLE_TERMS * RENEWALS {
                 return tier.rest(self).await;
             }

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, RwLock};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::Births;
+use super::KnownRegistries;
 use super::PendingAnnouncements;
 use super::copies::Copies;
 use super::tickets::LocalCopy;
@@ -20,7 +20,7 @@ use crate::key::KeyProbe;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
 use crate::store::attempt::Attempts;
-use crate::store::volume::{Audience, ChangedName, HeardAnnouncement, LogPosition, Mark, Member};
+use crate::store::volume::{Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement};
 use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
 use crate::value::StoredEntry;
@@ -42,7 +42,7 @@ pub(crate) struct LocalTier {
     pub(super) right: Right,
     pub(super) tickets: Tickets,
     pub(super) copies: Copies,
-    pub(super) births: Births,
+    pub(super) known_registries: KnownRegistries,
     pub(super) pending: PendingAnnouncements,
     /// The attempts at this node's changes.
     pub(super) attempts: Attempts,
@@ -53,7 +53,7 @@ pub(crate) struct LocalTier {
     /// A policy of this guard keeps copies.
     pub(super) in_use: AtomicBool,
     /// A caller has looked for a copy since the last RENEW.
-    pub(super) asked: AtomicBool,
+    pub(super) is_requested: AtomicBool,
     /// Until when the task that renews is not missed; zero if there is none.
     pub(super) renews_until: AtomicU64,
     /// The number of the latest task.
@@ -94,13 +94,13 @@ impl LocalTier {
             right: Right::default(),
             tickets: Tickets::new(),
             copies: Copies::new(capacity),
-            births: Births::default(),
+            known_registries: KnownRegistries::default(),
             pending: PendingAnnouncements::default(),
             attempts: Attempts::default(),
             finishes_until: AtomicU64::new(0),
             applied: Mutex::default(),
             in_use: AtomicBool::new(false),
-            asked: AtomicBool::new(false),
+            is_requested: AtomicBool::new(false),
             renews_until: AtomicU64::new(0),
             renewer: AtomicU64::new(0),
             renews: Arc::default(),
@@ -146,8 +146,8 @@ impl LocalTier {
         let copy = look_up(&self.copies)?;
         let instant = Instant::now();
         let now = self.clock.at(instant);
-        if !self.asked.load(Ordering::Relaxed) {
-            self.asked.store(true, Ordering::Relaxed);
+        if !self.is_requested.load(Ordering::Relaxed) {
+            self.is_requested.store(true, Ordering::Relaxed);
         }
         let is_served = now < until
             && !self.tickets.is_void(&copy.ticket)
@@ -175,7 +175,7 @@ impl LocalTier {
 
     /// A ticket for an answer that may become a copy, to be taken before the question is sent. Has the right renewed from now on.
     pub(crate) fn ticket(self: &Arc<Self>, key: &Key, tags: &[Key]) -> Ticket {
-        self.asked.store(true, Ordering::Relaxed);
+        self.is_requested.store(true, Ordering::Relaxed);
         self.renew();
         self.tickets.take(key, tags)
     }
@@ -291,8 +291,8 @@ impl Applied {
 }
 
 impl VolumeListener for LocalTier {
-    fn announced(&self, heard: &HeardAnnouncement) {
-        let HeardAnnouncement { number, before, record } = heard;
+    fn announced(&self, heard: &ReceivedAnnouncement) {
+        let ReceivedAnnouncement { number, before, record } = heard;
         let dropped = {
             let mut applied = lock(&self.applied);
             let dropped = self.drop_name(&record.name);

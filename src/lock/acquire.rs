@@ -17,7 +17,7 @@ use super::target::{LockRegistry, LockTarget, WaitTerms, from_now, reached};
 use super::{LockError, Waiting};
 use crate::observe::log;
 use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
-use crate::store::wake::lock_waiters::{ClockDuty, LockHints, LockWaiter};
+use crate::store::wake::lock_waiters::{ClockRole, LockHints, LockWaiter};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// While grants may not arrive, the first waiter of a process asks at least this often.
@@ -43,7 +43,7 @@ pub(crate) async fn acquire_instead<T: LockTarget>(
     old: &mut Hold<T>,
     terms: &WaitTerms,
 ) -> Result<Hold<T>, LockError> {
-    contend(Arc::clone(&old.grip.target), terms, Some(old)).await
+    contend(Arc::clone(&old.hold_state.target), terms, Some(old)).await
 }
 
 async fn contend<T: LockTarget>(
@@ -52,53 +52,56 @@ async fn contend<T: LockTarget>(
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
-    // Counted until `contest` is dropped and has started its background release: `close` waits for both.
-    let _waiting = target.home().wait();
-    let mut contest = AcquireLoop {
-        place: PendingClaim::new(target, terms.waiting),
+    // Counted until `acquire_loop` is dropped and has started its background release: `close` waits for both.
+    let _waiting = target.registry().wait();
+    let mut acquire_loop = AcquireLoop {
+        claim: PendingClaim::new(target, terms.waiting),
         instead,
         waiting: terms.waiting,
         deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
         started,
-        asked: started,
-        places: 0,
+        requested_at: started,
+        claims: 0,
         attempts: 1,
         retried: 0,
         terms,
     };
-    let mut taken = contest.take().await?;
+    let mut taken = acquire_loop.take().await?;
     loop {
         match taken {
             Taken::Granted { fence } => {
-                let asked = contest.asked;
+                let requested_at = acquire_loop.requested_at;
                 if T::IS_EXCLUSIVE {
-                    contest.place.heard.learn(asked, end(asked, contest.place.duty.target.ttl()));
+                    acquire_loop
+                        .claim
+                        .waiter
+                        .learn(requested_at, end(requested_at, acquire_loop.claim.duty.target.ttl()));
                 }
-                return contest.granted(fence, asked);
+                return acquire_loop.granted(fence, requested_at);
             }
             Taken::Busy { remaining } => {
-                let ends = end(contest.asked, remaining);
-                contest.place.heard.is_busy(contest.asked, ends);
-                match contest.wait(ends).await? {
-                    WakeReason::Granted(fence) if contest.is_sure() => {
-                        return contest.granted(fence, started);
+                let ends = end(acquire_loop.requested_at, remaining);
+                acquire_loop.claim.waiter.is_busy(acquire_loop.requested_at, ends);
+                match acquire_loop.wait(ends).await? {
+                    WakeReason::Granted(fence) if acquire_loop.is_sure() => {
+                        return acquire_loop.granted(fence, started);
                     }
                     // The lock may be this token's. Another TAKE finds out, and restarts the lease.
                     WakeReason::Granted(_) => {}
                     woken => {
-                        contest.attempts += 1;
-                        contest.retried += u32::from(woken == WakeReason::Again);
+                        acquire_loop.attempts += 1;
+                        acquire_loop.retried += u32::from(woken == WakeReason::Again);
                     }
                 }
             }
         }
-        taken = contest.take().await?;
+        taken = acquire_loop.take().await?;
     }
 }
 
 /// One token's attempt to get a lock.
 struct AcquireLoop<'a, T: LockTarget> {
-    place: PendingClaim<T>,
+    claim: PendingClaim<T>,
     /// The hold that TAKE gives back, until an answer says that it was given back.
     instead: Option<&'a mut Hold<T>>,
     /// The way of waiting: that of the terms, until the server refuses it.
@@ -106,9 +109,9 @@ struct AcquireLoop<'a, T: LockTarget> {
     deadline: Option<Instant>,
     started: Instant,
     /// When the last TAKE was sent.
-    asked: Instant,
+    requested_at: Instant,
     /// How many TAKEs may have left a place in the queue.
-    places: u32,
+    claims: u32,
     attempts: u32,
     /// How many of them count as retries.
     retried: u32,
@@ -132,14 +135,14 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     async fn take(&mut self) -> Result<Taken, LockError> {
         let queue = self.may_wait() && !matches!(self.waiting, Waiting::Poll { .. });
         // A connection that does not answer is given up after two commands, so the third uses another.
-        let mut again = if self.place.duty.queued { 2 } else { 1 };
+        let mut again = if self.claim.duty.queued { 2 } else { 1 };
         loop {
             let within = self.within();
-            self.asked = Instant::now();
-            self.place.heard.asks();
-            self.places += u32::from(queue);
-            let old = self.instead.as_deref().map(|hold| &hold.grip.token);
-            let error = match self.place.take(old, queue, within).await {
+            self.requested_at = Instant::now();
+            self.claim.waiter.asks();
+            self.claims += u32::from(queue);
+            let old = self.instead.as_deref().map(|hold| &hold.hold_state.token);
+            let error = match self.claim.take(old, queue, within).await {
                 Ok(MutexTaken { taken, was_held }) => {
                     if let Some(hold) = self.instead.take() {
                         hold.given_back(was_held);
@@ -157,10 +160,10 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
                 error.kind.is_ambiguous() || (error.kind == StoreErrorKind::Unavailable && self.may_wait());
             let last = again == 0 || !passing || self.is_over();
             again -= u8::from(!last);
-            let name = &self.place.duty.target.name().key;
-            self.place.heard.asks();
-            if last || self.home().store.reach(name, self.within()).await.is_err() {
-                return Err(self.place.duty.target.error("acquiring", error));
+            let name = &self.claim.duty.target.name().key;
+            self.claim.waiter.asks();
+            if last || self.registry().store.reach(name, self.within()).await.is_err() {
+                return Err(self.claim.duty.target.error("acquiring", error));
             }
         }
     }
@@ -181,36 +184,36 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, WakeReason::Again);
         // No deadline while polling: the pause ends at the deadline, and a last attempt follows it.
         let deadline = if polls { None } else { self.deadline };
-        let home = Arc::clone(self.home());
-        let closed = home.closed();
+        let registry = Arc::clone(self.registry());
+        let closed = registry.closed();
         tokio::pin!(closed);
         loop {
-            let told = tokio::select! {
+            let hints = tokio::select! {
                 biased;
                 () = &mut closed => return Err(LockError::Closed),
-                told = self.place.heard.told() => told,
+                hints = self.claim.waiter.notified() => hints,
                 () = reached(earlier(look, soon)) => return Ok(again),
                 () = reached(deadline) => return Err(self.timed_out()),
                 () = reached(stand) => {
-                    if self.place.heard.stands_in() {
+                    if self.claim.waiter.stands_in() {
                         return Ok(WakeReason::Anew);
                     }
                     (look, stand) = self.next_look(ends);
                     continue;
                 }
             };
-            match told {
+            match hints {
                 // The lock was granted, and then taken away by force before this waiter read the grant.
                 LockHints { broken: true, .. } => return Ok(WakeReason::Again),
                 LockHints { closed: true, granted, .. } => {
-                    self.place.duty.queued = granted.is_some();
+                    self.claim.duty.queued = granted.is_some();
                     return Err(LockError::Closed);
                 }
                 LockHints { granted: Some(fence), .. } => return Ok(WakeReason::Granted(fence)),
                 _ if polls => {}
-                LockHints { missed: true, unheard, .. } => {
-                    again = if unheard { WakeReason::Anew } else { again };
-                    if self.place.heard.is_first() {
+                LockHints { missed: true, is_silent, .. } => {
+                    again = if is_silent { WakeReason::Anew } else { again };
+                    if self.claim.waiter.is_first() {
                         return Ok(again);
                     }
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
@@ -234,13 +237,13 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         // Ask again when our own estimate ends, even if another waiter knows a later end: if Redis lost the queue,
         // only a new TAKE enters it again.
         let mut own = own.unwrap_or(now + ENDLESS_WAIT);
-        let arrive = self.home().store.locks().grants_arrive();
+        let arrive = self.registry().store.locks().grants_arrive();
         if !arrive {
             own = own.min(now + UNSURE_WAIT);
         }
-        let (look, stand) = match self.place.heard.watch(own, self.place.duty.target.ttl()) {
-            ClockDuty::Look(at) => (Some(at + jitter), None),
-            ClockDuty::Stand(at) => (None, at.map(|at| at + jitter)),
+        let (look, stand) = match self.claim.waiter.watch(own, self.claim.duty.target.ttl()) {
+            ClockRole::Look(at) => (Some(at + jitter), None),
+            ClockRole::Stand(at) => (None, at.map(|at| at + jitter)),
         };
         (look, stand)
     }
@@ -248,19 +251,19 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     /// Asks the server to announce key events. False if it does not: the caller then polls, or waits for this
     /// crate's own messages.
     async fn announce(&mut self) -> bool {
-        let name = self.place.duty.target.name();
-        self.place.heard.asks();
-        let announced = self.home().store.locks().announce(name, self.within()).await;
+        let name = self.claim.duty.target.name();
+        self.claim.waiter.asks();
+        let announced = self.registry().store.locks().announce(name, self.within()).await;
         let yes = matches!(announced, Ok(KeyspaceAnswer::Yes));
         self.waiting = match announced {
             Ok(KeyspaceAnswer::Yes) => Waiting::Notify,
             Ok(KeyspaceAnswer::No { why }) => {
-                if !self.home().warned.swap(true, Ordering::Relaxed) {
+                if !self.registry().warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(target: log::LOCK, why, "the server announces no key events: locks are polled for");
                 }
                 let (interval, jitter) = self.terms.fallback;
                 // Leaves the line, as a polling waiter: another waiter watches the clock for the queue.
-                self.place.heard.hold();
+                self.claim.waiter.hold();
                 Waiting::Poll { interval, jitter }
             }
             Err(error) => {
@@ -276,31 +279,31 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     /// before the first TAKE, and enough must remain of it. Where the store cannot know whether its message
     /// arrived, the grant ends soon unless the waiter confirms it.
     fn is_sure(&self) -> bool {
-        if self.home().store.locks().grants_are_claims() {
+        if self.registry().store.locks().grants_are_claims() {
             return false;
         }
-        let Some(ttl) = self.place.duty.target.ttl() else { return self.places == 1 };
+        let Some(ttl) = self.claim.duty.target.ttl() else { return self.claims == 1 };
         self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
     }
 
     /// Makes the hold of a grant that was made at `since` or later.
     fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
-        if self.home().is_closed() {
+        if self.registry().is_closed() {
             return Err(LockError::Closed);
         }
-        if let Some(ttl) = self.place.duty.target.ttl() {
+        if let Some(ttl) = self.claim.duty.target.ttl() {
             let left = self.left(since);
             if left.is_zero() || left < self.terms.min_remaining {
                 return Err(LockError::GrantedTooLate { elapsed: since.elapsed(), ttl });
             }
         }
         let granted = LockGrant { fence, attempts: self.attempts, waited: self.started.elapsed() };
-        Ok(self.place.hold(granted, since))
+        Ok(self.claim.hold(granted, since))
     }
 
     /// What would remain of the lease if it began at `since`.
     fn left(&self, since: Instant) -> Duration {
-        let lease = HoldLease { since, ttl: self.place.duty.target.ttl(), state: AcquisitionState::Held };
+        let lease = HoldLease { since, ttl: self.claim.duty.target.ttl(), state: AcquisitionState::Held };
         lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
@@ -322,12 +325,12 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         self.command_timeout().min(left.max(least))
     }
 
-    fn home(&self) -> &Arc<LockRegistry> {
-        self.place.duty.target.home()
+    fn registry(&self) -> &Arc<LockRegistry> {
+        self.claim.duty.target.registry()
     }
 
     fn command_timeout(&self) -> Duration {
-        self.home().command_timeout
+        self.registry().command_timeout
     }
 
     fn timed_out(&self) -> LockError {
@@ -348,7 +351,7 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 /// A token that waits, or holds the lock without knowing it yet.
 pub(crate) struct PendingClaim<T: LockTarget> {
     /// Dropped first: the connection task that receives a later grant then gives it back.
-    pub(crate) heard: LockWaiter,
+    pub(crate) waiter: LockWaiter,
     pub(crate) duty: ReleaseOnDrop<T>,
 }
 
@@ -361,24 +364,31 @@ pub(crate) struct ReleaseOnDrop<T: LockTarget> {
     /// Whether a TAKE is under way.
     asking: bool,
     /// Whether a TAKE ended without an answer: it may still be executed.
-    straggler: bool,
+    has_late_command: bool,
     runtime: Option<Handle>,
 }
 
 impl<T: LockTarget> PendingClaim<T> {
     /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
     pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
-        let token = target.home().mint(target.ttl());
-        let heard = target.home().store.locks().await_grant(target.name(), &token);
+        let token = target.registry().mint(target.ttl());
+        let waiter = target.registry().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
             // A polling waiter asks at its own times, whatever it is told. As the first in line it would not watch
             // the clock for the other waiters, so it leaves the line.
-            heard.hold();
+            waiter.hold();
         }
         let runtime = Handle::try_current().ok();
         Self {
-            heard,
-            duty: ReleaseOnDrop { target, token, queued: false, asking: false, straggler: false, runtime },
+            waiter,
+            duty: ReleaseOnDrop {
+                target,
+                token,
+                queued: false,
+                asking: false,
+                has_late_command: false,
+                runtime,
+            },
         }
     }
 
@@ -394,29 +404,29 @@ impl<T: LockTarget> PendingClaim<T> {
         duty.asking = false;
         match &taken {
             Ok(MutexTaken { taken, .. }) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
-            Err(error) => duty.straggler |= error.kind.is_ambiguous(),
+            Err(error) => duty.has_late_command |= error.kind.is_ambiguous(),
         }
         taken
     }
 
     /// Turns the place into a hold.
     pub(crate) fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
-        let Self { heard, mut duty } = self;
+        let Self { waiter, mut duty } = self;
         let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
-        let straggler = std::mem::take(&mut duty.straggler);
+        let has_late_command = std::mem::take(&mut duty.has_late_command);
         duty.queued = false;
-        Hold::new(HoldState::new(target, token, heard, granted, since), runtime, straggler)
+        Hold::new(HoldState::new(target, token, waiter, granted, since), runtime, has_late_command)
     }
 }
 
 impl<T: LockTarget> Drop for ReleaseOnDrop<T> {
     fn drop(&mut self) {
-        let straggler = self.straggler || self.asking;
-        if self.queued || straggler {
+        let has_late_command = self.has_late_command || self.asking;
+        if self.queued || has_late_command {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
             // A grant without a message was made before now, so it ends by then.
             let until = from_now(target.ttl());
-            Release { target, token, until, waits: true, straggler, watchdog: None }
+            Release { target, token, until, waits: true, has_late_command, watchdog: None }
                 .later(self.runtime.as_ref());
         }
     }

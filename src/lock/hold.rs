@@ -31,12 +31,12 @@ pub(crate) struct HoldState<T> {
     pub(crate) fence: u64,
     pub(crate) attempts: u32,
     pub(crate) waited: Duration,
-    heard: LockWaiter,
+    waiter: LockWaiter,
     /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
     /// dropped.
     doubt: watch::Sender<PossibleLoss>,
     lease: watch::Sender<HoldLease>,
-    kept: Mutex<LongestHold>,
+    longest: Mutex<LongestHold>,
 }
 
 /// The time that an acquisition has.
@@ -87,15 +87,15 @@ impl<T: LockTarget> HoldState<T> {
     pub(crate) fn new(
         target: Arc<T>,
         token: Token,
-        heard: LockWaiter,
+        waiter: LockWaiter,
         granted: LockGrant,
         since: Instant,
     ) -> Arc<Self> {
         // A holder leaves the waiting line: another waiter of this process now watches the clock.
-        heard.hold();
+        waiter.hold();
         let lease = HoldLease { since, ttl: target.ttl(), state: AcquisitionState::Held };
         // The grant has arrived, so the store started to count before now.
-        let kept = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
+        let longest = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
         let LockGrant { fence, attempts, waited } = granted;
         Arc::new(Self {
             target,
@@ -103,17 +103,17 @@ impl<T: LockTarget> HoldState<T> {
             fence,
             attempts,
             waited,
-            heard,
+            waiter,
             doubt: watch::Sender::default(),
             lease: watch::Sender::new(lease),
-            kept,
+            longest,
         })
     }
 
     /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
     pub(crate) fn remaining(&self) -> Option<Duration> {
-        if let Some(told) = self.heard.told().now_or_never() {
-            self.note(&told);
+        if let Some(hints) = self.waiter.notified().now_or_never() {
+            self.note(&hints);
         }
         let lease = *self.lease.borrow();
         if lease.state != AcquisitionState::Held {
@@ -158,7 +158,7 @@ impl<T: LockTarget> HoldState<T> {
             }
             tokio::select! {
                 biased;
-                told = self.heard.told() => self.note(&told),
+                hints = self.waiter.notified() => self.note(&hints),
                 _ = lease.changed() => {}
                 () = reached(now.until()) => return,
                 () = self.settle_doubt() => {}
@@ -178,7 +178,7 @@ impl<T: LockTarget> HoldState<T> {
             }
             tokio::select! {
                 biased;
-                told = self.heard.told() => self.note(&told),
+                hints = self.waiter.notified() => self.note(&hints),
                 _ = lease.changed() => {}
                 () = reached(now.until()) => self.lose("its time is over"),
                 () = self.settle_doubt() => {}
@@ -187,11 +187,11 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
-    pub(crate) fn note(&self, told: &LockHints) {
-        if told.broken {
+    pub(crate) fn note(&self, hints: &LockHints) {
+        if hints.broken {
             self.lose("it was taken away by force");
         }
-        if told.missed {
+        if hints.missed {
             self.doubt.send_modify(|doubt| doubt.raised += 1);
         }
     }
@@ -206,10 +206,10 @@ impl<T: LockTarget> HoldState<T> {
         else {
             return;
         };
-        let asked = self.ask().await;
+        let requested_at = self.ask().await;
         // An ask that failed settles the doubt too: once the connection is back, the doubt is raised again.
         self.doubt.send_modify(|doubt| doubt.settled = doubt.settled.max(raised));
-        if matches!(asked, Ok(false)) {
+        if matches!(requested_at, Ok(false)) {
             self.lose("another holds it");
         }
     }
@@ -219,7 +219,10 @@ impl<T: LockTarget> HoldState<T> {
         if self.is_ended() {
             return Ok(false);
         }
-        self.target.home().ask(self.target.name(), |within| self.target.is_holder(&self.token, within)).await
+        self.target
+            .registry()
+            .ask(self.target.name(), |within| self.target.is_holder(&self.token, within))
+            .await
     }
 
     pub(crate) async fn is_owned(&self) -> Result<bool, LockError> {
@@ -234,17 +237,19 @@ impl<T: LockTarget> HoldState<T> {
         let sent = HoldLease { since: Instant::now(), ttl, state: AcquisitionState::Held };
         // An extension that may shorten the lease counts from now, because it may be executed even if its answer is
         // lost.
-        self.reckon(sent, |old| match (sent.until(), old.until()) {
+        self.update_deadline(sent, |old| match (sent.until(), old.until()) {
             (Some(new), Some(old)) => new < old,
             (new, _) => new.is_some(),
         });
         let number = self.note_sent(ttl);
-        let extended =
-            self.target.home().ask(self.target.name(), |within| self.target.extend(&self.token, ttl, within));
+        let extended = self
+            .target
+            .registry()
+            .ask(self.target.name(), |within| self.target.extend(&self.token, ttl, within));
         if extended.await? {
             self.note_answered(number, ttl);
             // Of two concurrent extensions, the one sent last counts.
-            self.reckon(sent, |old| old.since <= sent.since);
+            self.update_deadline(sent, |old| old.since <= sent.since);
             return Ok(self.lease.borrow().state == AcquisitionState::Held);
         }
         self.lose("its extension was refused");
@@ -253,29 +258,29 @@ impl<T: LockTarget> HoldState<T> {
 
     /// The latest moment until which the store may hold the lock for this token; `None` for ever.
     pub(crate) fn may_be_kept_until(&self) -> Option<Instant> {
-        lock(&self.kept).until
+        lock(&self.longest).until
     }
 
     /// Records that an extension is sent and returns its number. The extension may be executed as late as its
     /// timeout allows, even if its answer is lost.
     fn note_sent(&self, ttl: Option<Duration>) -> u64 {
-        let ttl = ttl.map(|ttl| ttl.saturating_add(self.target.home().command_timeout));
-        let mut kept = lock(&self.kept);
-        kept.until = later(kept.until, from_now(ttl));
-        kept.extensions += 1;
-        kept.extensions
+        let ttl = ttl.map(|ttl| ttl.saturating_add(self.target.registry().command_timeout));
+        let mut longest = lock(&self.longest);
+        longest.until = later(longest.until, from_now(ttl));
+        longest.extensions += 1;
+        longest.extensions
     }
 
     /// Records that extension `number` was executed. Ignored if another was sent since: that one may have been
     /// executed later.
     fn note_answered(&self, number: u64, ttl: Option<Duration>) {
-        let mut kept = lock(&self.kept);
-        if kept.extensions == number {
-            kept.until = from_now(ttl);
+        let mut longest = lock(&self.longest);
+        if longest.extensions == number {
+            longest.until = from_now(ttl);
         }
     }
 
-    fn reckon(&self, new: HoldLease, instead_of: impl FnOnce(&HoldLease) -> bool) {
+    fn update_deadline(&self, new: HoldLease, instead_of: impl FnOnce(&HoldLease) -> bool) {
         self.lease.send_if_modified(|lease| {
             let changes = lease.state == AcquisitionState::Held && instead_of(lease);
             if changes {
@@ -296,25 +301,29 @@ pub(crate) struct LockGrant {
 
 /// The duty to give an acquisition back. Dropping this gives it back in the background.
 pub(crate) struct Hold<T: LockTarget> {
-    pub(crate) grip: Arc<HoldState<T>>,
+    pub(crate) hold_state: Arc<HoldState<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
     /// Whether a TAKE of this token may still be executed, even after the lock was given back.
-    straggler: bool,
+    has_late_command: bool,
     freed: bool,
     /// Whether it was held until it was given back.
     was_held: bool,
 }
 
 impl<T: LockTarget> Hold<T> {
-    pub(crate) fn new(grip: Arc<HoldState<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
-        Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
+    pub(crate) fn new(
+        hold_state: Arc<HoldState<T>>,
+        runtime: Option<Handle>,
+        has_late_command: bool,
+    ) -> Self {
+        Self { hold_state, watchdog: None, runtime, has_late_command, freed: false, was_held: false }
     }
 
     /// Starts the renewal, at each third of the time to live.
     pub(crate) fn renew(mut self) -> Self {
         if let Some(runtime) = &self.runtime {
-            self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.grip))));
+            self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.hold_state))));
         }
         self
     }
@@ -326,14 +335,17 @@ impl<T: LockTarget> Hold<T> {
             return Ok(None);
         }
         self.stop_renewing().await;
-        let target = &self.grip.target;
-        let freed = target.home().ask(target.name(), |within| target.free(&self.grip.token, within)).await?;
+        let target = &self.hold_state.target;
+        let freed = target
+            .registry()
+            .ask(target.name(), |within| target.free(&self.hold_state.token, within))
+            .await?;
         self.end();
         Ok(Some(freed))
     }
 
     pub(crate) async fn stop_renewing(&mut self) {
-        stop(&mut self.watchdog, self.grip.target.home().command_timeout).await;
+        stop(&mut self.watchdog, self.hold_state.target.registry().command_timeout).await;
     }
 
     /// Records that another command than that of [`free`](Self::free) gave it back, and whether that command found
@@ -353,24 +365,24 @@ impl<T: LockTarget> Hold<T> {
 
     fn end(&mut self) {
         self.freed = true;
-        self.grip.end();
-        if self.straggler {
+        self.hold_state.end();
+        if self.has_late_command {
             self.release();
         }
     }
 
     fn release(&mut self) {
-        let mut until = self.grip.may_be_kept_until();
-        if self.straggler {
+        let mut until = self.hold_state.may_be_kept_until();
+        if self.has_late_command {
             // A TAKE that is executed late restarts the lease, with the time to live that it was sent with.
-            until = later(until, from_now(self.grip.target.ttl()));
+            until = later(until, from_now(self.hold_state.target.ttl()));
         }
         let release = Release {
-            target: Arc::clone(&self.grip.target),
-            token: self.grip.token.clone(),
+            target: Arc::clone(&self.hold_state.target),
+            token: self.hold_state.token.clone(),
             until,
             waits: false,
-            straggler: self.straggler,
+            has_late_command: self.has_late_command,
             watchdog: self.watchdog.take(),
         };
         release.later(self.runtime.as_ref());
@@ -380,17 +392,17 @@ impl<T: LockTarget> Hold<T> {
 impl<T: LockTarget> Drop for Hold<T> {
     fn drop(&mut self) {
         if !self.freed {
-            self.grip.end();
+            self.hold_state.end();
             self.release();
         }
     }
 }
 
 /// Renews an acquisition until it is given back or lost.
-async fn renew<T: LockTarget>(grip: Arc<HoldState<T>>) {
+async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
     /// The pause after a renewal without an answer.
     const AGAIN: Duration = Duration::from_millis(50);
-    let mut lease = grip.lease();
+    let mut lease = hold_state.lease();
     let mut failed = None;
     loop {
         let now = *lease.borrow_and_update();
@@ -404,9 +416,9 @@ async fn renew<T: LockTarget>(grip: Arc<HoldState<T>>) {
             () = sleep_until(due.min(until)) => {}
         }
         if Instant::now() >= until {
-            return grip.lose("it could not be renewed in time");
+            return hold_state.lose("it could not be renewed in time");
         }
-        match grip.extend(Some(ttl)).await {
+        match hold_state.extend(Some(ttl)).await {
             Ok(_) => failed = None,
             Err(error) => {
                 tracing::debug!(target: log::LOCK, %error, "a lock was not renewed");
@@ -432,7 +444,7 @@ pub(crate) struct Release<T> {
     /// Whether the token was never known to hold the lock: it may be in the queue.
     pub(crate) waits: bool,
     /// Whether a TAKE may still be executed.
-    pub(crate) straggler: bool,
+    pub(crate) has_late_command: bool,
     /// The renewal task, stopped before the release.
     pub(crate) watchdog: Option<JoinHandle<()>>,
 }
@@ -441,7 +453,7 @@ impl<T: LockTarget> Release<T> {
     /// Releases in the background: on the current runtime, else on `runtime`. If neither exists, or the one used is
     /// shut down, the lock expires by itself.
     pub(crate) fn later(self, runtime: Option<&Handle>) {
-        let present = self.target.home().background.enter();
+        let present = self.target.registry().background.enter();
         let task = async move {
             self.run().await;
             drop(present);
@@ -456,9 +468,9 @@ impl<T: LockTarget> Release<T> {
     async fn run(mut self) {
         let longest = Instant::now() + LONGEST;
         let expired = self.until.map_or(longest, |until| until.min(longest));
-        stop(&mut self.watchdog, self.target.home().command_timeout).await;
+        stop(&mut self.watchdog, self.target.registry().command_timeout).await;
         self.until_answered(expired).await;
-        if self.straggler && Instant::now() + STRAGGLER < expired {
+        if self.has_late_command && Instant::now() + STRAGGLER < expired {
             sleep(STRAGGLER).await;
             self.until_answered(expired).await;
         }
@@ -467,7 +479,7 @@ impl<T: LockTarget> Release<T> {
     /// Retries until the store has answered or the lock has expired by itself.
     async fn until_answered(&self, expired: Instant) {
         loop {
-            let within = self.target.home().command_timeout;
+            let within = self.target.registry().command_timeout;
             let released = if self.waits {
                 self.target.leave(&self.token, within).await
             } else {

@@ -39,7 +39,7 @@ use crate::store::names::LockName;
 /// ```
 #[derive(Clone)]
 pub struct Locks {
-    pub(super) home: Arc<LockRegistry>,
+    pub(super) registry: Arc<LockRegistry>,
 }
 
 /// Settings of [`Locks`]; [`build`](Self::build) checks them.
@@ -97,7 +97,9 @@ impl Locks {
     /// Locks on the connections of a guard, with another timeout of one command.
     pub(crate) fn with_timeout(guard: &Arc<GuardState>, command_timeout: Duration) -> Self {
         let (store, namespace) = (guard.store.clone(), guard.namespace.clone());
-        Self { home: Arc::new(LockRegistry::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
+        Self {
+            registry: Arc::new(LockRegistry::new(store, namespace, command_timeout, Some(Arc::clone(guard)))),
+        }
     }
 
     /// Opens the connections, so that the first lock does not wait for them.
@@ -111,8 +113,8 @@ impl Locks {
     ///
     /// Safe: connecting goes on in the background.
     pub async fn connect(&self) -> Result<(), LockError> {
-        let within = self.home.command_timeout.max(Duration::from_secs(1));
-        self.home.store.connect(within).await.map_err(|source| match source.kind {
+        let within = self.registry.command_timeout.max(Duration::from_secs(1));
+        self.registry.store.connect(within).await.map_err(|source| match source.kind {
             StoreErrorKind::Closed => LockError::Closed,
             _ => LockError::Store(Error::unusable("connecting to the store failed", source)),
         })
@@ -131,9 +133,9 @@ impl Locks {
     pub async fn close(&self) {
         let deadline = Instant::now() + LAST_RELEASES;
         // Cancel waiters first, so that the releases they spawn are awaited below.
-        self.home.waiters.send_away(deadline).await;
-        self.home.background.empty(deadline).await;
-        self.home.close();
+        self.registry.waiters.send_away(deadline).await;
+        self.registry.background.empty(deadline).await;
+        self.registry.close();
     }
 }
 
@@ -177,13 +179,13 @@ impl LocksBuilder {
         let Self { backend, namespace, command_timeout } = self;
         let store = backend.node(command_timeout);
         let namespace = escape_namespace(&namespace).into();
-        Locks { home: Arc::new(LockRegistry::new(store, namespace, command_timeout, None)) }
+        Locks { registry: Arc::new(LockRegistry::new(store, namespace, command_timeout, None)) }
     }
 }
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Locks").field(&self.home).finish()
+        f.debug_tuple("Locks").field(&self.registry).finish()
     }
 }
 

@@ -179,8 +179,8 @@ impl Mutex {
     ///
     /// If dropped, it may or may not have happened.
     pub async fn force_unlock(&self) -> Result<bool, LockError> {
-        let MutexTarget { home, name, .. } = &*self.target;
-        let broken = home.ask(name, async |within| home.locks()?.break_mutex(name, within).await);
+        let MutexTarget { registry, name, .. } = &*self.target;
+        let broken = registry.ask(name, async |within| registry.locks()?.break_mutex(name, within).await);
         broken.await.map_err(self.failed("unlocking"))
     }
 
@@ -195,8 +195,8 @@ impl Mutex {
     ///
     /// Safe.
     pub async fn check_keyspace(&self) -> Result<(), LockError> {
-        let MutexTarget { home, name, .. } = &*self.target;
-        let announced = home.ask(name, async |within| home.locks()?.announce(name, within).await);
+        let MutexTarget { registry, name, .. } = &*self.target;
+        let announced = registry.ask(name, async |within| registry.locks()?.announce(name, within).await);
         match announced.await.map_err(self.failed("asking for the events of"))? {
             KeyspaceAnswer::Yes => Ok(()),
             KeyspaceAnswer::No { why } => Err(LockError::NotificationsUnavailable { why }),
@@ -219,15 +219,15 @@ impl Mutex {
     }
 
     async fn acquire(&self, terms: &WaitTerms) -> Result<MutexGuard, LockError> {
-        let claim = Claim::stake(&self.state)?;
+        let claim = Claim::try_claim(&self.state)?;
         let hold = acquire(&self.target, terms).await?;
         claim.held();
         Ok(MutexGuard::new(hold, claim))
     }
 
     async fn look(&self) -> Result<Option<MutexHolder>, LockError> {
-        let MutexTarget { home, name, .. } = &*self.target;
-        let holder = home.ask(name, async |within| home.locks()?.look_at_mutex(name, within).await);
+        let MutexTarget { registry, name, .. } = &*self.target;
+        let holder = registry.ask(name, async |within| registry.locks()?.look_at_mutex(name, within).await);
         holder.await.map_err(self.failed("looking at"))
     }
 
@@ -277,7 +277,7 @@ impl fmt::Debug for Mutex {
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct MutexBuilder {
-    home: Arc<LockRegistry>,
+    registry: Arc<LockRegistry>,
     scope: Scope,
     options: MutexOptions,
     /// `None` until it is set, or implied by an interval.
@@ -286,8 +286,8 @@ pub struct MutexBuilder {
 }
 
 impl MutexBuilder {
-    pub(super) fn new(home: Arc<LockRegistry>, scope: Scope) -> Self {
-        Self { home, scope, options: MutexOptions::default(), waiting: None, paced: false }
+    pub(super) fn new(registry: Arc<LockRegistry>, scope: Scope) -> Self {
+        Self { registry, scope, options: MutexOptions::default(), waiting: None, paced: false }
     }
 
     /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
@@ -380,8 +380,8 @@ impl MutexBuilder {
     ///
     /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`] and [`LockError::InvalidOption`].
     pub fn build(self) -> Result<Mutex, LockError> {
-        let Self { home, scope, mut options, waiting, paced } = self;
-        let name = scope.mutex(&home.namespace, options.prefix.as_deref())?;
+        let Self { registry, scope, mut options, waiting, paced } = self;
+        let name = scope.mutex(&registry.namespace, options.prefix.as_deref())?;
         options.ttl = options.ttl.map(|ttl| held_ttl("ttl", ttl)).transpose()?;
         let polled = Waiting::Poll { interval: options.retry_interval, jitter: options.jitter };
         check_pace("retry_interval", polled)?;
@@ -394,14 +394,14 @@ impl MutexBuilder {
             }
             _ => check_auto_renew(options.auto_renew, options.ttl)?,
         }
-        Ok(Mutex::from_target(MutexTarget { home, name, options }))
+        Ok(Mutex::from_target(MutexTarget { registry, name, options }))
     }
 }
 
 impl Locks {
     /// Starts a mutex named `name`.
     pub fn mutex(&self, name: impl Into<Scope>) -> MutexBuilder {
-        MutexBuilder::new(Arc::clone(&self.home), name.into())
+        MutexBuilder::new(Arc::clone(&self.registry), name.into())
     }
 }
 
@@ -466,13 +466,13 @@ pub struct MutexGuard {
 /// ```
 #[derive(Clone)]
 pub struct Held {
-    grip: Arc<HoldState<MutexTarget>>,
+    hold_state: Arc<HoldState<MutexTarget>>,
 }
 
 impl MutexGuard {
     pub(super) fn new(hold: Hold<MutexTarget>, claim: Claim) -> Self {
         let hold = renewed(hold);
-        let held = Held { grip: Arc::clone(&hold.grip) };
+        let held = Held { hold_state: Arc::clone(&hold.hold_state) };
         Self { held, hold, claim: Some(claim) }
     }
 
@@ -489,7 +489,7 @@ impl MutexGuard {
     /// Safe: if dropped, the mutex may or may not be unlocked, and this can be called again.
     pub async fn unlock(&mut self) -> Result<bool, LockError> {
         let freed = self.hold.free().await;
-        let freed = freed.map_err(|error| self.held.grip.target.error("unlocking", error))?;
+        let freed = freed.map_err(|error| self.held.hold_state.target.error("unlocking", error))?;
         self.claim = None;
         Ok(freed.unwrap_or(false))
     }
@@ -538,12 +538,12 @@ impl MutexGuard {
             return Err(LockError::NotHeld);
         }
         self.hold.stop_renewing().await;
-        let terms = self.held.grip.target.terms();
+        let terms = self.held.hold_state.target.terms();
         match acquire_instead(&mut self.hold, &terms).await {
             Ok(hold) => {
                 let was_held = self.hold.was_held();
                 self.hold = renewed(hold);
-                self.held = Held { grip: Arc::clone(&self.hold.grip) };
+                self.held = Held { hold_state: Arc::clone(&self.hold.hold_state) };
                 Ok(was_held)
             }
             Err(error) => {
@@ -558,7 +558,7 @@ impl MutexGuard {
 
 /// Starts the renewal, if the mutex's options say so.
 fn renewed(hold: Hold<MutexTarget>) -> Hold<MutexTarget> {
-    if hold.grip.target.options.auto_renew { hold.renew() } else { hold }
+    if hold.hold_state.target.options.auto_renew { hold.renew() } else { hold }
 }
 
 impl Deref for MutexGuard {
@@ -573,7 +573,7 @@ impl Held {
     /// The value in the mutex's key: random, different for each acquisition. Keep it secret: any client that knows
     /// it can end the acquisition.
     pub fn token(&self) -> &str {
-        self.grip.token.as_str()
+        self.hold_state.token.as_str()
     }
 
     /// The fencing token: greater than those of all earlier holders of this mutex. Send it along with each write
@@ -586,23 +586,23 @@ impl Held {
     /// holders. Only both together can lower it: a server that forgot the holders and with a clock behind that of
     /// its predecessor.
     pub fn fence(&self) -> u64 {
-        self.grip.fence
+        self.hold_state.fence
     }
 
     /// How often the caller asked the store: 1 when the mutex was free, or was handed over in its queue.
     pub fn attempts(&self) -> u32 {
-        self.grip.attempts
+        self.hold_state.attempts
     }
 
     /// How long the caller waited.
     pub fn waited(&self) -> Duration {
-        self.grip.waited
+        self.hold_state.waited
     }
 
     /// The remaining time to live, by this process's monotonic clock: counted from the moment the granting command
     /// was sent, less 1 % and 2 ms. Zero after it ended, was unlocked or lost; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
-        self.grip.remaining()
+        self.hold_state.remaining()
     }
 
     /// Asks the store whether this acquisition still holds the mutex. `false` without asking, after unlocking.
@@ -615,7 +615,7 @@ impl Held {
     ///
     /// Safe.
     pub async fn is_owned(&self) -> Result<bool, LockError> {
-        self.grip.is_owned().await
+        self.hold_state.is_owned().await
     }
 
     /// Like [`is_owned`](Self::is_owned), but a mutex that is not held any more is an error.
@@ -647,8 +647,11 @@ impl Held {
     /// If dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
     pub async fn extend(&self, ttl: Duration) -> Result<bool, LockError> {
         let ttl = held_ttl("ttl", ttl)?;
-        check_auto_renew(self.grip.target.options.auto_renew, Some(ttl))?;
-        self.grip.extend(Some(ttl)).await.map_err(|error| self.grip.target.error("extending", error))
+        check_auto_renew(self.hold_state.target.options.auto_renew, Some(ttl))?;
+        self.hold_state
+            .extend(Some(ttl))
+            .await
+            .map_err(|error| self.hold_state.target.error("extending", error))
     }
 
     /// Resolves when [`remaining`](Self::remaining) is zero: the time to live has ended, or the mutex was unlocked
@@ -658,8 +661,8 @@ impl Held {
     ///
     /// Safe.
     pub fn expired(&self) -> impl Future<Output = ()> + Send + use<> {
-        let grip = Arc::clone(&self.grip);
-        async move { grip.expired().await }
+        let hold_state = Arc::clone(&self.hold_state);
+        async move { hold_state.expired().await }
     }
 
     /// Resolves when the mutex is no longer known to be this acquisition's although the guard did not unlock it: it
@@ -670,8 +673,8 @@ impl Held {
     ///
     /// Safe.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let grip = Arc::clone(&self.grip);
-        async move { grip.lost().await }
+        let hold_state = Arc::clone(&self.hold_state);
+        async move { hold_state.lost().await }
     }
 }
 
@@ -685,9 +688,9 @@ impl fmt::Debug for Held {
     /// Omits the token, with which any client could end the acquisition.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held")
-            .field("fence", &self.grip.fence)
-            .field("attempts", &self.grip.attempts)
-            .field("waited", &self.grip.waited)
+            .field("fence", &self.hold_state.fence)
+            .field("attempts", &self.hold_state.attempts)
+            .field("waited", &self.hold_state.waited)
             .finish_non_exhaustive()
     }
 }
@@ -702,7 +705,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    pub(super) fn stake(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
+    pub(super) fn try_claim(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
         match state.compare_exchange(FREE, TRYING, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => Ok(Self { state: Arc::clone(state) }),
             Err(_) => Err(LockError::AlreadyAcquired),

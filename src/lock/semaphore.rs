@@ -291,28 +291,31 @@ impl Semaphore {
     /// If dropped, it may or may not have happened.
     pub async fn signal(&self, token: &str) -> Result<Option<Released>, LockError> {
         let Some(token) = Token::parse(token.as_bytes()) else { return Ok(None) };
-        let freed = self.target.home.ask(&self.target.name, |within| self.target.free(&token, within)).await;
+        let freed =
+            self.target.registry.ask(&self.target.name, |within| self.target.free(&token, within)).await;
         let released = Released::from(freed.map_err(self.failed("releasing a permit of"))?);
         Ok(Some(released).filter(|released| released.was_held))
     }
 
     /// As [`acquire`](Self::acquire), but fails at once if the store is known to be down.
     pub(crate) async fn acquire_unless_down(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
-        if self.target.home.store.is_down(&self.target.name.key) {
+        if self.target.registry.store.is_down(&self.target.name.key) {
             return Err(self.failed("acquiring")(StoreError::new(StoreErrorKind::Unavailable)));
         }
         self.acquire(wait).await
     }
 
     async fn look(&self) -> Result<Option<SemaphoreState>, LockError> {
-        let SemaphoreTarget { home, name, .. } = &*self.target;
-        let state = home.ask(name, async |within| home.locks()?.look_at_semaphore(name, within).await);
+        let SemaphoreTarget { registry, name, .. } = &*self.target;
+        let state =
+            registry.ask(name, async |within| registry.locks()?.look_at_semaphore(name, within).await);
         state.await.map_err(self.failed("looking at"))
     }
 
     async fn change(&self, change: Change) -> Result<Option<SemaphoreState>, LockError> {
-        let SemaphoreTarget { home, name, .. } = &*self.target;
-        let state = home.ask(name, async |within| home.locks()?.change_semaphore(name, change, within).await);
+        let SemaphoreTarget { registry, name, .. } = &*self.target;
+        let state =
+            registry.ask(name, async |within| registry.locks()?.change_semaphore(name, change, within).await);
         state.await.map_err(self.failed("changing"))
     }
 
@@ -345,7 +348,7 @@ impl fmt::Debug for Holder {
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct SemaphoreBuilder {
-    home: Arc<LockRegistry>,
+    registry: Arc<LockRegistry>,
     scope: Scope,
     permits: u32,
     lease: Duration,
@@ -355,9 +358,9 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    pub(super) fn new(home: Arc<LockRegistry>, scope: Scope, permits: u32) -> Self {
+    pub(super) fn new(registry: Arc<LockRegistry>, scope: Scope, permits: u32) -> Self {
         Self {
-            home,
+            registry,
             scope,
             permits,
             // As for a mutex: a forgotten permit becomes free by itself.
@@ -403,8 +406,8 @@ impl SemaphoreBuilder {
     /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`], and [`LockError::InvalidOption`], also for zero
     /// permits and for [`Waiting::Keyspace`]: no other program knows the keys.
     pub fn build(self) -> Result<Semaphore, LockError> {
-        let Self { home, scope, permits, lease, idle_ttl, auto_renew, waiting } = self;
-        let name = scope.semaphore(&home.namespace)?;
+        let Self { registry, scope, permits, lease, idle_ttl, auto_renew, waiting } = self;
+        let name = scope.semaphore(&registry.namespace)?;
         if permits == 0 {
             return Err(LockError::option("permits", "it is 0, so no caller would ever get one"));
         }
@@ -416,7 +419,7 @@ impl SemaphoreBuilder {
         check_auto_renew(auto_renew, Some(lease))?;
         let create = Create { capacity: permits, idle_ttl: whole_ttl(idle_ttl)?.max(lease) };
         let warned = AtomicBool::new(false);
-        let target = SemaphoreTarget { home, name, create, lease, warned };
+        let target = SemaphoreTarget { registry, name, create, lease, warned };
         Ok(Semaphore::from_target(target, auto_renew, waiting))
     }
 }
@@ -424,7 +427,7 @@ impl SemaphoreBuilder {
 impl Locks {
     /// Starts a semaphore named `name`, with this many permits.
     pub fn semaphore(&self, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
-        SemaphoreBuilder::new(Arc::clone(&self.home), name.into(), permits)
+        SemaphoreBuilder::new(Arc::clone(&self.registry), name.into(), permits)
     }
 }
 
@@ -460,7 +463,7 @@ pub struct Permit {
 /// [`Permit`] can.
 #[derive(Clone)]
 pub struct PermitView {
-    grip: Arc<HoldState<SemaphoreTarget>>,
+    hold_state: Arc<HoldState<SemaphoreTarget>>,
 }
 
 /// The result of releasing a permit.
@@ -481,7 +484,7 @@ impl From<PermitFreed> for Released {
 
 impl Permit {
     pub(super) fn new(hold: Hold<SemaphoreTarget>) -> Self {
-        Self { view: PermitView { grip: Arc::clone(&hold.grip) }, hold, available: 0 }
+        Self { view: PermitView { hold_state: Arc::clone(&hold.hold_state) }, hold, available: 0 }
     }
 
     /// Gives it back, to the first waiter if there is one. A second call reports that it was not held, without
@@ -497,7 +500,8 @@ impl Permit {
     /// Safe: if dropped, it may or may not be released, and this can be called again.
     pub async fn release(&mut self) -> Result<Released, LockError> {
         let freed = self.hold.free().await;
-        let freed = freed.map_err(|error| self.view.grip.target.error("releasing a permit of", error))?;
+        let freed =
+            freed.map_err(|error| self.view.hold_state.target.error("releasing a permit of", error))?;
         let released = freed.map(Released::from);
         self.available = released.map_or(self.available, |released| released.available);
         Ok(released.unwrap_or(Released { was_held: false, available: self.available }))
@@ -516,23 +520,23 @@ impl PermitView {
     /// The permit's token: random, different for each acquisition. With it,
     /// [`Semaphore::signal`](super::Semaphore::signal) releases the permit from anywhere.
     pub fn token(&self) -> &str {
-        self.grip.token.as_str()
+        self.hold_state.token.as_str()
     }
 
     /// How often the caller asked the store: 1 when a permit was free, or was handed over in the queue.
     pub fn attempts(&self) -> u32 {
-        self.grip.attempts
+        self.hold_state.attempts
     }
 
     /// How long the caller waited.
     pub fn waited(&self) -> Duration {
-        self.grip.waited
+        self.hold_state.waited
     }
 
     /// The remaining time of its lease, by this process's monotonic clock: counted from the moment the granting
     /// command was sent, less 1 % and 2 ms. Zero after it ended, was released or lost.
     pub fn remaining(&self) -> Duration {
-        self.grip.remaining().unwrap_or(Duration::MAX)
+        self.hold_state.remaining().unwrap_or(Duration::MAX)
     }
 
     /// Asks the store whether the permit is still held. `false` without asking, after its release.
@@ -545,7 +549,7 @@ impl PermitView {
     ///
     /// Safe.
     pub async fn is_held(&self) -> Result<bool, LockError> {
-        self.grip.is_owned().await
+        self.hold_state.is_owned().await
     }
 
     /// Restarts its lease; `false` if it is lost or was released. It is not acquired again.
@@ -558,8 +562,8 @@ impl PermitView {
     ///
     /// If dropped, it may or may not be refreshed.
     pub async fn refresh(&self) -> Result<bool, LockError> {
-        let target = &self.grip.target;
-        let refreshed = self.grip.extend(target.ttl()).await;
+        let target = &self.hold_state.target;
+        let refreshed = self.hold_state.extend(target.ttl()).await;
         refreshed.map_err(|error| target.error("refreshing a permit of", error))
     }
 
@@ -569,8 +573,8 @@ impl PermitView {
     ///
     /// Safe.
     pub fn expired(&self) -> impl Future<Output = ()> + Send + use<> {
-        let grip = Arc::clone(&self.grip);
-        async move { grip.expired().await }
+        let hold_state = Arc::clone(&self.hold_state);
+        async move { hold_state.expired().await }
     }
 
     /// Resolves when the permit is no longer known to be held although it was not released here: a refresh or
@@ -581,8 +585,8 @@ impl PermitView {
     ///
     /// Safe.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let grip = Arc::clone(&self.grip);
-        async move { grip.lost().await }
+        let hold_state = Arc::clone(&self.hold_state);
+        async move { hold_state.lost().await }
     }
 }
 
@@ -596,8 +600,8 @@ impl fmt::Debug for PermitView {
     /// Omits the token, with which any client could release the permit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PermitView")
-            .field("attempts", &self.grip.attempts)
-            .field("waited", &self.grip.waited)
+            .field("attempts", &self.hold_state.attempts)
+            .field("waited", &self.hold_state.waited)
             .finish_non_exhaustive()
     }
 }

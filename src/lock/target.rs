@@ -29,7 +29,7 @@ pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
     /// Whether there is at most one holder.
     const IS_EXCLUSIVE: bool;
 
-    fn home(&self) -> &Arc<LockRegistry>;
+    fn registry(&self) -> &Arc<LockRegistry>;
 
     fn name(&self) -> &LockName;
 
@@ -69,7 +69,7 @@ impl<T, F: Future<Output = Result<T, StoreError>> + Send> LockReply<T> for F {}
 /// A mutex, as all clones of a handle see it.
 #[derive(Debug)]
 pub(crate) struct MutexTarget {
-    pub(crate) home: Arc<LockRegistry>,
+    pub(crate) registry: Arc<LockRegistry>,
     pub(crate) name: LockName,
     pub(crate) options: MutexOptions,
 }
@@ -89,8 +89,8 @@ impl LockTarget for MutexTarget {
 
     const IS_EXCLUSIVE: bool = true;
 
-    fn home(&self) -> &Arc<LockRegistry> {
-        &self.home
+    fn registry(&self) -> &Arc<LockRegistry> {
+        &self.registry
     }
 
     fn name(&self) -> &LockName {
@@ -109,7 +109,7 @@ impl LockTarget for MutexTarget {
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
         let ask = Take { token, ttl: self.options.ttl, queue, instead };
-        self.home.locks()?.take_mutex(&self.name, ask, within).await
+        self.registry.locks()?.take_mutex(&self.name, ask, within).await
     }
 
     async fn extend(
@@ -118,20 +118,20 @@ impl LockTarget for MutexTarget {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Result<bool, StoreError> {
-        self.home.locks()?.extend_mutex(&self.name, token, ttl, within).await
+        self.registry.locks()?.extend_mutex(&self.name, token, ttl, within).await
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        self.home.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
+        self.registry.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
     }
 
     async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
         let leave = Leave { token, ttl: self.options.ttl };
-        self.home.last_locks().leave(&self.name, leave, within).await
+        self.registry.last_locks().leave(&self.name, leave, within).await
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        let holder = self.home.locks()?.look_at_mutex(&self.name, within).await?;
+        let holder = self.registry.locks()?.look_at_mutex(&self.name, within).await?;
         Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
     }
 }
@@ -139,7 +139,7 @@ impl LockTarget for MutexTarget {
 /// A semaphore, as all clones of a handle see it.
 #[derive(Debug)]
 pub(crate) struct SemaphoreTarget {
-    pub(crate) home: Arc<LockRegistry>,
+    pub(crate) registry: Arc<LockRegistry>,
     pub(crate) name: LockName,
     pub(crate) create: Create,
     pub(crate) lease: Duration,
@@ -152,8 +152,8 @@ impl LockTarget for SemaphoreTarget {
 
     const IS_EXCLUSIVE: bool = false;
 
-    fn home(&self) -> &Arc<LockRegistry> {
-        &self.home
+    fn registry(&self) -> &Arc<LockRegistry> {
+        &self.registry
     }
 
     fn name(&self) -> &LockName {
@@ -172,7 +172,7 @@ impl LockTarget for SemaphoreTarget {
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
         let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
-        let taken = self.home.locks()?.take_permit(&self.name, ask, within).await?;
+        let taken = self.registry.locks()?.take_permit(&self.name, ask, within).await?;
         let (expected, actual) = (self.create.capacity, taken.created_with);
         if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(target: log::LOCK, expected, actual, "the semaphore was created with another number of permits");
@@ -190,20 +190,20 @@ impl LockTarget for SemaphoreTarget {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Result<bool, StoreError> {
-        self.home.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
+        self.registry.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
-        self.home.last_locks().free_permit(&self.name, token, self.lease, within).await
+        self.registry.last_locks().free_permit(&self.name, token, self.lease, within).await
     }
 
     async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
         let leave = Leave { token, ttl: Some(self.lease) };
-        self.home.last_locks().leave(&self.name, leave, within).await
+        self.registry.last_locks().leave(&self.name, leave, within).await
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        let state = self.home.locks()?.look_at_semaphore(&self.name, within).await?;
+        let state = self.registry.locks()?.look_at_semaphore(&self.name, within).await?;
         Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
     }
 }

@@ -218,7 +218,7 @@ impl Stats {
 pub(crate) struct Counter {
     count: AtomicU64,
     #[cfg(feature = "metrics")]
-    told: AtomicU64,
+    published: AtomicU64,
 }
 
 impl Counter {
@@ -232,21 +232,21 @@ impl Counter {
 
     /// What a recorder was not told yet. It counts as told from now on.
     #[cfg(feature = "metrics")]
-    pub(crate) fn untold(&self) -> u64 {
-        self.untold_of(self.get())
+    pub(crate) fn unpublished(&self) -> u64 {
+        self.unpublished_of(self.get())
     }
 
     /// The same, of a count that is kept elsewhere.
     #[cfg(feature = "metrics")]
-    pub(crate) fn untold_of(&self, count: u64) -> u64 {
-        untold(count, &self.told)
+    pub(crate) fn unpublished_of(&self, count: u64) -> u64 {
+        unpublished(count, &self.published)
     }
 }
 
-/// The part of `count` that `told` does not have, which has it from now on. Two tasks that publish at once do not tell a part twice.
+/// The part of `count` that `published` does not have, which has it from now on. Two tasks that publish at once do not tell a part twice.
 #[cfg(feature = "metrics")]
-pub(crate) fn untold(count: u64, told: &AtomicU64) -> u64 {
-    count.saturating_sub(told.fetch_max(count, Ordering::Relaxed))
+pub(crate) fn unpublished(count: u64, published: &AtomicU64) -> u64 {
+    count.saturating_sub(published.fetch_max(count, Ordering::Relaxed))
 }
 
 /// A metric, and the label that tells this count from others of that metric.
@@ -323,7 +323,7 @@ pub(crate) struct PolicyCounters {
     pub(crate) routes: Routes,
     /// A recorder knows these counters.
     #[cfg(feature = "metrics")]
-    told: AtomicBool,
+    published: AtomicBool,
 }
 
 impl PolicyCounters {
@@ -348,8 +348,8 @@ impl PolicyCounters {
 
     /// Whether no recorder was told of these counters yet. It knows them from now on.
     #[cfg(feature = "metrics")]
-    pub(crate) fn is_first_told(&self) -> bool {
-        !self.told.swap(true, Ordering::Relaxed)
+    pub(crate) fn is_first_published(&self) -> bool {
+        !self.published.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn each_requests(&self, mut each: impl FnMut(&Requests)) {
@@ -399,7 +399,7 @@ pub(crate) struct Requests {
     failed: Counter,
     local_hits: SpreadCounter,
     #[cfg(feature = "metrics")]
-    local_hits_told: AtomicU64,
+    local_hits_published: AtomicU64,
 }
 
 impl Requests {
@@ -438,11 +438,11 @@ impl Requests {
         ]
     }
 
-    /// As [`Counter::untold`], for each outcome.
+    /// As [`Counter::unpublished`], for each outcome.
     #[cfg(feature = "metrics")]
-    pub(crate) fn untold(&self) -> impl Iterator<Item = (Outcome, u64)> {
-        let local = untold(self.local_hits(), &self.local_hits_told);
-        let stored = self.answered().map(|(outcome, counter)| (outcome, counter.untold()));
+    pub(crate) fn unpublished(&self) -> impl Iterator<Item = (Outcome, u64)> {
+        let local = unpublished(self.local_hits(), &self.local_hits_published);
+        let stored = self.answered().map(|(outcome, counter)| (outcome, counter.unpublished()));
         std::iter::once((Outcome::LocalHit, local)).chain(stored)
     }
 }
@@ -474,19 +474,19 @@ impl Routes {
 
 /// A counter that many threads add to at once: each to a place in a cache line of its own.
 #[derive(Debug, Default)]
-pub(super) struct SpreadCounter([CounterPlace; PLACES]);
+pub(super) struct SpreadCounter([CounterSlot; SLOTS]);
 
-const PLACES: usize = 16;
+const SLOTS: usize = 16;
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct CounterPlace(AtomicU64);
+struct CounterSlot(AtomicU64);
 
 thread_local! {
     /// The place of this thread.
-    static PLACE: usize = {
+    static SLOT: usize = {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        NEXT.fetch_add(1, Ordering::Relaxed) % PLACES
+        NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS
     };
 }
 
@@ -494,7 +494,7 @@ impl SpreadCounter {
     #[inline]
     pub(super) fn add(&self) {
         // A thread that is being ended adds to the first place.
-        let place = PLACE.try_with(|place| *place).unwrap_or_default();
+        let place = SLOT.try_with(|place| *place).unwrap_or_default();
         self.0[place].0.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -92,7 +92,7 @@ impl Spans {
     }
 
     /// Whether a subscriber may want the spans of waits. (Without one, finding out for whom a caller waited is work for nothing.)
-    pub(crate) fn are_wanted(&self) -> bool {
+    pub(crate) fn are_enabled(&self) -> bool {
         tracing::enabled!(target: log::GUARD, tracing::Level::DEBUG)
     }
 
@@ -134,7 +134,7 @@ impl fmt::Debug for Spans {
 
 /// Logs the decision about a response, and the rule that made it.
 #[cfg(feature = "http")]
-pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
+pub(crate) fn log_decision(decision: &'static str, rule: &dyn std::fmt::Display) {
     tracing::debug!(target: log::HTTP, decision, %rule, "stampede_guard.judged");
 }
 

@@ -253,7 +253,7 @@ impl PolicyBuilder {
     /// stand in; otherwise `then` applies. Defaults to 10,000, and to [`OnOverload::Shed`].
     pub fn max_waiters(mut self, most: usize, then: OnOverload) -> Self {
         self.policy.max_waiters = most;
-        self.policy.on_crowd = then;
+        self.policy.when_full = then;
         self
     }
 

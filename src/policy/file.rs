@@ -18,163 +18,165 @@ use crate::value::codec::Codec;
 static SETTINGS: &Table<PolicyBuilder, Policy> = &[
     Setting {
         name: "name",
-        set: |draft, value| value.text().map(|name| draft.policy.name = name.into()),
-        tell: |policy| Some((&*policy.name).into()),
+        set: |builder, value| value.text().map(|name| builder.policy.name = name.into()),
+        get: |policy| Some((&*policy.name).into()),
     },
     Setting {
         name: "fresh_for",
-        set: |draft, value| value.duration().map(|time| draft.policy.fresh_for = time),
-        tell: |policy| Some(policy.fresh_for.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.fresh_for = time),
+        get: |policy| Some(policy.fresh_for.into()),
     },
     #[cfg(feature = "local")]
     Setting {
         name: "local_for",
-        set: |draft, value| value.duration().map(|time| draft.policy.local_for = time),
-        tell: |policy| Some(policy.local_for.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.local_for = time),
+        get: |policy| Some(policy.local_for.into()),
     },
     #[cfg(feature = "local")]
     Setting {
         name: "local_while_down",
-        set: |draft, value| value.duration().map(|time| draft.policy.local_while_down = time),
-        tell: |policy| Some(policy.local_while_down.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.local_while_down = time),
+        get: |policy| Some(policy.local_while_down.into()),
     },
     Setting {
         name: "local_elsewhere",
-        set: |draft, value| value.truth().map(|expected| draft.policy.local_elsewhere = expected),
-        tell: |policy| Some(policy.local_elsewhere.into()),
+        set: |builder, value| value.truth().map(|expected| builder.policy.local_elsewhere = expected),
+        get: |policy| Some(policy.local_elsewhere.into()),
     },
     Setting {
         name: "stale_while_revalidate",
-        set: |draft, value| value.duration().map(|time| draft.policy.stale_while_revalidate = time),
-        tell: |policy| Some(policy.stale_while_revalidate.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.stale_while_revalidate = time),
+        get: |policy| Some(policy.stale_while_revalidate.into()),
     },
     Setting {
         name: "stale_if_error",
-        set: |draft, value| value.duration().map(|time| draft.policy.stale_if_error = time),
-        tell: |policy| Some(policy.stale_if_error.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.stale_if_error = time),
+        get: |policy| Some(policy.stale_if_error.into()),
     },
     Setting {
         name: "back_off",
-        set: |draft, value| value.duration().map(|time| draft.policy.back_off = time),
-        tell: |policy| Some(policy.back_off.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.back_off = time),
+        get: |policy| Some(policy.back_off.into()),
     },
     Setting {
         name: "soft_timeout",
-        set: |draft, value| value.duration().map(|time| draft.policy.soft_timeout = Some(time)),
-        tell: |policy| policy.soft_timeout.map(Value::from),
+        set: |builder, value| value.duration().map(|time| builder.policy.soft_timeout = Some(time)),
+        get: |policy| policy.soft_timeout.map(Value::from),
     },
     Setting {
         name: "early_refresh",
-        set: |draft, value| value.fraction().map(|beta| draft.policy.early_refresh = beta),
-        tell: |policy| Some(policy.early_refresh.into()),
+        set: |builder, value| value.fraction().map(|beta| builder.policy.early_refresh = beta),
+        get: |policy| Some(policy.early_refresh.into()),
     },
     Setting {
         name: "refresh_ahead",
-        set: |draft, value| value.fraction().map(|fraction| draft.policy.refresh_ahead = fraction),
-        tell: |policy| Some(policy.refresh_ahead.into()),
+        set: |builder, value| value.fraction().map(|fraction| builder.policy.refresh_ahead = fraction),
+        get: |policy| Some(policy.refresh_ahead.into()),
     },
     Setting {
         name: "negative_for",
-        set: |draft, value| value.duration().map(|time| draft.policy.negative_for = Some(time)),
-        tell: |policy| policy.negative_for.map(Value::from),
+        set: |builder, value| value.duration().map(|time| builder.policy.negative_for = Some(time)),
+        get: |policy| policy.negative_for.map(Value::from),
     },
     Setting {
         name: "on_absent",
-        set: |draft, value| value.choice(&ON_ABSENT).map(|then| draft.policy.on_absent = then),
-        tell: |policy| Value::of_choice(&ON_ABSENT, &policy.on_absent),
+        set: |builder, value| value.choice(&ON_ABSENT).map(|then| builder.policy.on_absent = then),
+        get: |policy| Value::of_choice(&ON_ABSENT, &policy.on_absent),
     },
     Setting {
         name: "ttl_jitter",
-        set: |draft, value| value.fraction().map(|fraction| draft.policy.ttl_jitter = fraction),
-        tell: |policy| Some(policy.ttl_jitter.into()),
+        set: |builder, value| value.fraction().map(|fraction| builder.policy.ttl_jitter = fraction),
+        get: |policy| Some(policy.ttl_jitter.into()),
     },
     Setting {
         name: "lease",
-        set: |draft, value| value.duration().map(|time| draft.policy.lease = time),
-        tell: |policy| Some(policy.lease.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.lease = time),
+        get: |policy| Some(policy.lease.into()),
     },
     Setting {
         name: "load_timeout",
-        set: |draft, value| value.duration().map(|time| draft.policy.load_timeout = time),
-        tell: |policy| Some(policy.load_timeout.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.load_timeout = time),
+        get: |policy| Some(policy.load_timeout.into()),
     },
     Setting {
         name: "max_concurrent_loads",
-        set: |draft, value| value.number().map(|loads| draft.policy.max_concurrent_loads = Some(loads)),
-        tell: |policy| policy.max_concurrent_loads.map(|loads| u64::from(loads).into()),
+        set: |builder, value| value.number().map(|loads| builder.policy.max_concurrent_loads = Some(loads)),
+        get: |policy| policy.max_concurrent_loads.map(|loads| u64::from(loads).into()),
     },
     Setting {
         name: "permit_timeout",
-        set: |draft, value| value.duration().map(|time| draft.policy.permit_timeout = time),
-        tell: |policy| Some(policy.permit_timeout.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.permit_timeout = time),
+        get: |policy| Some(policy.permit_timeout.into()),
     },
     Setting {
         name: "permit_timeout_then",
-        set: |draft, value| value.choice(&ON_OVERLOAD).map(|then| draft.policy.on_overload = then),
-        tell: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_overload),
+        set: |builder, value| value.choice(&ON_OVERLOAD).map(|then| builder.policy.on_overload = then),
+        get: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_overload),
     },
     Setting {
         name: "max_waiters",
-        set: |draft, value| value.bound().map(|most| draft.policy.max_waiters = most),
-        tell: |policy| Some(Value::of_bound(policy.max_waiters)),
+        set: |builder, value| value.bound().map(|most| builder.policy.max_waiters = most),
+        get: |policy| Some(Value::of_bound(policy.max_waiters)),
     },
     Setting {
         name: "max_waiters_then",
-        set: |draft, value| value.choice(&ON_OVERLOAD).map(|then| draft.policy.on_crowd = then),
-        tell: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_crowd),
+        set: |builder, value| value.choice(&ON_OVERLOAD).map(|then| builder.policy.when_full = then),
+        get: |policy| Value::of_choice(&ON_OVERLOAD, &policy.when_full),
     },
     Setting {
         name: "wait_timeout",
-        set: |draft, value| value.duration().map(|time| draft.wait_timeout = Some(time)),
-        tell: |policy| Some(policy.wait_timeout.into()),
+        set: |builder, value| value.duration().map(|time| builder.wait_timeout = Some(time)),
+        get: |policy| Some(policy.wait_timeout.into()),
     },
     Setting {
         name: "wait_timeout_then",
-        set: |draft, value| value.choice(&ON_WAIT_TIMEOUT).map(|then| draft.policy.on_wait_timeout = then),
-        tell: |policy| Value::of_choice(&ON_WAIT_TIMEOUT, &policy.on_wait_timeout),
+        set: |builder, value| {
+            value.choice(&ON_WAIT_TIMEOUT).map(|then| builder.policy.on_wait_timeout = then)
+        },
+        get: |policy| Value::of_choice(&ON_WAIT_TIMEOUT, &policy.on_wait_timeout),
     },
     Setting {
         name: "coordination_budget",
-        set: |draft, value| value.duration().map(|budget| draft.policy.coordination_budget = budget),
-        tell: |policy| Some(policy.coordination_budget.into()),
+        set: |builder, value| value.duration().map(|budget| builder.policy.coordination_budget = budget),
+        get: |policy| Some(policy.coordination_budget.into()),
     },
     Setting {
         name: "command_timeout",
-        set: |draft, value| value.duration().map(|time| draft.command_timeout = Some(time)),
-        tell: |policy| Some(policy.command_timeout.into()),
+        set: |builder, value| value.duration().map(|time| builder.command_timeout = Some(time)),
+        get: |policy| Some(policy.command_timeout.into()),
     },
     Setting {
         name: "on_store_down",
-        set: |draft, value| value.choice(&ON_STORE_DOWN).map(|then| draft.policy.on_store_down = then),
-        tell: |policy| Value::of_choice(&ON_STORE_DOWN, &policy.on_store_down),
+        set: |builder, value| value.choice(&ON_STORE_DOWN).map(|then| builder.policy.on_store_down = then),
+        get: |policy| Value::of_choice(&ON_STORE_DOWN, &policy.on_store_down),
     },
     Setting {
         name: "max_fail_open_loads",
-        set: |draft, value| value.bound().map(|loads| draft.policy.max_fail_open_loads = loads),
-        tell: |policy| bound(policy.max_fail_open_loads),
+        set: |builder, value| value.bound().map(|loads| builder.policy.max_fail_open_loads = loads),
+        get: |policy| bound(policy.max_fail_open_loads),
     },
     Setting {
         name: "error_for",
-        set: |draft, value| value.duration().map(|time| draft.policy.error_for = time),
-        tell: |policy| Some(policy.error_for.into()),
+        set: |builder, value| value.duration().map(|time| builder.policy.error_for = time),
+        get: |policy| Some(policy.error_for.into()),
     },
     Setting {
         name: "tags",
-        set: |draft, value| {
+        set: |builder, value| {
             let tags: Result<_, _> = value.list()?.into_iter().map(tag).collect();
-            tags.map(|tags| draft.policy.tags = tags)
+            tags.map(|tags| builder.policy.tags = tags)
         },
-        tell: |policy| Some(policy.tags.iter().map(tag_value).collect()),
+        get: |policy| Some(policy.tags.iter().map(tag_value).collect()),
     },
     Setting {
         name: "invalidate_all",
-        set: |draft, value| value.truth().map(|reached| draft.policy.invalidate_all = reached),
-        tell: |policy| Some(policy.invalidate_all.into()),
+        set: |builder, value| value.truth().map(|reached| builder.policy.invalidate_all = reached),
+        get: |policy| Some(policy.invalidate_all.into()),
     },
     Setting {
         name: "invalidate_replicas",
-        set: |draft, value| replicas(value).map(|replicas| draft.policy.replicas = Some(replicas)),
-        tell: |policy| {
+        set: |builder, value| replicas(value).map(|replicas| builder.policy.replicas = Some(replicas)),
+        get: |policy| {
             let (replicas, timeout) = policy.replicas?;
             let table = [("replicas", u64::from(replicas).into()), ("timeout", timeout.into())];
             Some(Value::Table(table.map(|(name, value): (&str, Value)| (name.to_owned(), value)).into()))
@@ -183,49 +185,49 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
     Setting {
         name: "share_errors",
         set: |_, _| Err("a file can not hold a type: set it in code, by PolicyBuilder::share_errors".into()),
-        tell: |_| None,
+        get: |_| None,
     },
     Setting {
         name: "audit",
-        set: |draft, value| value.fraction().map(|fraction| draft.policy.audit.fraction = fraction),
-        tell: |policy| Some(policy.audit.fraction.into()),
+        set: |builder, value| value.fraction().map(|fraction| builder.policy.audit.fraction = fraction),
+        get: |policy| Some(policy.audit.fraction.into()),
     },
     Setting {
         name: "audit_grace",
-        set: |draft, value| value.duration().map(|grace| draft.policy.audit.grace = grace),
-        tell: |policy| Some(policy.audit.grace.into()),
+        set: |builder, value| value.duration().map(|grace| builder.policy.audit.grace = grace),
+        get: |policy| Some(policy.audit.grace.into()),
     },
     Setting {
         name: "audit_by",
         set: |_, _| Err("a file can not hold a function: set it in code, by PolicyBuilder::audit_by".into()),
-        tell: |_| None,
+        get: |_| None,
     },
     Setting {
         name: "shadow",
-        set: |draft, value| value.truth().map(|shadow| draft.policy.shadow = shadow),
-        tell: |policy| Some(policy.shadow.into()),
+        set: |builder, value| value.truth().map(|shadow| builder.policy.shadow = shadow),
+        get: |policy| Some(policy.shadow.into()),
     },
     Setting {
         name: "codec",
-        set: |draft, value| value.choice(&CODECS).map(|codec| draft.policy.codec = codec),
-        tell: |policy| Value::of_choice(&CODECS, &policy.codec),
+        set: |builder, value| value.choice(&CODECS).map(|codec| builder.policy.codec = codec),
+        get: |policy| Value::of_choice(&CODECS, &policy.codec),
     },
     Setting {
         name: "max_body",
-        set: |draft, value| value.number().map(|bytes| draft.policy.max_body = bytes),
-        tell: |policy| Some((policy.max_body as u64).into()),
+        set: |builder, value| value.number().map(|bytes| builder.policy.max_body = bytes),
+        get: |policy| Some((policy.max_body as u64).into()),
     },
     #[cfg(feature = "lz4")]
     Setting {
         name: "compress_from",
-        set: |draft, value| value.bound().map(|bytes| draft.policy.compress_from = bytes),
-        tell: |policy| bound(policy.compress_from),
+        set: |builder, value| value.bound().map(|bytes| builder.policy.compress_from = bytes),
+        get: |policy| bound(policy.compress_from),
     },
     #[cfg(feature = "http")]
     Setting {
         name: "http",
-        set: |draft, value| HttpPolicy::of_value(value).map(|http| draft.policy.http = Arc::new(http)),
-        tell: |policy| policy.http.to_value(),
+        set: |builder, value| HttpPolicy::of_value(value).map(|http| builder.policy.http = Arc::new(http)),
+        get: |policy| policy.http.to_value(),
     },
 ];
 
@@ -312,11 +314,11 @@ impl<'de> Deserialize<'de> for Policy {
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let value = Value::Table(setting::tell(SETTINGS, self));
+        let value = Value::Table(setting::get(SETTINGS, self));
         let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
         // So that no process reads another policy than the one that was printed.
         if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_told_by(read))) {
-            return Err(ser::Error::custom(UNTOLD));
+            return Err(ser::Error::custom(NOT_WRITABLE));
         }
         value.serialize(to)
     }
@@ -333,7 +335,7 @@ impl Policy {
     }
 }
 
-const UNTOLD: &str = "this policy has a setting that no file can hold: a tag that is no text, or what HTTP shares with credentials";
+const NOT_WRITABLE: &str = "this policy has a setting that no file can hold: a tag that is no text, or what HTTP shares with credentials";
 
 #[cfg(test)]
 #[path = "../../tests/unit/policy/file_tests.rs"]

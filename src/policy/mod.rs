@@ -138,7 +138,7 @@ pub struct Policy {
     pub(crate) permit_timeout: Duration,
     pub(crate) on_overload: OnOverload,
     pub(crate) max_waiters: usize,
-    pub(crate) on_crowd: OnOverload,
+    pub(crate) when_full: OnOverload,
     pub(crate) wait_timeout: Duration,
     pub(crate) on_wait_timeout: OnWaitTimeout,
     pub(crate) coordination_budget: Duration,
@@ -358,7 +358,7 @@ impl Default for Policy {
             on_overload: OnOverload::Shed,
             // Each waiter holds a request open. Beyond this number the process itself is at risk.
             max_waiters: 10_000,
-            on_crowd: OnOverload::Shed,
+            when_full: OnOverload::Shed,
             // The longest load of a live leader, plus the lease of a leader that just died.
             wait_timeout: DEFAULT_LOAD_TIMEOUT.saturating_add(DEFAULT_LEASE),
             on_wait_timeout: OnWaitTimeout::Load,
@@ -432,7 +432,7 @@ impl PartialEq for SameValue {
 impl AuditSettings {
     /// Whether this hit is audited.
     #[inline]
-    pub(crate) fn draws(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.fraction > 0.0 && fastrand::f64() < self.fraction
     }
 

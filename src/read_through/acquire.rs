@@ -21,7 +21,7 @@ use super::lease::{Lease, detach_unleased, release_later};
 use super::read::{current, unless_invalidated};
 use crate::flight::order::SentAt;
 use crate::guard_state::GuardState;
-use crate::guard_state::kept::Servable;
+use crate::guard_state::retained::Servable;
 use crate::guard_state::turns::Turn;
 use crate::key::Key;
 use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
@@ -40,7 +40,7 @@ pub(crate) enum AcquireOutcome {
     /// This flight leads.
     Leased(Lease),
     /// Another flight's load has ended. The acquire that found this was sent at `sent_at`.
-    Ended { outcome: FlightOutcome, asked: SentAt },
+    Ended { outcome: FlightOutcome, sent_at: SentAt },
     /// Another flight holds the lease for this long yet, and this flight does not queue.
     Busy(Duration),
     /// Other flights held the lease for longer than this flight waits.
@@ -113,7 +113,7 @@ impl<'a> Acquisition<'a> {
             // Registered before the first acquire: invariant 3 of the store.
             watch: state.store.watch(request.key, &token),
             possible_lease: state.possible_leases.enter(),
-            servable: state.kept.servable(request.key, request.tags),
+            servable: state.retained.servable(request.key, request.tags),
             request,
             token,
             sent_at: SentAt::now(),
@@ -139,7 +139,7 @@ impl<'a> Acquisition<'a> {
     pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
         self.sent_at = SentAt::now();
         let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
-        self.servable = state.kept.servable(key, tags);
+        self.servable = state.retained.servable(key, tags);
         let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
         let ask = Acquire {
             token: &self.token,
@@ -193,7 +193,7 @@ impl<'a> Acquisition<'a> {
     }
 
     fn ended_with(&self, outcome: FlightOutcome) -> AcquireOutcome {
-        AcquireOutcome::Ended { outcome, asked: self.sent_at }
+        AcquireOutcome::Ended { outcome, sent_at: self.sent_at }
     }
 
     /// The awaited load has ended, or the outcome of an earlier load is replayed to newcomers.
@@ -234,7 +234,7 @@ impl<'a> Acquisition<'a> {
             request: AcquireRequest { state, key, policy, .. },
             token,
             watch,
-            sent_at: asked,
+            sent_at,
             takeovers: hops,
             ..
         } = self;
@@ -248,7 +248,7 @@ impl<'a> Acquisition<'a> {
             takeovers: hops,
             counters: Arc::clone(&policy.counters),
             waited_until: self.behind.is_some().then(Instant::now),
-            confirmed: Mutex::new(asked),
+            confirmed: Mutex::new(sent_at),
         }
     }
 
@@ -267,11 +267,11 @@ impl<'a> Acquisition<'a> {
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(request: AcquireRequest<'_>) -> AcquireOutcome {
-    let mut contention = Acquisition::of(request);
-    match contention.run().await {
-        Ok(()) => AcquireOutcome::Leased(contention.lead()),
+    let mut acquisition = Acquisition::of(request);
+    match acquisition.run().await {
+        Ok(()) => AcquireOutcome::Leased(acquisition.lead()),
         Err(contended) => {
-            contention.leave(matches!(contended, AcquireOutcome::Leaving | AcquireOutcome::WaitedOut));
+            acquisition.leave(matches!(contended, AcquireOutcome::Leaving | AcquireOutcome::WaitedOut));
             contended
         }
     }
@@ -381,7 +381,7 @@ impl Acquisition<'_> {
     /// their own.
     fn waits_behind(&mut self, holder: &Token) {
         let AcquireRequest { state, key, span, .. } = self.request;
-        if self.behind.as_ref() == Some(holder) || !state.spans.are_wanted() {
+        if self.behind.as_ref() == Some(holder) || !state.spans.are_enabled() {
             return;
         }
         let flight = holder.flight();

@@ -49,7 +49,7 @@ pub(crate) struct Batch {
 }
 
 struct Members {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     attempting: usize,
     /// Members that lead, and are not called yet, with the chain of loads each of them runs inside.
     leading: Vec<(usize, Option<Arc<LoadScope>>)>,
@@ -63,7 +63,7 @@ struct Members {
 
 /// Where one member stands. The number tells the attempts of one member apart: only the latest one ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Slot {
     Attempting(u64),
     /// It waits for the permit of the next share.
     Queued(u64),
@@ -76,7 +76,7 @@ enum Place {
 #[derive(Debug, Default)]
 pub(crate) struct BatchShare {
     pub(super) permit: OnceCell<Result<Option<Permit>, Failure>>,
-    pub(super) place: OnceLock<Option<Tracked>>,
+    pub(super) slot: OnceLock<Option<Tracked>>,
 }
 
 impl Batch {
@@ -91,7 +91,7 @@ impl Batch {
         Fut: Future<Output = ()> + Send + 'static,
     {
         let members = Members {
-            places: vec![Place::Attempting(0); size],
+            slots: vec![Slot::Attempting(0); size],
             attempting: size,
             leading: Vec::new(),
             is_calling: false,
@@ -123,23 +123,23 @@ impl Batch {
     fn admitted(&self) {
         let mut members = lock(&self.members);
         members.is_admitted = true;
-        let Members { places, attempting, .. } = &mut *members;
-        for place in places {
-            if let Place::Queued(number) = *place {
-                *place = Place::Attempting(number);
+        let Members { slots, attempting, .. } = &mut *members;
+        for slot in slots {
+            if let Slot::Queued(number) = *slot {
+                *slot = Slot::Attempting(number);
                 *attempting += 1;
             }
         }
     }
 
     /// Moves a member, and calls a round if this was what it waited for.
-    fn change(self: &Arc<Self>, index: usize, change: impl FnOnce(&mut Members, Place) -> Place) {
+    fn change(self: &Arc<Self>, index: usize, change: impl FnOnce(&mut Members, Slot) -> Slot) {
         let mut members = lock(&self.members);
-        let before = members.places[index];
+        let before = members.slots[index];
         let after = change(&mut members, before);
-        let is_attempt = |place| usize::from(matches!(place, Place::Attempting(_)));
+        let is_attempt = |slot| usize::from(matches!(slot, Slot::Attempting(_)));
         members.attempting = members.attempting + is_attempt(after) - is_attempt(before);
-        members.places[index] = after;
+        members.slots[index] = after;
         let calls = members.is_due() && !members.is_calling;
         members.is_calling |= calls;
         let is_first = members.rounds == 0;
@@ -163,7 +163,7 @@ impl Batch {
             }
             members.rounds += 1;
             // Flights that are queued wait for a permit that this call does not have.
-            if !members.places.iter().any(|place| matches!(place, Place::Queued(_))) {
+            if !members.slots.iter().any(|slot| matches!(slot, Slot::Queued(_))) {
                 (members.share, members.is_admitted) = (Weak::new(), false);
             }
             std::mem::take(&mut members.leading)
@@ -214,14 +214,14 @@ impl Member {
         let index = self.index;
         self.batch.change(index, |members, _| {
             members.leading.push((index, scope));
-            Place::Done
+            Slot::Done
         });
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.batch.change(self.index, |_, _| Place::Done);
+        self.batch.change(self.index, |_, _| Slot::Done);
     }
 }
 
@@ -248,31 +248,27 @@ impl Attempt {
     /// Attempts (again).
     pub(super) fn again(&mut self) {
         let number = &mut self.number;
-        self.batch.change(self.index, |_, place| match place {
-            Place::Attempting(latest) | Place::Queued(latest) | Place::Resting(latest) => {
+        self.batch.change(self.index, |_, slot| match slot {
+            Slot::Attempting(latest) | Slot::Queued(latest) | Slot::Resting(latest) => {
                 *number = latest + 1;
-                Place::Attempting(*number)
+                Slot::Attempting(*number)
             }
-            Place::Done => Place::Done,
+            Slot::Done => Slot::Done,
         });
     }
 
     /// Ends this attempt: the member waits for another load.
     pub(super) fn rest(&self) {
-        self.batch.change(self.index, |_, place| match place {
-            Place::Attempting(latest) | Place::Queued(latest) if latest == self.number => {
-                Place::Resting(latest)
-            }
+        self.batch.change(self.index, |_, slot| match slot {
+            Slot::Attempting(latest) | Slot::Queued(latest) if latest == self.number => Slot::Resting(latest),
             other => other,
         });
     }
 
     /// The flight waits for the permit of its share, unless that was answered already.
     pub(super) fn queue(&self) {
-        self.batch.change(self.index, |members, place| match place {
-            Place::Attempting(latest) if latest == self.number && !members.is_admitted => {
-                Place::Queued(latest)
-            }
+        self.batch.change(self.index, |members, slot| match slot {
+            Slot::Attempting(latest) if latest == self.number && !members.is_admitted => Slot::Queued(latest),
             other => other,
         });
     }

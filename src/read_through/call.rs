@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use super::batch::Attempt;
-use crate::flight::order::Arrival;
+use crate::flight::order::CallerOrder;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
 use crate::key::Key;
 use crate::key::{FlightKey, LoadMode};
@@ -28,7 +28,7 @@ pub(crate) struct Call<'a> {
 pub(crate) struct CallState<'a> {
     pub(crate) call: Call<'a>,
     pub(crate) started: Instant,
-    pub(crate) came: Arrival,
+    pub(crate) came: CallerOrder,
     pub(crate) budget: Budget,
     pub(crate) look_up: LookUpState,
     /// The entry that this caller has read and will not serve as it is.
@@ -57,7 +57,7 @@ impl<'a> CallState<'a> {
         Self {
             call,
             started: Instant::now(),
-            came: Arrival::now(),
+            came: CallerOrder::now(),
             budget: call.policy.budget(),
             look_up: LookUpState::NotMade,
             rejected: None,

@@ -58,7 +58,7 @@ impl FlightTask {
             }
             return;
         }
-        let asked = start.asked;
+        let sent_at = start.sent_at;
         // A lease that is lost since then may have been taken away by a change.
         let if_lost = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
         let turn = self.batch_turn(lease.is_some()).await;
@@ -67,31 +67,31 @@ impl FlightTask {
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let mut telling = pin!(publication.tell_fleet(lease, &flight.key, rejected.as_deref()));
+        let mut telling = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
-        let told = timeout(budget.left(), &mut telling).await;
+        let check = timeout(budget.left(), &mut telling).await;
         // Also what only other processes can read.
         let replaces =
             rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
-        if let Ok(told) = told {
-            publication.keep_copy(&state, &flight.key, told, (asked, replaces));
+        if let Ok(check) = check {
+            publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
-        let current = match told {
-            _ if publication.is_outdated => Some(asked),
+        let current = match check {
+            _ if publication.is_outdated => Some(sent_at),
             // This load held the lease until now.
             Ok(Some(TokenCheck::Held | TokenCheck::ForeignData)) => None,
             Ok(Some(TokenCheck::Lost)) => confirmed,
             // The store did not say. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
-        let late = told.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        tell_waiters(leader, publication.for_waiters(told.ok(), if_lost), current, settled);
+        let late = check.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
+        notify_waiters(leader, publication.for_waiters(check.ok(), if_lost), current, settled);
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
-            let told = telling.await;
-            publication.keep_copy(&state, &flight.key, told, (asked, replaces));
+            let check = telling.await;
+            publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
     }
 
@@ -125,7 +125,7 @@ impl FlightTask {
 }
 
 /// Gives the flight's waiters their outcome. Callers that came after `current` join again.
-fn tell_waiters(
+fn notify_waiters(
     leader: Leader,
     outcome: FlightOutcome,
     current: Option<SentAt>,
@@ -150,11 +150,11 @@ struct Loaded {
     outcome: FlightOutcome,
     /// What other processes are told, if that differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
-    kept: Kept,
+    retained: Retention,
 }
 
 /// Whether a load's value is stored.
-enum Kept {
+enum Retention {
     /// As these bytes, for so long.
     Stored(Bytes, Duration),
     /// What that means for the older value, and whether later callers need not queue for the resource.
@@ -190,19 +190,19 @@ impl Publication {
         &self,
         state: &GuardState,
         key: &Key,
-        told: Option<TokenCheck>,
+        check: Option<TokenCheck>,
         (began, replaces): (SentAt, bool),
     ) {
-        if told != Some(TokenCheck::Held) || self.is_outdated {
+        if check != Some(TokenCheck::Held) || self.is_outdated {
             return;
         }
         if let (FlightOutcome::Value(entry), Some(_)) = (&self.outcome, &self.stored) {
-            state.kept.reloaded(key, began.at, entry.stored_at);
+            state.retained.reloaded(key, began.at, entry.stored_at);
         }
         let name = || ChangedName::value(key);
         match (&self.outcome, &self.stored, &self.ticket) {
             (FlightOutcome::Value(entry), Some(_), Some((ticket, checked)))
-                if state.kept.may_copy(key, entry) =>
+                if state.retained.may_copy(key, entry) =>
             {
                 // Bytes of its own: what the loader returned may be a small part of a large buffer, which the copy would keep.
                 let payload = Bytes::copy_from_slice(&entry.payload);
@@ -220,10 +220,10 @@ impl Publication {
 
     /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet. `if_lost` says
     /// why nothing is stored, if the load has no lease any more.
-    fn for_waiters(&self, told: Option<Option<TokenCheck>>, if_lost: Storage) -> FlightOutcome {
+    fn for_waiters(&self, check: Option<Option<TokenCheck>>, if_lost: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
-        let expiry = match told {
+        let expiry = match check {
             Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => {
                 times.not_stored(entry.stored_at).marked(if_lost)
             }
@@ -236,7 +236,7 @@ impl Publication {
 
     /// Ends the lease with what other processes are told. [`TokenCheck::Lost`] also if there was none, or if the value was not sent;
     /// `None` if the store's answer is not known.
-    async fn tell_fleet(
+    async fn notify_fleet(
         &self,
         lease: Option<Lease>,
         key: &Key,
@@ -250,9 +250,9 @@ impl Publication {
         if let Some((entry, keep)) = &self.stored {
             return lease.commit(entry.clone(), *keep).await;
         }
-        let told = self.elsewhere.as_ref().unwrap_or(&self.outcome);
+        let check = self.elsewhere.as_ref().unwrap_or(&self.outcome);
         let seen = rejected.map(|rejected| rejected.raw(key));
-        lease.fail(told, self.replay, self.older.clone(), seen.as_ref()).await
+        lease.fail(check, self.replay, self.older.clone(), seen.as_ref()).await
     }
 }
 
@@ -269,7 +269,7 @@ impl FlightTask {
 
     /// What a load's result is for its waiters, and whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Loaded {
-        let (outcome, elsewhere, kept) = match result {
+        let (outcome, elsewhere, retained) = match result {
             LoadResult::Value {
                 encoding,
                 payload,
@@ -277,7 +277,7 @@ impl FlightTask {
                 lifetimes,
                 validator,
                 tags: _,
-                brief,
+                status_only,
                 unstored,
             } => {
                 let now = self.state.store.now();
@@ -287,36 +287,41 @@ impl FlightTask {
                     let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
                     Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed }
                 };
-                let elsewhere = brief.map(|brief| FlightOutcome::Value(value(brief, Packed::default())));
+                let elsewhere = status_only
+                    .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));
                 if keep.is_zero() {
                     // Waiters in other processes, which may lack the feature, are sent a value that is not stored.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
-                    (value, elsewhere, Kept::Unstored(unstored, false))
+                    (value, elsewhere, Retention::Unstored(unstored, false))
                 } else {
                     let value = value(payload, packed);
                     self.if_short_enough(value, keep)
                 }
             }
             LoadResult::OnlyForCaller => {
-                (FlightOutcome::Gone, None, Kept::Unstored(Unstored::SaysNothing, false))
+                (FlightOutcome::NoLoader, None, Retention::Unstored(Unstored::SaysNothing, false))
             }
             LoadResult::Uncacheable { unstored, mark } => {
-                (FlightOutcome::Uncacheable, None, Kept::Unstored(unstored, mark))
+                (FlightOutcome::Uncacheable, None, Retention::Unstored(unstored, mark))
             }
             LoadResult::Failed { failure, before } => {
                 let unstored = Unstored::Failure { before };
-                (FlightOutcome::Failed(failure), None, Kept::Unstored(unstored, false))
+                (FlightOutcome::Failed(failure), None, Retention::Unstored(unstored, false))
             }
         };
-        Loaded { outcome, elsewhere, kept }
+        Loaded { outcome, elsewhere, retained }
     }
 
     /// A value that is stored, unless the server takes no entry of its length.
-    fn if_short_enough(&self, value: Entry, keep: Duration) -> (FlightOutcome, Option<FlightOutcome>, Kept) {
+    fn if_short_enough(
+        &self,
+        value: Entry,
+        keep: Duration,
+    ) -> (FlightOutcome, Option<FlightOutcome>, Retention) {
         let key = &self.flight.key;
         let (entry, most) = (value.encode(key), self.state.store.longest_entry());
         if entry.len() <= most {
-            return (FlightOutcome::Value(value), None, Kept::Stored(entry, keep));
+            return (FlightOutcome::Value(value), None, Retention::Stored(entry, keep));
         }
         warn_if!(
             log::GUARD,
@@ -329,16 +334,16 @@ impl FlightTask {
         // As for a value over `max_body`: the others load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
         let (value, elsewhere) = (Entry { expiry, ..value }, FlightOutcome::Uncacheable);
-        (FlightOutcome::Value(value), Some(elsewhere), Kept::Unstored(Unstored::OfResource, true))
+        (FlightOutcome::Value(value), Some(elsewhere), Retention::Unstored(Unstored::OfResource, true))
     }
 
     /// Decides what a load's result means.
-    fn publication(&self, Loaded { outcome, elsewhere, kept }: Loaded) -> Publication {
-        let (unstored, mark) = match kept {
-            Kept::Stored(entry, keep) => {
+    fn publication(&self, Loaded { outcome, elsewhere, retained }: Loaded) -> Publication {
+        let (unstored, mark) = match retained {
+            Retention::Stored(entry, keep) => {
                 return Publication { elsewhere, stored: Some((entry, keep)), ..Publication::of(outcome) };
             }
-            Kept::Unstored(unstored, mark) => (unstored, mark),
+            Retention::Unstored(unstored, mark) => (unstored, mark),
         };
         let (now, is_failure) = (self.state.store.now(), matches!(outcome, FlightOutcome::Failed(_)));
         if let Some((older, keep)) = self.older_value(&outcome, unstored, now) {
@@ -385,14 +390,14 @@ impl FlightTask {
     /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
     /// a value stored under them is known to be invalid. Returns whether the store answered.
     async fn see_again(&mut self, result: &Loaded) -> bool {
-        let Kept::Unstored(unstored, _) = result.kept else { return true };
+        let Retention::Unstored(unstored, _) = result.retained else { return true };
         if self.older_value(&result.outcome, unstored, self.state.store.now()).is_none() {
             return true;
         }
         let Self { state, policy, budget, flight, rejected, .. } = self;
-        let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
+        let (Some(within), sent_at) = (budget.next(), Instant::now()) else { return false };
         let tags = policy.tag_keys(&state.namespace, &flight.key);
-        let rules = (&tags[..], state.kept.servable(&flight.key, &tags));
+        let rules = (&tags[..], state.retained.servable(&flight.key, &tags));
         let found = async {
             match state.store.look_up(&flight.key, within).await? {
                 Some(raw) => current(state, raw, &flight.key, rules, within).await.map(Some),
@@ -401,7 +406,7 @@ impl FlightTask {
         };
         let late = |_| Err(StoreError::new(StoreErrorKind::TimedOut));
         let found = timeout(within, found).await.unwrap_or_else(late);
-        budget.spend(asked);
+        budget.spend(sent_at);
         let known = found.is_ok();
         match found {
             Ok(content) => *rejected = content.map(|content| Arc::new(StoredEntry::new(content))),
@@ -462,13 +467,13 @@ impl FlightTask {
     pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
         let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.is_tagged()).await;
-        let asked = SentAt::now();
+        let sent_at = SentAt::now();
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }
-        LoadStart { asked, had_lease, tags }
+        LoadStart { sent_at, had_lease, tags }
     }
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that

@@ -65,7 +65,7 @@ impl FlightTask {
             drop(running);
             if let Some((leader, pause)) = stands_for {
                 sleep(pause).await;
-                leader.finish(FlightOutcome::Gone);
+                leader.finish(FlightOutcome::NoLoader);
             }
         }
     }
@@ -80,15 +80,17 @@ impl FlightTask {
                 return None;
             }
             // The shutdown does not wait for this flight, so it must not take a lease.
-            LoadMode::BackgroundRefresh if self.state.is_closed() => return self.finish(FlightOutcome::Gone),
+            LoadMode::BackgroundRefresh if self.state.is_closed() => {
+                return self.finish(FlightOutcome::NoLoader);
+            }
             LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
                 match self.contend().await {
                     AcquireOutcome::Leased(lease) => Some(lease),
-                    AcquireOutcome::Ended { outcome, asked } => {
+                    AcquireOutcome::Ended { outcome, sent_at } => {
                         if outcome.has_value() {
-                            // A caller that came after `asked` may know of a change that the found value does not have.
+                            // A caller that came after `sent_at` may know of a change that the found value does not have.
                             self.leader.detach();
-                            let_go_since(&self.leader, asked);
+                            let_go_since(&self.leader, sent_at);
                         }
                         return self.finish(outcome);
                     }
@@ -96,15 +98,15 @@ impl FlightTask {
                     AcquireOutcome::Busy(remaining) if self.flight.mode == LoadMode::BackgroundRefresh => {
                         return Some((self.leader, remaining.min(self.policy.lease)));
                     }
-                    AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::Gone),
+                    AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::NoLoader),
                     AcquireOutcome::Leaving if self.flight.mode != LoadMode::BackgroundRefresh => {
                         self.load_for_a_process_that_ends().await;
                         return None;
                     }
-                    AcquireOutcome::Leaving => return self.finish(FlightOutcome::Gone),
+                    AcquireOutcome::Leaving => return self.finish(FlightOutcome::NoLoader),
                     // No caller waits for a refresh, and failing open would make every process refresh for itself.
                     AcquireOutcome::StoreDown(_) if self.flight.mode == LoadMode::BackgroundRefresh => {
-                        return self.finish(FlightOutcome::Gone);
+                        return self.finish(FlightOutcome::NoLoader);
                     }
                     AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
                         OnStoreDown::FailOpen => {
@@ -131,30 +133,30 @@ impl FlightTask {
     /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
     /// counts them, cannot be asked.
     async fn load_without_the_store(self, error: StoreError) {
-        let (place, turn) = match self.enter_place() {
-            Ok(place) => place.unzip(),
+        let (slot, turn) = match self.enter_slot() {
+            Ok(slot) => slot.unzip(),
             Err(failure) => return self.shed(failure, None).await,
         };
         self.policy.count(Count::fail_open_loads);
         self.state.store.went_without();
         if self.policy.max_concurrent_loads.is_some() {
-            tell_uncapped(&self.state, &self.flight.key, &error);
+            log_uncapped(&self.state, &self.flight.key, &error);
         }
-        self.load_and_end(None, place, turn).await;
+        self.load_and_end(None, slot, turn).await;
     }
 
     /// A place among the loads without the store; `None` inside a load that has one.
-    fn enter_place(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
-        let (most, turn) = (self.policy.max_fail_open_loads, self.state.place_turn());
+    fn enter_slot(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+        let (most, turn) = (self.policy.max_fail_open_loads, self.state.store_permit_id());
         if self.holds(&turn) {
             return Ok(None);
         }
         let share = self.share();
-        if share.place.get_or_init(|| self.state.fail_open.try_enter(most)).is_some() {
+        if share.slot.get_or_init(|| self.state.fail_open.try_enter(most)).is_some() {
             return Ok(Some((share, turn)));
         }
         self.policy.count(Count::overloaded);
-        Err(Failure::Guard(Error::crowded_out(&self.flight.key, most)))
+        Err(Failure::Guard(Error::too_many_waiters(&self.flight.key, most)))
     }
 
     /// What this flight takes for itself, in place of its share of a batch's call.
@@ -163,9 +165,9 @@ impl FlightTask {
         share: Arc<BatchShare>,
         lease: &mut Option<Lease>,
     ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
-        let had_place = share.place.get().is_some();
+        let had_slot = share.slot.get().is_some();
         drop(share);
-        if had_place { self.enter_place() } else { self.admit(lease).await }
+        if had_slot { self.enter_slot() } else { self.admit(lease).await }
     }
 
     /// Ends without a load.
@@ -255,7 +257,7 @@ impl FlightTask {
                 {
                     self.policy.count(Count::takeovers);
                 }
-                return self.leader.finish(FlightOutcome::Gone);
+                return self.leader.finish(FlightOutcome::NoLoader);
             };
             if vanished {
                 self.policy.count(Count::takeovers);
@@ -301,7 +303,7 @@ impl FlightTask {
                     if stand_in.is_some() {
                         self.policy.count(Count::stand_ins);
                     }
-                    slot.tell(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
+                    slot.notify(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
                 }
             }
         }
@@ -341,7 +343,7 @@ pub(super) enum LoadEnd {
 
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
-    pub(super) asked: SentAt,
+    pub(super) sent_at: SentAt,
     /// The flight had the lease when its first load began.
     pub(super) had_lease: bool,
     /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
@@ -352,7 +354,7 @@ pub(crate) struct LoadStart {
 impl LoadStart {
     /// For a load that does not begin.
     pub(crate) fn none() -> Self {
-        Self { asked: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
+        Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
     }
 }
 
@@ -400,14 +402,14 @@ impl FlightTask {
         let mut identity =
             || *flight.get_or_insert_with(|| lease.as_ref().map_or_else(FlightId::random, Lease::flight));
         let load_span = self.state.spans.load(&span, &self.flight.key, &mut identity);
-        self.waits_for = self.state.spans.are_wanted().then(identity);
+        self.waits_for = self.state.spans.are_enabled().then(identity);
         // Callers that give up before the load ends know what they waited for.
         self.note_waits();
         let announcer = Some(Announcer { waiters: self.leader.announcer(), flight: self.waits_for });
-        let given = LoadInput { mode, previous, deadline: end, lost, announcer };
-        let place = self.state.store.place();
+        let input = LoadInput { mode, previous, deadline: end, lost, announcer };
+        let slot = self.state.store.store_id();
         let load =
-            LoadScope::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
+            LoadScope::scope_with(slot, &self.flight.key, turn, within, async move { run(input).await });
         let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
@@ -496,7 +498,7 @@ impl FlightTask {
         tokio::pin!(work);
         let mut in_doubt = false;
         loop {
-            let kept = async {
+            let retained = async {
                 match &*lease {
                     Some(lease) => lease.keep(end, in_doubt).await,
                     None => std::future::pending().await,
@@ -506,7 +508,7 @@ impl FlightTask {
                 biased;
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
-                event = kept => {
+                event = retained => {
                     // Callers that joined before still get the value. Later callers must not: it may be older than an
                     // invalidation.
                     self.leader.detach();
@@ -570,7 +572,7 @@ pub(crate) async fn admit(
         }
         Err(error) => {
             state.count(GuardCount::store_errors);
-            tell_uncapped(state, key, &error);
+            log_uncapped(state, key, &error);
             match policy.on_store_down {
                 OnStoreDown::FailOpen => Ok(None),
                 OnStoreDown::FailClosed => {
@@ -603,7 +605,7 @@ fn semaphore(state: &Arc<GuardState>, policy: &Policy, limit: u32) -> Result<Sem
 }
 
 /// Warns once per outage of the store that loads run without a permit.
-pub(crate) fn tell_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
+pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
     warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 

@@ -104,9 +104,9 @@ impl Lease {
             now = false;
             due = Instant::now() + period;
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
-            let asked = SentAt::now();
+            let sent_at = SentAt::now();
             match self.state.store.renew(&self.key, &self.token, ttl, period).await {
-                Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = asked,
+                Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = sent_at,
                 Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
                 // The lease may still be held: the next renewal tells, and the commit decides.
                 Err(_) => self.state.count(GuardCount::store_errors),

@@ -162,7 +162,7 @@ pub(super) fn peeked<R: EntryReader>(
     if let ReadResult::Failed(error) = read {
         return copy_while_down(caller.call, reader).map(Some).ok_or(error);
     }
-    match caller.judge(read, reader) {
+    match caller.decide(read, reader) {
         Lookup::Hit { value, .. } | Lookup::LocalHit(value) => Ok(Some(value)),
         Lookup::Miss(_) | Lookup::Failed(_) => Ok(None),
     }
@@ -170,7 +170,7 @@ pub(super) fn peeked<R: EntryReader>(
 
 /// Whether the caller runs inside a load of the same key.
 fn is_reentrant(Call { state, key, .. }: Call<'_>) -> bool {
-    LoadScope::current().is_some_and(|scope| scope.includes(state.store.place(), key))
+    LoadScope::current().is_some_and(|scope| scope.includes(state.store.store_id(), key))
 }
 
 impl<'a> CallState<'a> {
@@ -181,10 +181,10 @@ impl<'a> CallState<'a> {
         {
             return Lookup::Hit { value, stale: true, refresh: None };
         }
-        self.judge(read, reader)
+        self.decide(read, reader)
     }
 
-    fn judge<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
+    fn decide<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
         let Call { state, policy, key } = self.call;
         let found = match read {
             ReadResult::Found(found) => found,
@@ -334,7 +334,7 @@ pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyL
         return CopyLookup::Nothing;
     }
     match state.local.copy(key, policy.local_for) {
-        Some((copy, at)) if has_checked_tags(call, &copy.entry) => judge(state, policy, &copy, at, reader),
+        Some((copy, at)) if has_checked_tags(call, &copy.entry) => decide(state, policy, &copy, at, reader),
         _ => CopyLookup::Nothing,
     }
 }
@@ -353,7 +353,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     }
     let probe = state.prober.probe(key);
     let (copy, at) = state.local.find(probe, policy.local_for)?;
-    let CopyLookup::Fresh(value) = judge(state, policy, &copy, at, reader) else { return None };
+    let CopyLookup::Fresh(value) = decide(state, policy, &copy, at, reader) else { return None };
     state.hit_at_once(&policy.counters, probe);
     Some(value)
 }
@@ -378,7 +378,7 @@ fn may_hit_at_once(policy: &Policy) -> bool {
 }
 
 #[inline]
-fn judge<R: EntryReader>(
+fn decide<R: EntryReader>(
     state: &GuardState,
     policy: &Policy,
     copy: &LocalCopy,

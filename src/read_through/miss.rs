@@ -104,8 +104,8 @@ impl CallState<'_> {
             // Without its loader the caller has the result of its own load.
             if !accepts && own.is_some() {
                 // The flight's later waiters are given the body that arrives, too, so joining again is useless.
-                let arrives = matches!(outcome, FlightOutcome::Arriving(_));
-                outcome = if arrives { FlightOutcome::Gone } else { FlightOutcome::Invalidated };
+                let arrives = matches!(outcome, FlightOutcome::Incoming(_));
+                outcome = if arrives { FlightOutcome::NoLoader } else { FlightOutcome::Invalidated };
             }
             // Frees the slot for another caller.
             drop(waiter);
@@ -143,8 +143,8 @@ impl CallState<'_> {
                     // Not readable as this caller's type: join again and load it.
                     None => self.reject(&entry),
                 },
-                FlightOutcome::Arriving(value) => {
-                    return match reader.open_arriving(&value.0) {
+                FlightOutcome::Incoming(value) => {
+                    return match reader.open_incoming(&value.0) {
                         Some(value) => MissOutcome::Coalesced(value, loader),
                         None => MissOutcome::Alone(loader),
                     };
@@ -152,9 +152,9 @@ impl CallState<'_> {
                 FlightOutcome::Failed(failure) => return failed(failure, self.stand_in(reader), loader),
                 // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
                 FlightOutcome::Invalidated if self.mode == LoadMode::Leased => {
-                    let asked = Instant::now();
+                    let sent_at = Instant::now();
                     let again = Box::pin(look(self.call, reader)).await;
-                    self.budget.spend(asked);
+                    self.budget.spend(sent_at);
                     match again {
                         Lookup::Hit { value, stale: true, .. } => {
                             return MissOutcome::Stale(value, Some(loader));
@@ -185,7 +185,7 @@ impl CallState<'_> {
                 FlightOutcome::Stale(_) if !reader.goes_on_alone() => {
                     return MissOutcome::Failed(outcome.into_failure());
                 }
-                FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::Gone => {
+                FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::NoLoader => {
                     return MissOutcome::Alone(loader);
                 }
             }
@@ -229,15 +229,15 @@ impl CallState<'_> {
         // In this mode callers do not wait for each other, so `max_waiters` does not apply.
         let most = if mode == LoadMode::Probe { usize::MAX } else { policy.max_waiters };
         let if_dropped = FlightOutcome::Abandoned;
-        let has_looked = self.look_up == LookUpState::Answered;
-        match state.flights.join_having_looked(&flight, loader, if_dropped, most, has_looked) {
+        let has_looked_up = self.look_up == LookUpState::Answered;
+        match state.flights.join_after_look_up(&flight, loader, if_dropped, most, has_looked_up) {
             Joined::Leader(leader, waiter) => {
                 FlightTask { within, ..FlightTask::new(self, flight, leader) }.start();
                 Ok((waiter, true))
             }
             Joined::Waiter(waiter) => Ok((waiter, false)),
             Joined::Full(loader) => Err(NoCapacity::TooManyFlights(loader)),
-            Joined::Crowded(loader) => Err(NoCapacity::TooManyWaiters(loader)),
+            Joined::TooManyWaiters(loader) => Err(NoCapacity::TooManyWaiters(loader)),
         }
     }
 
@@ -246,7 +246,7 @@ impl CallState<'_> {
     pub(super) fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
         let entry = match outcome {
             FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) => Some(entry),
-            FlightOutcome::Arriving(_) => None,
+            FlightOutcome::Incoming(_) => None,
             // Only a value must not be older than a change.
             _ => return true,
         };
@@ -303,9 +303,11 @@ impl CallState<'_> {
         let Call { state, policy, key } = self.call;
         policy.count(Count::overloaded);
         let (loader, then, text) = match (no_capacity, policy.max_concurrent_loads) {
-            (NoCapacity::TooManyWaiters(loader), _) => {
-                (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
-            }
+            (NoCapacity::TooManyWaiters(loader), _) => (
+                loader,
+                policy.when_full,
+                format!("{} callers (max_waiters) wait for it", policy.max_waiters),
+            ),
             // Loading alone would bypass `max_concurrent_loads`, unless this runs inside a load that holds a permit.
             (NoCapacity::TooManyFlights(loader), Some(cap))
                 if policy.on_overload == OnOverload::Shed && !loader.is_within(&state.permit_turn(cap)) =>

@@ -46,8 +46,8 @@ pub(crate) async fn run_alone(
 ) -> Result<Result<(), Failure>, Box<dyn Any + Send>> {
     policy.count(Count::loads);
     let Loader { run, within, .. } = loader;
-    let given = LoadInput::alone(policy.load_timeout);
-    let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await });
+    let input = LoadInput::alone(policy.load_timeout);
+    let load = LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await });
     let (ran, _) =
         observe::timed(&policy.counters, timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()))
             .await;
@@ -84,12 +84,13 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
         });
     }
     let wanted = timeout(LONGEST_DELAY, started).await;
-    let given = LoadInput {
+    let input = LoadInput {
         // The result is encoded for the guard, which may store it.
         mode: LeaseState::Leased,
         ..LoadInput::alone(policy.load_timeout)
     };
-    let load = LoadScope::scope(state.store.place(), key, within, async move { run(given).await.settle() });
+    let load =
+        LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await.settle() });
     match timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
         Ok(Ok(result)) => {
             if let Ok(Ok(loaded)) = wanted {
@@ -199,13 +200,13 @@ impl Audit {
     /// Audits a loader's value in the background.
     pub(crate) fn of_loader(self, loader: Loader) {
         let Loader { run, within, .. } = loader;
-        let given = LoadInput {
+        let input = LoadInput {
             // The result is encoded as for other callers, and stored for none.
             mode: LeaseState::Unleased,
             ..LoadInput::alone(self.policy.load_timeout)
         };
-        let load = LoadScope::scope(self.state.store.place(), &self.key, within, async move {
-            match run(given).await.settle() {
+        let load = LoadScope::scope(self.state.store.store_id(), &self.key, within, async move {
+            match run(input).await.settle() {
                 LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
                 LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => {
                     None

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use super::call::{Call, CallState};
 use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole};
-use crate::guard_state::kept::Servable;
+use crate::guard_state::retained::Servable;
 use crate::guard_state::turns::Turn;
 use crate::guard_state::{GuardState, ReadResult, SharedReadResult, SoloRead};
 use crate::key::{FlightKey, Hashed, Key, LoadMode};
@@ -62,10 +62,10 @@ impl<'a> CallState<'a> {
 
     /// Waits for the turn of a look-up. The wait costs no budget.
     async fn look_up_turn(&mut self) -> Option<Turn> {
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let Call { state, key, .. } = self.call;
         let turn = state.turns.look_up(&state.store, key).await;
-        self.started += asked.elapsed();
+        self.started += sent_at.elapsed();
         turn
     }
 
@@ -292,7 +292,7 @@ async fn read_chunk(
     let tickets = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags)));
     // After the tickets, and before the question is sent.
     let terms: Vec<_> =
-        tickets.zip(keys).map(|(ticket, key)| (ticket, state.kept.servable(key, tags))).collect();
+        tickets.zip(keys).map(|(ticket, key)| (ticket, state.retained.servable(key, tags))).collect();
     let (entries, ids) = state.store.tags().look_up_tagged(keys, tags, within).await?;
     let found = keys.iter().zip(entries).zip(terms).map(async |((key, raw), (mut ticket, servable))| {
         let read = checked(state, key, raw, (tags, &ids, servable), &mut ticket, within).await;
@@ -340,7 +340,7 @@ pub(super) async fn read_checked(
     ticket: &mut Option<Ticket>,
     within: Duration,
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
-    let servable = state.kept.servable(key, tags);
+    let servable = state.retained.servable(key, tags);
     let (raw, ids) = match tags {
         [] => (state.store.look_up(key, within).await?, Vec::new()),
         tags => {
@@ -363,7 +363,7 @@ pub(super) async fn checked(
 ) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
     let Some(raw) = raw else { return Ok(None) };
     match decode(state, raw, key) {
-        Ok(entry) if !state.kept.may_serve(servable, &entry) => Ok(Some(Err(entry.encode(key)))),
+        Ok(entry) if !state.retained.may_serve(servable, &entry) => Ok(Some(Err(entry.encode(key)))),
         Ok(entry) if has_tags(&entry, tags) => {
             Box::pin(check(state, key, entry, (tags, ids), ticket, within)).await.map(Some)
         }
@@ -394,7 +394,7 @@ pub(crate) async fn unless_invalidated(
     (tags, servable): (&[Key], Servable),
     within: Duration,
 ) -> Result<Result<Entry, Bytes>, StoreError> {
-    if !state.kept.may_serve(servable, &entry) {
+    if !state.retained.may_serve(servable, &entry) {
         return Ok(Err(entry.encode(key)));
     }
     if !has_tags(&entry, tags) {
@@ -443,7 +443,7 @@ async fn check(
         if let Some(ticket) = ticket {
             state.local.add_tags(ticket, &others);
         }
-        if state.kept.has_tag(&others) {
+        if state.retained.has_tag(&others) {
             return Ok(Err(entry.encode(key)));
         }
         let ids = state.store.tags().present_ids(&others, within).await?;

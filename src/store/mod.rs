@@ -71,7 +71,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn node(&self) -> Uuid;
 
     /// Identifies the store: equal for nodes that share their keys.
-    fn place(&self) -> u64;
+    fn store_id(&self) -> u64;
 
     /// The clock by which all nodes judge freshness, at `moment`, in milliseconds.
     fn clock_at(&self, moment: Instant) -> u64;

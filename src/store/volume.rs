@@ -48,7 +48,7 @@ pub(crate) struct Renewal {
     pub(crate) stamp: u64,
     pub(crate) mark: Option<Mark>,
     /// A birth id that this node has known for a term: if it is still the registry's, the registry is mature.
-    pub(crate) vouched: Option<Uuid>,
+    pub(crate) known_registry: Option<Uuid>,
     /// How long a right may last. The registry keeps the longest.
     pub(crate) term: Duration,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Renewed {
 /// What every answer tells of the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegistryState {
-    pub(crate) birth: Uuid,
+    pub(crate) registry_id: Uuid,
     /// Some process has known this birth for a term.
     pub(crate) is_mature: bool,
     /// The longest term of a member.
@@ -93,7 +93,7 @@ pub(crate) struct Announcement {
     /// Makes a registry where there is none. Otherwise nothing is announced there.
     pub(crate) creates: bool,
     /// As in a [`Renewal`].
-    pub(crate) vouched: Option<Uuid>,
+    pub(crate) known_registry: Option<Uuid>,
     /// For the registry, if it is made.
     pub(crate) term: Duration,
 }
@@ -129,7 +129,7 @@ pub(crate) struct Member {
 
 /// An announcement that has arrived as a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HeardAnnouncement {
+pub(crate) struct ReceivedAnnouncement {
     pub(crate) number: u64,
     /// The id of the log's entry before it.
     pub(crate) before: Uuid,

@@ -14,13 +14,13 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Reply;
-use super::volume::{Announced, Announcement, ChangedName, HeardAnnouncement, Member, Renewal, Renewed};
+use super::volume::{Announced, Announcement, ChangedName, Member, ReceivedAnnouncement, Renewal, Renewed};
 use crate::key::Key;
 
 /// The receiver of a node's messages about its volume.
 pub(crate) trait VolumeListener: fmt::Debug + Send + Sync {
     /// Drops what is named, and then acknowledges.
-    fn announced(&self, heard: &HeardAnnouncement);
+    fn announced(&self, heard: &ReceivedAnnouncement);
 
     /// A member has acknowledged an announcement of this node.
     fn acknowledged(&self, id: Uuid, by: Uuid);
@@ -62,5 +62,5 @@ pub(crate) trait VolumeStore: fmt::Debug + Send + Sync {
     fn listen(&self, listener: Weak<dyn VolumeListener>);
 
     /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
-    fn until_heard(&self, within: Duration) -> Reply<'_, ()>;
+    fn until_received(&self, within: Duration) -> Reply<'_, ()>;
 }

@@ -59,7 +59,7 @@ pub(crate) enum Command {
 pub(crate) enum CommandAnswer {
     Found(Option<Bytes>),
     Acquired(Acquired),
-    Kept(TokenCheck),
+    Checked(TokenCheck),
     HandedOver(HandedOver),
     Announced(Announced),
     /// A memory store refuses nothing but an attempt at a change that a later one has voided.
@@ -95,19 +95,19 @@ impl Command {
                 CommandAnswer::Acquired(node.acquire(key, ask, within).await?)
             }
             Self::Renew { token, lease } => {
-                CommandAnswer::Kept(node.renew(key, &token, lease, within).await?)
+                CommandAnswer::Checked(node.renew(key, &token, lease, within).await?)
             }
             Self::Commit { token, entry, keep } => {
-                CommandAnswer::Kept(node.commit(key, &token, entry, keep, within).await?)
+                CommandAnswer::Checked(node.commit(key, &token, entry, keep, within).await?)
             }
             Self::Fail { token, outcome, keep, replay, older, seen } => {
                 let fail = Fail { token: &token, outcome, keep, replay, older, seen: seen.as_ref() };
-                CommandAnswer::Kept(node.fail(key, fail, within).await?)
+                CommandAnswer::Checked(node.fail(key, fail, within).await?)
             }
             Self::HandOver { token, how } => {
                 CommandAnswer::HandedOver(node.hand_over(key, &token, how, within).await?)
             }
-            Self::Release { token } => CommandAnswer::Kept(node.release(key, &token, within).await?),
+            Self::Release { token } => CommandAnswer::Checked(node.release(key, &token, within).await?),
             Self::Invalidate { insert, announcement } => {
                 CommandAnswer::Announced(node.invalidate(key, insert, &announcement, within).await?)
             }

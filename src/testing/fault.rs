@@ -36,7 +36,7 @@ pub enum Fault {
     /// ask again. (A false grant of a lock is never sent: guards trust its sender.)
     WakeForged,
     /// A replica's subscription is lost, for up to a second. In half of the cases the replica does not notice.
-    Deaf,
+    Unreachable,
     /// The lease of the command's key is evicted.
     EvictLease,
     /// The entry of the command's key is evicted.
@@ -70,7 +70,7 @@ impl Fault {
         Self::WakeLost,
         Self::WakeTwice,
         Self::WakeForged,
-        Self::Deaf,
+        Self::Unreachable,
         Self::EvictLease,
         Self::EvictEntry,
         Self::EvictRegistry,
@@ -94,7 +94,7 @@ impl Fault {
         Self::WakeLost,
         Self::WakeTwice,
         Self::WakeForged,
-        Self::Deaf,
+        Self::Unreachable,
         Self::OutOfMemory,
         Self::ReadOnly,
     ];
@@ -110,7 +110,7 @@ impl Fault {
             Self::WakeLost => "wake lost",
             Self::WakeTwice => "wake twice",
             Self::WakeForged => "wake forged",
-            Self::Deaf => "deaf",
+            Self::Unreachable => "deaf",
             Self::EvictLease => "lease evicted",
             Self::EvictEntry => "entry evicted",
             Self::EvictRegistry => "registry evicted",

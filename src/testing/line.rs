@@ -95,8 +95,8 @@ impl Store for WireStore {
         self.0.node.node()
     }
 
-    fn place(&self) -> u64 {
-        self.0.node.place()
+    fn store_id(&self) -> u64 {
+        self.0.node.store_id()
     }
 
     fn clock_at(&self, moment: Instant) -> u64 {
@@ -229,7 +229,9 @@ impl Store for WireStore {
 }
 
 fn kept<'a>(reply: Reply<'static, CommandAnswer>) -> Reply<'a, TokenCheck> {
-    Box::pin(async move { if let CommandAnswer::Kept(kept) = reply.await? { Ok(kept) } else { confused() } })
+    Box::pin(
+        async move { if let CommandAnswer::Checked(kept) = reply.await? { Ok(kept) } else { confused() } },
+    )
 }
 
 /// The timeout of commands that take none.
@@ -540,7 +542,7 @@ impl VolumeStore for WireStore {
         self.0.node.volumes().listen(Arc::downgrade(end));
     }
 
-    fn until_heard(&self, within: Duration) -> Reply<'_, ()> {
+    fn until_received(&self, within: Duration) -> Reply<'_, ()> {
         Box::pin(async move { self.0.reaches(within).await })
     }
 }

@@ -97,7 +97,7 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
 
     /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
     /// receiver's.
-    fn tell(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
+    fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
 
     /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
@@ -227,7 +227,7 @@ impl ChaosServer {
     }
 
     /// Waits until the commands that came before have run, and for as long as this one takes.
-    async fn take_place(&self) {
+    async fn take_position(&self) {
         let until = {
             let mut queue = lock(&self.queue);
             if queue.each.is_zero() {
@@ -277,7 +277,7 @@ impl ChaosServer {
         command: Command,
         within: Duration,
     ) -> Result<CommandAnswer, StoreError> {
-        self.take_place().await;
+        self.take_position().await;
         if let Some(store) = self.memory() {
             self.strike(store, key.name());
         }
@@ -368,7 +368,7 @@ impl ChaosServer {
         if let Some(store) = self.memory()
             && lock(&self.odds).strikes(Fault::WakeForged)
         {
-            store.tell_lock_missed(key);
+            store.notify_lock_missed(key);
         }
     }
 
@@ -394,9 +394,9 @@ impl ChaosServer {
 
     /// Saves the state of a key before a write.
     fn note(&self, store: &MemoryStore, name: &str) {
-        let (now, picture) = (Instant::now(), store.picture(name));
+        let (now, snapshot) = (Instant::now(), store.snapshot(name));
         let mut state = lock(&self.state);
-        state.journal.push_back((now, name.into(), picture));
+        state.journal.push_back((now, name.into(), snapshot));
         while state.journal.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
             state.journal.pop_front();
         }
@@ -410,9 +410,9 @@ impl ChaosServer {
                 lock(&self.odds).missed(fault);
             }
         }
-        let (now, picture) = (Instant::now(), store.volume(volume.name()));
+        let (now, snapshot) = (Instant::now(), store.volume(volume.name()));
         let mut state = lock(&self.state);
-        state.volumes.push_back((now, volume.name().into(), picture));
+        state.volumes.push_back((now, volume.name().into(), snapshot));
         while state.volumes.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
             state.volumes.pop_front();
         }
@@ -435,31 +435,31 @@ impl ChaosServer {
             witness.failed_over(to);
         }
         loop {
-            let Some((at, name, picture)) = lock(&self.state).volumes.pop_back() else { break };
+            let Some((at, name, snapshot)) = lock(&self.state).volumes.pop_back() else { break };
             if at < to {
-                lock(&self.state).volumes.push_back((at, name, picture));
+                lock(&self.state).volumes.push_back((at, name, snapshot));
                 break;
             }
-            store.restore_volume(&name, picture);
+            store.restore_volume(&name, snapshot);
         }
         loop {
-            let Some((at, name, picture)) = lock(&self.state).journal.pop_back() else { return };
+            let Some((at, name, snapshot)) = lock(&self.state).journal.pop_back() else { return };
             if at < to {
-                lock(&self.state).journal.push_back((at, name, picture));
+                lock(&self.state).journal.push_back((at, name, snapshot));
                 return;
             }
-            store.restore(&name, &picture);
+            store.restore(&name, &snapshot);
         }
     }
 }
 
 impl Relay for ChaosServer {
-    fn tell(&self, name: &str, hint: &Hint) -> bool {
-        let mut told = false;
+    fn notify(&self, name: &str, hint: &Hint) -> bool {
+        let mut notify_lock = false;
         for line in self.lines() {
-            told |= line.tell(name, hint);
+            notify_lock |= line.notify(name, hint);
         }
-        told
+        notify_lock
     }
 
     fn way(&self, token: &Token) -> ControlFlow<bool> {
@@ -467,7 +467,7 @@ impl Relay for ChaosServer {
         line.map_or(ControlFlow::Continue(()), |line| line.way())
     }
 
-    fn told(&self, token: &Token, tell: LockHint) {
+    fn notify_lock(&self, token: &Token, notify: LockHint) {
         let Some(store) = self.memory() else { return };
         let mut odds = lock(&self.odds);
         if !odds.strikes(Fault::WakeTwice) {
@@ -476,7 +476,7 @@ impl Relay for ChaosServer {
         let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
         tokio::spawn(async move {
             sleep(again).await;
-            store.tell_lock(&token, tell);
+            store.notify_lock(&token, notify);
         });
     }
 }

@@ -18,7 +18,7 @@ use super::fault::{Condition, Fault, Odds};
 use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
-use crate::store::volume::HeardAnnouncement;
+use crate::store::volume::ReceivedAnnouncement;
 use crate::store::volume_store::VolumeListener;
 use crate::store::wake::lease_waiters::{Hint, Hints, LeaseWaiters};
 use crate::store::{HandOver, LeaseWatch, StoreError, StoreErrorKind, StoreHandle, Token};
@@ -44,11 +44,11 @@ pub(super) struct Wire {
     pub(super) volume: OnceLock<Arc<dyn VolumeListener>>,
     /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
-    deaf: Mutex<Option<UnheardMessages>>,
+    is_unreachable: Mutex<Option<LostMessages>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct UnheardMessages {
+struct LostMessages {
     until: Instant,
     noticed: bool,
 }
@@ -79,7 +79,7 @@ impl Wire {
             condition,
             volume: OnceLock::new(),
             arrived: Mutex::default(),
-            deaf: Mutex::default(),
+            is_unreachable: Mutex::default(),
         });
         let end: Weak<dyn LineEnd> = Arc::<Self>::downgrade(&wire);
         server.join(end);
@@ -124,7 +124,7 @@ impl Wire {
             let answer = act(self).await;
             return if broken { failed(StoreErrorKind::Broken) } else { answer };
         }
-        let (tell, told) = oneshot::channel();
+        let (notify, notify_lock) = oneshot::channel();
         let arrives = Instant::now() + there;
         let line = Arc::clone(&self);
         // In a separate task, so that a command arrives even if its caller stops waiting.
@@ -132,9 +132,9 @@ impl Wire {
             sleep_until(arrives).await;
             let answer = act(line).await;
             sleep(back).await;
-            let _ = tell.send(answer);
+            let _ = notify.send(answer);
         });
-        let answer = timeout(within, told).await;
+        let answer = timeout(within, notify_lock).await;
         self.condition.runs().await;
         match answer {
             Ok(Ok(_)) if broken => failed(StoreErrorKind::Broken),
@@ -188,10 +188,10 @@ impl Wire {
         let detour = self.condition.detour();
         let (mut there, mut back) =
             (self.server.trip(&mut odds) + detour, self.server.trip(&mut odds) + detour);
-        if odds.strikes(Fault::Deaf) {
+        if odds.strikes(Fault::Unreachable) {
             let noticed = odds.random().bool();
             let lasts = odds.up_to(LONGEST_DEAFNESS);
-            self.go_deaf(UnheardMessages { until: Instant::now() + lasts, noticed });
+            self.go_unreachable(LostMessages { until: Instant::now() + lasts, noticed });
         }
         if self.condition.is_cut() || odds.strikes(Fault::BlackHole) {
             return CommandFate::Lost;
@@ -276,16 +276,16 @@ impl Wire {
     async fn relay(self: Arc<Self>, name: &str, token: &Token, hints: Hints) {
         let Hints { finished, granted, invalidated, missed } = hints;
         if invalidated {
-            Arc::clone(&self).tell(name, &Hint::Invalidated);
+            Arc::clone(&self).notify(name, &Hint::Invalidated);
         }
         if let Some(hops) = granted {
             let token = token.clone();
-            if !Arc::clone(&self).tell(name, &Hint::Granted { token: token.clone(), hops }) {
+            if !Arc::clone(&self).notify(name, &Hint::Granted { token: token.clone(), hops }) {
                 Arc::clone(&self).pass_on(name, token, hops).await;
             }
         }
         if missed || finished.is_some() || !invalidated && granted.is_none() {
-            Arc::clone(&self).tell(name, &Hint::Finished(finished));
+            Arc::clone(&self).notify(name, &Hint::Finished(finished));
         }
     }
 
@@ -303,24 +303,28 @@ impl Wire {
     /// Whether the next message to this line gets lost.
     fn loses(&self, odds: &mut Odds) -> bool {
         let condition = &self.condition;
-        condition.is_cut() || condition.misses_messages() || self.is_deaf() || odds.strikes(Fault::WakeLost)
+        condition.is_cut()
+            || condition.misses_messages()
+            || self.is_unreachable()
+            || odds.strikes(Fault::WakeLost)
     }
 
-    fn is_deaf(&self) -> bool {
-        lock(&self.deaf).is_some_and(|deaf| Instant::now() < deaf.until)
+    fn is_unreachable(&self) -> bool {
+        lock(&self.is_unreachable).is_some_and(|is_unreachable| Instant::now() < is_unreachable.until)
     }
 
     /// Whether this line's guard believes that messages arrive.
     pub(super) fn hints_arrive(&self) -> bool {
-        let is_deaf = lock(&self.deaf).is_some_and(|deaf| deaf.noticed && Instant::now() < deaf.until);
-        !is_deaf && self.node.hints_arrive()
+        let is_unreachable = lock(&self.is_unreachable)
+            .is_some_and(|is_unreachable| is_unreachable.noticed && Instant::now() < is_unreachable.until);
+        !is_unreachable && self.node.hints_arrive()
     }
 
-    fn go_deaf(self: &Arc<Self>, deaf: UnheardMessages) {
-        *lock(&self.deaf) = Some(deaf);
+    fn go_unreachable(self: &Arc<Self>, is_unreachable: LostMessages) {
+        *lock(&self.is_unreachable) = Some(is_unreachable);
         let line = Arc::clone(self);
         tokio::spawn(async move {
-            sleep_until(deaf.until).await;
+            sleep_until(is_unreachable.until).await;
             line.condition.runs().await;
             line.hear_again();
         });
@@ -332,7 +336,7 @@ impl LineEnd for Wire {
         Arc::ptr_eq(&self.condition, condition)
     }
 
-    fn tell(self: Arc<Self>, name: &str, hint: &Hint) -> bool {
+    fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool {
         if self.condition.is_dead() {
             return false;
         }
@@ -361,7 +365,7 @@ impl LineEnd for Wire {
     }
 
     fn hear(&self, name: &str, hint: &Hint) -> bool {
-        self.watches.tell(name, hint)
+        self.watches.notify(name, hint)
     }
 
     fn way(&self) -> ControlFlow<bool> {
@@ -380,16 +384,16 @@ impl LineEnd for Wire {
     }
 
     fn hear_again(&self) {
-        if lock(&self.deaf).take().is_some() {
+        if lock(&self.is_unreachable).take().is_some() {
             self.reconnected();
         }
     }
 
     fn reconnected(&self) {
-        self.watches.tell_all_missed();
+        self.watches.notify_all_missed();
         self.missed_announcements();
         if let Some(store) = self.server.memory() {
-            store.tell_node_missed(self.node.node());
+            store.notify_node_missed(self.node.node());
         }
     }
 
@@ -428,17 +432,17 @@ impl VolumeEnd {
     }
 
     /// Delivers a message now, later, twice or never.
-    fn deliver(&self, tell: impl Fn(&dyn VolumeListener) + Send + Sync + 'static) {
+    fn deliver(&self, notify: impl Fn(&dyn VolumeListener) + Send + Sync + 'static) {
         let Some(wire) = self.wire.upgrade() else { return };
         let Some((after, again)) = wire.message_fate() else { return };
-        let (listener, tell) = (self.listener.clone(), Arc::new(tell));
+        let (listener, notify) = (self.listener.clone(), Arc::new(notify));
         for after in std::iter::once(after).chain(again) {
-            let (listener, tell, wire) = (listener.clone(), Arc::clone(&tell), Arc::clone(&wire));
+            let (listener, notify, wire) = (listener.clone(), Arc::clone(&notify), Arc::clone(&wire));
             tokio::spawn(async move {
                 sleep(after).await;
                 wire.condition.runs().await;
                 if let Some(listener) = listener.upgrade() {
-                    tell(&*listener);
+                    notify(&*listener);
                 }
             });
         }
@@ -446,7 +450,7 @@ impl VolumeEnd {
 }
 
 impl VolumeListener for VolumeEnd {
-    fn announced(&self, heard: &HeardAnnouncement) {
+    fn announced(&self, heard: &ReceivedAnnouncement) {
         let heard = heard.clone();
         self.deliver(move |listener| listener.announced(&heard));
     }

@@ -59,7 +59,7 @@ pub(crate) trait EntryReader {
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value>;
 
     /// Makes the value of one that is still arriving.
-    fn open_arriving(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
+    fn open_incoming(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
     }
 }
@@ -134,7 +134,7 @@ pub(crate) enum FlightOutcome {
     Value(Entry),
     /// A value that is still arriving, for waiters of this process: they can begin to read it.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
-    Arriving(ArrivingValue),
+    Incoming(IncomingValue),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
@@ -147,16 +147,16 @@ pub(crate) enum FlightOutcome {
     /// Another process held the lease for longer than this flight waits.
     WaitedOut,
     /// No caller is left to load under the lease: each loads for itself.
-    Gone,
+    NoLoader,
     /// The runtime of the flight's task was dropped: waiters in other runtimes begin a new flight.
     Abandoned,
 }
 
 /// A value that is still arriving; its type is known to the loader and its callers only.
 #[derive(Clone)]
-pub(crate) struct ArrivingValue(pub(crate) Arc<dyn Any + Send + Sync>);
+pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
 
-impl fmt::Debug for ArrivingValue {
+impl fmt::Debug for IncomingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Arriving")
     }
@@ -167,13 +167,13 @@ impl FlightOutcome {
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
-            Self::Stale(_) => Failure::told("the load failed; for others an older value stands in"),
+            Self::Stale(_) => Failure::with_text("the load failed; for others an older value stands in"),
             Self::Value(_)
-            | Self::Arriving(_)
+            | Self::Incoming(_)
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
-            | Self::Gone
+            | Self::NoLoader
             | Self::Abandoned => Failure::vanished(),
         }
     }
@@ -189,7 +189,7 @@ impl FlightOutcome {
             Self::Failed(Failure::Guard(error)) => {
                 matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Store)
             }
-            _ => matches!(self, Self::Gone),
+            _ => matches!(self, Self::NoLoader),
         }
     }
 
@@ -210,11 +210,11 @@ impl FlightOutcome {
                 out.put_slice(&entry);
                 out.freeze()
             }
-            Self::Arriving(_)
+            Self::Incoming(_)
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
-            | Self::Gone
+            | Self::NoLoader
             | Self::Abandoned => tagged(b'u', ""),
             Self::Failed(Failure::Loader { text, shared: Some(error), .. }) => encode_error(text, error),
             Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
@@ -240,7 +240,7 @@ impl FlightOutcome {
                 Ok(entry) => Self::Value(entry),
                 Err(_) => Self::Uncacheable,
             },
-            Some(b'f') => Self::Failed(Failure::told(text())),
+            Some(b'f') => Self::Failed(Failure::with_text(text())),
             Some(b'e') => decode_error(raw.slice(1..)).map_or(Self::Uncacheable, Self::Failed),
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
             Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),

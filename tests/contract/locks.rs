@@ -147,10 +147,10 @@ impl Asker {
 
     /// The next message, which must come by itself: [`LEASE`] is far longer than this waits.
     #[track_caller]
-    fn told(&self) -> impl Future<Output = LockHints> + '_ {
+    fn notified(&self) -> impl Future<Output = LockHints> + '_ {
         let caller = std::panic::Location::caller();
         async move {
-            let told = timeout(WITHIN, self.wait.told()).await;
+            let told = timeout(WITHIN, self.wait.notified()).await;
             told.unwrap_or_else(|_| panic!("{caller}: it was never told"))
         }
     }
@@ -161,7 +161,7 @@ impl Asker {
         let caller = std::panic::Location::caller();
         async move {
             loop {
-                let told = self.told().await;
+                let told = self.notified().await;
                 if let Some(fence) = told.granted {
                     return fence;
                 }
@@ -197,7 +197,7 @@ impl Asker {
         own.free().await;
         other.granted().await;
         other.free().await;
-        timeout(Duration::ZERO, self.wait.told()).await.ok()
+        timeout(Duration::ZERO, self.wait.notified()).await.ok()
     }
 
     fn ask_permit(&self, capacity: u32) -> TakePermit<'_> {

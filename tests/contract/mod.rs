@@ -104,7 +104,14 @@ fn ms(ms: u64) -> Duration {
 fn unannounced() -> Announcement {
     let volume = Key::of_name(&format!("{}:", namespace()));
     let attempt = AttemptNumber { number: 1, voids_earlier: false };
-    Announcement { volume, id: Uuid::new_v4(), attempt, creates: false, vouched: None, term: ms(2_000) }
+    Announcement {
+        volume,
+        id: Uuid::new_v4(),
+        attempt,
+        creates: false,
+        known_registry: None,
+        term: ms(2_000),
+    }
 }
 
 fn bytes(text: &'static str) -> Bytes {

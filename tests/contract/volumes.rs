@@ -5,7 +5,7 @@ use std::sync::{Mutex, Weak};
 
 use super::*;
 use crate::store::volume::{
-    Announced, Audience, ChangedName, HeardAnnouncement, LogRecord, Mark, Member, Renewal, Renewed,
+    Announced, Audience, ChangedName, LogRecord, Mark, Member, ReceivedAnnouncement, Renewal, Renewed,
 };
 use crate::store::volume_store::VolumeListener;
 
@@ -50,14 +50,14 @@ fn value(text: &str) -> ChangedName {
 /// A listener that records what it is told.
 #[derive(Debug, Default)]
 struct Ear {
-    announced: Mutex<Vec<HeardAnnouncement>>,
+    announced: Mutex<Vec<ReceivedAnnouncement>>,
     acknowledged: Mutex<Vec<(Uuid, Uuid)>>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "in memory no message gets lost"))]
     missed: AtomicUsize,
 }
 
 impl VolumeListener for Ear {
-    fn announced(&self, heard: &HeardAnnouncement) {
+    fn announced(&self, heard: &ReceivedAnnouncement) {
         self.announced.lock().expect("no panic").push(heard.clone());
     }
 
@@ -96,7 +96,7 @@ impl Tier {
     }
 
     async fn renew(&self, stamp: u64, mark: Option<Mark>) -> Renewed {
-        self.renew_with(Renewal { stamp, mark, vouched: None, term: TERM }).await
+        self.renew_with(Renewal { stamp, mark, known_registry: None, term: TERM }).await
     }
 
     async fn announce(&self, name: &ChangedName, creates: bool) -> Announced {
@@ -146,7 +146,7 @@ impl Tier {
     }
 
     /// Waits until this many announcements were heard, and returns them.
-    async fn heard(&self, count: usize) -> Vec<HeardAnnouncement> {
+    async fn heard(&self, count: usize) -> Vec<ReceivedAnnouncement> {
         let started = Instant::now();
         loop {
             let heard = self.ear.announced.lock().expect("no panic").clone();
@@ -246,27 +246,29 @@ async fn a_mark_of_a_lost_log_means_everything(world: &World) {
 
 async fn a_lost_registry_is_replaced_by_one_that_is_not_mature(world: &World) {
     let (one, first) = Tier::member(world).await;
-    let vouch = |stamp, birth| Renewal { stamp, mark: None, vouched: Some(birth), term: TERM };
+    let vouch =
+        |stamp, registry_id| Renewal { stamp, mark: None, known_registry: Some(registry_id), term: TERM };
     let wrong = one.renew_with(vouch(2, Uuid::new_v4())).await;
     assert!(!wrong.registry.is_mature, "another birth");
-    let right = one.renew_with(vouch(3, first.registry.birth)).await;
+    let right = one.renew_with(vouch(3, first.registry.registry_id)).await;
     assert!(right.registry.is_mature);
     assert!(one.renew(4, None).await.registry.is_mature, "it stays mature");
     if !world.evict(true) {
         return;
     }
-    let anew = one.renew_with(Renewal { mark: Some(right.newest), ..vouch(5, first.registry.birth) }).await;
-    assert_ne!(anew.registry.birth, first.registry.birth);
+    let anew =
+        one.renew_with(Renewal { mark: Some(right.newest), ..vouch(5, first.registry.registry_id) }).await;
+    assert_ne!(anew.registry.registry_id, first.registry.registry_id);
     assert!(!anew.registry.is_mature);
     assert_eq!(anew.announced, None);
     // An announcer vouches, too.
-    let (two, birth) = (Tier::new(world).await, Some(anew.registry.birth));
-    let vouching = Announcement { vouched: birth, ..announcement(false) };
+    let (two, registry_id) = (Tier::new(world).await, Some(anew.registry.registry_id));
+    let vouching = Announcement { known_registry: registry_id, ..announcement(false) };
     assert!(audience(two.announce_as(&vouching, &value("a")).await).registry.is_mature);
     world.evict(true);
     let made = audience(two.announce_as(&Announcement { creates: true, ..vouching }, &value("a")).await);
     assert!(!made.registry.is_mature && made.members.is_empty());
-    assert_eq!((made.at.number, Some(made.registry.birth) != birth), (1, true));
+    assert_eq!((made.at.number, Some(made.registry.registry_id) != registry_id), (1, true));
 }
 
 async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
@@ -291,7 +293,7 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
         assert_eq!(to.at.id, announced[n].id);
         assert_eq!(to.registry.term, TERM);
         let record = LogRecord { id: announced[n].id, announcer: one.store.node(), name: names[n].clone() };
-        assert_eq!(heard[n], HeardAnnouncement { number: to.at.number, before: to.before, record });
+        assert_eq!(heard[n], ReceivedAnnouncement { number: to.at.number, before: to.before, record });
         assert_eq!(sorted(to.members), to_two_and_three);
     }
     assert_eq!(one.store.look_up(&key("b"), WITHIN).await.expect("look up"), Some(bytes("v")));
@@ -303,8 +305,8 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
 
 async fn an_acknowledgement_reaches_the_announcer(world: &World) {
     let (one, two) = (Tier::new(world).await, Tier::new(world).await);
-    one.store.volumes().until_heard(WITHIN).await.expect("opens");
-    one.store.volumes().until_heard(Duration::ZERO).await.expect("is open");
+    one.store.volumes().until_received(WITHIN).await.expect("opens");
+    one.store.volumes().until_received(Duration::ZERO).await.expect("is open");
     let id = Uuid::new_v4();
     two.store.volumes().acknowledge(one.store.node(), id);
     let started = Instant::now();
@@ -345,7 +347,7 @@ async fn an_announcement_makes_a_registry_if_it_has_to(world: &World) {
 async fn the_registry_keeps_the_longest_term(world: &World) {
     let tier = Tier::new(world).await;
     for (term, longest) in [(TERM, TERM), (TERM * 5, TERM * 5), (TERM * 2, TERM * 5)] {
-        let renewed = tier.renew_with(Renewal { stamp: 1, mark: None, vouched: None, term }).await;
+        let renewed = tier.renew_with(Renewal { stamp: 1, mark: None, known_registry: None, term }).await;
         assert_eq!(renewed.registry.term, longest);
         assert_eq!(audience(tier.announce(&value("a"), false).await).registry.term, longest);
     }

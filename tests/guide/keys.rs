@@ -44,7 +44,7 @@ async fn the_key_is_scheme_host_path_and_query() -> Result<(), Box<dyn Error>> {
     assert_eq!(key.map(|key| key.to_string()).as_deref(), Some("http:http:shop.example:/report/7?lang=en"));
 
     let page = Router::new().route("/", get(|| async { "home" }));
-    let told = guarded(page.clone(), HttpPolicy::default().tell_key(true))?;
+    let told = guarded(page.clone(), HttpPolicy::default().expose_key(true))?;
     let seen = requests::get(&told, "/").await;
     assert!(seen.remark().ends_with(r#"; key="http:http:shop.example:/""#), "{}", seen.remark());
 
@@ -145,7 +145,7 @@ async fn behind_a_proxy_the_report_is_named() -> Result<(), Box<dyn Error>> {
     let http = HttpPolicy::default()
         .scheme(http::uri::Scheme::HTTPS) // the proxy terminates TLS
         .behind_proxy(report); // what the proxy adds to every request
-    let app = guarded(Router::new().route("/", get(|| async { "home" })), http.tell_key(true))?;
+    let app = guarded(Router::new().route("/", get(|| async { "home" })), http.expose_key(true))?;
     let ordinary = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
     let seen = send(&app, "GET", "/", &ordinary).await;
     assert!(seen.remark().ends_with(r#"key="http:https:shop.example:/""#), "{}", seen.remark());

@@ -90,7 +90,7 @@ fn every_waiter_receives_the_announcement() {
                         leader.announcer().announce("arriving");
                         leader.finish("done");
                     }
-                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+                    Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
                 })
             })
             .collect();
@@ -118,7 +118,7 @@ fn a_leader_that_vanishes_frees_its_followers() {
                         assert_eq!(block_on(waiter), "gone");
                     }
                     Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "gone"),
-                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+                    Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
                 })
             })
             .collect();
@@ -144,7 +144,7 @@ fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
             move || match flights.join(&1, 1, "gone", 10) {
                 Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "done"),
                 Joined::Leader(leader, _own) => leader.finish("done"),
-                Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+                Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
             }
         });
         let outcome = if leader.next_loader().is_some() { "done" } else { "gone" };
@@ -175,7 +175,7 @@ fn a_detached_flight_does_not_remove_its_successor() {
                     assert_eq!(block_on(waiter), "old");
                     None
                 }
-                Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+                Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
             }
         });
         old.finish("old");
@@ -280,7 +280,7 @@ fn a_flight_that_lost_the_store_is_replaced_once() {
     alone(|| {
         for may_another_do_better in [true, false] {
             let flights: Arc<Map> = Arc::new(Flights::new(10));
-            let join = |caller| flights.join_having_looked(&1, caller, "gone", 10, true);
+            let join = |caller| flights.join_after_look_up(&1, caller, "gone", 10, true);
             let Joined::Leader(one, _first) = join(0) else { unreachable!("first") };
             assert!(matches!(join(1), Joined::Waiter(_)), "it is not without the store yet");
             one.lose_store(may_another_do_better);
@@ -315,7 +315,7 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
             let before = sync::LOCKED.get();
             for caller in 0..CALLERS {
                 let joined = flights.join(&1, caller, "gone", slots);
-                assert_eq!(matches!(joined, Joined::Crowded(_)), slots == waiters);
+                assert_eq!(matches!(joined, Joined::TooManyWaiters(_)), slots == waiters);
             }
             (sync::LOCKED.get() - before) / CALLERS
         })

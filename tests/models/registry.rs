@@ -28,18 +28,18 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
     let others = {
         let watches = Arc::clone(&watches);
         thread::spawn(move || {
-            watches.tell("k", &Hint::Invalidated);
+            watches.notify("k", &Hint::Invalidated);
         })
     };
     held.store(0, Ordering::SeqCst);
-    watches.tell("k", &Hint::Finished(None));
+    watches.notify("k", &Hint::Finished(None));
     others.join().expect("no panic");
     for waiter in waiters {
         waiter.join().expect("no panic");
     }
 }
 
-/// Either the waiter hears a grant, or `tell` returns false; never neither. Other waiters come and go meanwhile.
+/// Either the waiter hears a grant, or `notify` returns false; never neither. Other waiters come and go meanwhile.
 pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
     let watches = Arc::new(LeaseWaiters::default());
     let heard = Arc::new(AtomicUsize::new(0));
@@ -59,7 +59,7 @@ pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
             thread::spawn(move || watches.register("k", &Token(token)).close())
         })
         .collect();
-    let told = watches.tell("k", &Hint::Granted { token: Token(0), hops: 0 });
+    let told = watches.notify("k", &Hint::Granted { token: Token(0), hops: 0 });
     leaves.join().expect("no panic");
     for other in others {
         assert_eq!(other.join().expect("no panic").granted, None, "the grant is for another token");

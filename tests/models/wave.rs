@@ -20,7 +20,7 @@ pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
             assert_eq!(block_on(waiter), "done");
         }
         Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "done"),
-        Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+        Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
     }
 }
 

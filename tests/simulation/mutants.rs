@@ -80,7 +80,7 @@ pub(super) fn store(seed: u64) -> ChaosStore {
 struct Silence;
 
 impl Relay for Silence {
-    fn tell(&self, _name: &str, _hint: &Hint) -> bool {
+    fn notify(&self, _name: &str, _hint: &Hint) -> bool {
         true
     }
 
@@ -88,7 +88,7 @@ impl Relay for Silence {
         ControlFlow::Break(true)
     }
 
-    fn told(&self, _token: &Token, _tell: LockHint) {}
+    fn notify_lock(&self, _token: &Token, _tell: LockHint) {}
 }
 
 /// Whether, and how often, a command arrives at the store. `step` is all that happens there.
@@ -144,7 +144,7 @@ pub(super) fn run(
                 let before = store.lease(&name);
                 let renewed = run(Command::Renew { token: token.clone(), lease });
                 let still_its_own = before.is_some_and(|(holder, _)| holder == token);
-                assert!(still_its_own || matches!(renewed, CommandAnswer::Kept(TokenCheck::Lost)));
+                assert!(still_its_own || matches!(renewed, CommandAnswer::Checked(TokenCheck::Lost)));
             }
             answer
         }

@@ -176,9 +176,11 @@ impl Plan {
                 let chance = least + random.f64() * (most - least);
                 // These faults hit all nodes, or last for a while.
                 let chance = match fault {
-                    Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::ReadOnly | Fault::Deaf => {
-                        chance / 8.0
-                    }
+                    Fault::Flush
+                    | Fault::FailOver
+                    | Fault::ClockStep
+                    | Fault::ReadOnly
+                    | Fault::Unreachable => chance / 8.0,
                     _ => chance,
                 };
                 faults.push((fault, chance));

@@ -54,7 +54,7 @@ impl Oracle {
             CommandAnswer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
             CommandAnswer::Acquired(Acquired::Granted) => "granted".to_owned(),
             CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
-            CommandAnswer::Kept(kept) => format!("{kept:?}"),
+            CommandAnswer::Checked(kept) => format!("{kept:?}"),
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
             CommandAnswer::Announced(_) => "done".to_owned(),
             CommandAnswer::Refused(_) => "voided".to_owned(),
@@ -167,7 +167,7 @@ impl Oracle {
                     );
                 }
             }
-            (Command::Renew { token, .. }, CommandAnswer::Kept(kept)) => {
+            (Command::Renew { token, .. }, CommandAnswer::Checked(kept)) => {
                 self.check(
                     *kept == TokenCheck::Lost || held_by(token),
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
@@ -177,7 +177,7 @@ impl Oracle {
                     lock(&self.state).loads.lost(of, token);
                 }
             }
-            (Command::Commit { token, entry, .. }, CommandAnswer::Kept(kept)) => {
+            (Command::Commit { token, entry, .. }, CommandAnswer::Checked(kept)) => {
                 let done = *kept == TokenCheck::Held;
                 if let Some((_, id)) = self.value(entry, key) {
                     lock(&self.state).loads.is_committed(id);
@@ -204,10 +204,10 @@ impl Oracle {
                     }
                 }
             }
-            (Command::Fail { token, .. }, CommandAnswer::Kept(kept)) => {
+            (Command::Fail { token, .. }, CommandAnswer::Checked(kept)) => {
                 ours(token, *kept == TokenCheck::Held, "fail")
             }
-            (Command::Release { token }, CommandAnswer::Kept(kept)) => {
+            (Command::Release { token }, CommandAnswer::Checked(kept)) => {
                 ours(token, *kept == TokenCheck::Held, "release")
             }
             (Command::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {

@@ -153,7 +153,7 @@ async fn wake_ups_are_lost_doubled_and_forged() {
     chaos.once(Fault::WakeForged);
     let _ = one.look_up(&key(), WITHIN).await;
     assert!(hints(second).await.is_some());
-    chaos.once(Fault::Deaf);
+    chaos.once(Fault::Unreachable);
     let _ = other.look_up(&key(), WITHIN).await;
     commit().await;
     assert_eq!(hints(second * 2).await, Some(Hints { missed: true, ..Hints::default() }));

@@ -30,7 +30,7 @@ impl fmt::Debug for KeySnapshot {
 impl MemoryStore {
     /// Also tells waiters through this relay. The first relay stays.
     pub(crate) fn relay_to(&self, relay: Weak<dyn Relay>) {
-        let _ = self.shared.meddling.relay.set(relay);
+        let _ = self.shared.faults.relay.set(relay);
     }
 
     /// The lease's holder and its remaining time.
@@ -82,12 +82,12 @@ impl MemoryStore {
 
     /// The registry and the log of a volume.
     pub(crate) fn volume(&self, name: &str) -> Volume {
-        self.shared.volumes.picture(name)
+        self.shared.volumes.snapshot(name)
     }
 
     /// Restores a volume to the picture.
-    pub(crate) fn restore_volume(&self, name: &str, picture: Volume) {
-        self.shared.volumes.restore(name, picture);
+    pub(crate) fn restore_volume(&self, name: &str, snapshot: Volume) {
+        self.shared.volumes.restore(name, snapshot);
     }
 
     /// Evicts a volume's registry, or its log alone; returns whether there was one.
@@ -115,36 +115,36 @@ impl MemoryStore {
 
     /// Moves the store's clock, by which freshness is judged, and all expiries except those of tags and locks.
     pub(crate) fn step_clock(&self, by_ms: i64) {
-        self.shared.meddling.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
+        self.shared.faults.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
         self.records().step(by_ms);
     }
 
     /// Sends a message to a waiter for a lock, or to a holder, whether it is true or not.
-    pub(crate) fn tell_lock(&self, token: &Token, tell: LockHint) {
-        drop(self.shared.grants.tell(token, tell));
+    pub(crate) fn notify_lock(&self, token: &Token, notify: LockHint) {
+        drop(self.shared.grants.notify(token, notify));
     }
 
     /// Tells the first waiter for the lock with this key to take again.
-    pub(crate) fn tell_lock_missed(&self, key: &str) {
-        drop(self.shared.grants.tell_missed(key, None));
+    pub(crate) fn notify_lock_missed(&self, key: &str) {
+        drop(self.shared.grants.notify_missed(key, None));
     }
 
     /// Tells a node's waiters for locks that messages may have been lost.
-    pub(crate) fn tell_node_missed(&self, node: Uuid) {
-        self.shared.grants.tell_node_missed(node);
+    pub(crate) fn notify_node_missed(&self, node: Uuid) {
+        self.shared.grants.notify_node_missed(node);
     }
 
-    pub(crate) fn picture(&self, name: &str) -> KeySnapshot {
+    pub(crate) fn snapshot(&self, name: &str) -> KeySnapshot {
         KeySnapshot(self.records().by_name.get(name).cloned())
     }
 
     /// Restores the key to the picture. Data that has expired meanwhile is dropped as usual.
-    pub(crate) fn restore(&self, name: &str, picture: &KeySnapshot) {
+    pub(crate) fn restore(&self, name: &str, snapshot: &KeySnapshot) {
         let mut records = self.records();
         records.forget_entry(name);
         records.forget_left(name);
         records.by_name.remove(name);
-        let Some(mut record) = picture.0.clone() else { return };
+        let Some(mut record) = snapshot.0.clone() else { return };
         let (entry, left) = (record.entry.take(), record.ending.take());
         records.by_name.insert(name.into(), record);
         if let Some((entry, (until, _))) = entry {

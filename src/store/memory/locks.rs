@@ -33,11 +33,11 @@ pub(super) struct Mutexes {
 #[derive(Default)]
 struct MutexRecord {
     holder: Option<MutexOwner>,
-    queue: VecDeque<QueuePlace>,
+    queue: VecDeque<QueuePosition>,
     queue_until: Option<Instant>,
 }
 
-struct QueuePlace {
+struct QueuePosition {
     token: Token,
     ttl: Option<Duration>,
 }
@@ -55,30 +55,30 @@ pub(super) struct MutexStep<'a> {
     pub(super) now_us: u64,
     pub(super) grants: &'a LockWaiters,
     pub(super) wakes: Vec<Wake>,
-    pub(super) meddling: &'a FaultInjection,
+    pub(super) faults: &'a FaultInjection,
 }
 
 impl MutexStep<'_> {
     /// Tells the waiter with this token; returns whether there is one.
-    pub(super) fn tell(&mut self, token: &Token, tell: LockHint) -> bool {
-        if self.meddling.is_relayed()
+    pub(super) fn notify(&mut self, token: &Token, notify: LockHint) -> bool {
+        if self.faults.is_relayed()
             && self.grants.is_registered(token)
-            && let ControlFlow::Break(seems_heard) = self.meddling.way(token)
+            && let ControlFlow::Break(seems_received) = self.faults.way(token)
         {
-            return seems_heard;
+            return seems_received;
         }
-        let wake = self.grants.tell(token, tell);
+        let wake = self.grants.notify(token, notify);
         let heard = wake.is_some();
         self.wakes.extend(wake);
         if heard {
-            self.meddling.told(token, tell);
+            self.faults.notify_lock(token, notify);
         }
         heard
     }
 
     /// Tells the waiters for a lock, except `aside`, which holds it now, that its time ends sooner than they were told.
-    pub(super) fn tell_sooner(&mut self, key: &str, aside: Option<&Token>) {
-        self.wakes.extend(self.grants.tell_missed(key, aside));
+    pub(super) fn notify_sooner(&mut self, key: &str, aside: Option<&Token>) {
+        self.wakes.extend(self.grants.notify_missed(key, aside));
     }
 }
 
@@ -103,14 +103,14 @@ impl Mutexes {
             if is_free && holder.until.is_some() && !record.queue.is_empty() {
                 // It was the head of the queue. The waiters behind it may have slept on the time of a holder that has
                 // vanished.
-                step.tell_sooner(key, Some(ask.token));
+                step.notify_sooner(key, Some(ask.token));
             }
             return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
         }
         let remaining = holder.until.map(|until| until - now);
         if ask.queue {
-            if !record.queue.iter().any(|place| place.is(ask.token, ask.ttl)) {
-                record.queue.push_back(QueuePlace { token: ask.token.clone(), ttl: ask.ttl });
+            if !record.queue.iter().any(|store_id| store_id.is(ask.token, ask.ttl)) {
+                record.queue.push_back(QueuePosition { token: ask.token.clone(), ttl: ask.ttl });
             }
             record.keep_queue(now, ask.ttl, remaining);
         }
@@ -148,7 +148,7 @@ impl Mutexes {
         let before = holder.map(|holder| std::mem::replace(&mut holder.until, until));
         let held = before.is_some();
         if before.is_some_and(|before| is_sooner(until, before)) && !record.queue.is_empty() {
-            step.tell_sooner(key, None);
+            step.notify_sooner(key, None);
         }
         self.tidy(key);
         held
@@ -167,7 +167,7 @@ impl Mutexes {
         let (record, fence) = self.record(key, step.now);
         let holder = record.holder.take();
         if let Some(MutexOwner { token, .. }) = &holder {
-            step.tell(token, LockHint::Broken);
+            step.notify(token, LockHint::Broken);
         }
         let held = holder.is_some();
         if held {
@@ -199,7 +199,7 @@ impl Mutexes {
     }
 }
 
-impl QueuePlace {
+impl QueuePosition {
     fn is(&self, token: &Token, ttl: Option<Duration>) -> bool {
         self.token == *token && self.ttl == ttl
     }
@@ -210,7 +210,7 @@ impl MutexRecord {
     fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<MutexOwner> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
-            self.queue.retain(|place| !place.is(token, ttl));
+            self.queue.retain(|store_id| !store_id.is(token, ttl));
         }
         held
     }
@@ -225,18 +225,18 @@ impl MutexRecord {
         before: Option<MutexOwner>,
         own: Option<&Token>,
     ) {
-        while let Some(QueuePlace { token, ttl }) = self.queue.pop_front() {
+        while let Some(QueuePosition { token, ttl }) = self.queue.pop_front() {
             if Some(&token) == own {
                 return;
             }
             let fence = next(fence, step);
-            if step.tell(&token, LockHint::Granted { fence }) {
+            if step.notify(&token, LockHint::Granted { fence }) {
                 let until = end(step.now, ttl);
                 self.holder = Some(MutexOwner { token, fence, until });
                 // The waiters have slept on the previous holder's time.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
-                    step.tell_sooner(key, None);
+                    step.notify_sooner(key, None);
                 }
                 return;
             }
@@ -314,9 +314,9 @@ impl Semaphores {
             granted = true;
             record.grant(step.now, ask.token.clone(), ask.lease);
         }
-        let place = (ask.token.clone(), ask.lease);
-        if !granted && ask.queue && !record.queue.contains(&place) {
-            record.queue.push_back(place);
+        let store_id = (ask.token.clone(), ask.lease);
+        if !granted && ask.queue && !record.queue.contains(&store_id) {
+            record.queue.push_back(store_id);
         }
         record.finish(step, key, slept_on);
         PermitTaken {
@@ -388,7 +388,7 @@ impl Semaphores {
                 let mut record = self.by_key.remove(key)?;
                 let (recovered, _) = record.sweep(step.now);
                 for (token, _) in &record.queue {
-                    step.tell(token, LockHint::Closed);
+                    step.notify(token, LockHint::Closed);
                 }
                 return Some(record.state(step.now, false, recovered));
             }
@@ -466,7 +466,7 @@ impl SemaphoreRecord {
         {
             let is_own = Some(&token) == own;
             reached |= is_own;
-            if is_own || step.tell(&token, LockHint::Granted { fence: 0 }) {
+            if is_own || step.notify(&token, LockHint::Granted { fence: 0 }) {
                 self.grant(step.now, token, lease);
             }
         }
@@ -481,7 +481,7 @@ impl SemaphoreRecord {
             && *first < then
             && !self.queue.is_empty()
         {
-            step.tell_sooner(key, None);
+            step.notify_sooner(key, None);
         }
         let longest = self.holders.last().map_or(Duration::ZERO, |(end, _)| *end - now);
         let needed = longest.saturating_mul(2) + Duration::from_secs(1);

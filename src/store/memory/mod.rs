@@ -83,7 +83,7 @@ struct MemoryShared {
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
     volumes: Volumes,
-    meddling: FaultInjection,
+    faults: FaultInjection,
 }
 
 impl MemoryStore {
@@ -113,7 +113,7 @@ impl MemoryStore {
                 locks: Mutex::default(),
                 grants: Arc::default(),
                 volumes: Volumes::default(),
-                meddling: FaultInjection::default(),
+                faults: FaultInjection::default(),
             }),
         }
     }
@@ -145,13 +145,13 @@ impl MemoryShared {
         let since = moment.saturating_duration_since(self.started);
         // Called on every hit, and `as_millis` divides 128 bits.
         let now = self.started_ms + since.as_secs() * 1000 + u64::from(since.subsec_millis());
-        now.saturating_add_signed(self.meddling.ahead_ms())
+        now.saturating_add_signed(self.faults.ahead_ms())
     }
 
-    /// Tells the waiters of a key; as [`LeaseWaiters::tell`].
-    fn tell(&self, name: &str, hint: &Hint) -> bool {
-        let heard = self.watches.tell(name, hint);
-        self.meddling.relay(name, hint) || heard
+    /// Tells the waiters of a key; as [`LeaseWaiters::notify`].
+    fn notify(&self, name: &str, hint: &Hint) -> bool {
+        let heard = self.watches.notify(name, hint);
+        self.faults.relay(name, hint) || heard
     }
 }
 
@@ -184,7 +184,7 @@ impl MemoryNode {
         }
         records.tidy(key.name());
         drop(records);
-        self.store.shared.tell(key.name(), hint);
+        self.store.shared.notify(key.name(), hint);
     }
 
     fn kept(ours: bool) -> TokenCheck {
@@ -202,7 +202,7 @@ impl Store for MemoryNode {
         self.node
     }
 
-    fn place(&self) -> u64 {
+    fn store_id(&self) -> u64 {
         Arc::as_ptr(&self.store.shared).addr() as u64
     }
 
@@ -336,7 +336,7 @@ impl Store for MemoryNode {
             record.lease = Some((next.clone(), Instant::now() + lease));
             drop(records);
             // Told outside the lock. If the waiter has left, the grant is not heard and the next one gets it.
-            if self.store.shared.tell(key.name(), &Hint::Granted { token: next.clone(), hops }) {
+            if self.store.shared.notify(key.name(), &Hint::Granted { token: next.clone(), hops }) {
                 return reply(HandedOver::ToWaiter);
             }
             records = self.store.records();
@@ -414,7 +414,7 @@ impl Store for MemoryNode {
             breaker,
             reason: None,
             clock: None,
-            last_heard: None,
+            silent_for: None,
             inbox_lag: None,
             outages: 0,
             credential_failures: 0,
@@ -443,7 +443,7 @@ impl MemoryNode {
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
         let mut step =
-            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
+            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), faults: &shared.faults };
         reply(act(&mut lock(&shared.locks), &mut step))
     }
 }
@@ -694,7 +694,7 @@ impl VolumeStore for MemoryNode {
         self.store.shared.volumes.listen(self.node, listener);
     }
 
-    fn until_heard(&self, _within: Duration) -> Reply<'_, ()> {
+    fn until_received(&self, _within: Duration) -> Reply<'_, ()> {
         reply(())
     }
 }

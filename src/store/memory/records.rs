@@ -260,20 +260,20 @@ impl<V> ExpiringMap<V> {
     }
 
     pub(super) fn get(&mut self, name: &str) -> Option<&mut V> {
-        let thing = self.live(name, Instant::now())?;
-        thing.asked_for = true;
-        Some(&mut thing.value)
+        let entry = self.live(name, Instant::now())?;
+        entry.asked_for = true;
+        Some(&mut entry.value)
     }
 
     /// As [`get`](Self::get), and the value then lives at least until this moment.
     pub(super) fn get_until(&mut self, name: &str, until: Instant) -> Option<&mut V> {
-        let thing = self.live(name, Instant::now())?;
-        (thing.asked_for, thing.until) = (true, thing.until.max(until));
-        Some(&mut thing.value)
+        let entry = self.live(name, Instant::now())?;
+        (entry.asked_for, entry.until) = (true, entry.until.max(until));
+        Some(&mut entry.value)
     }
 
     fn live(&mut self, name: &str, now: Instant) -> Option<&mut ExpiringValue<V>> {
-        self.by_name.get_mut(name).filter(|thing| thing.until > now)
+        self.by_name.get_mut(name).filter(|entry| entry.until > now)
     }
 
     /// Makes room for `bytes` more within `most`; false if there is not enough.
@@ -288,11 +288,11 @@ impl<V> ExpiringMap<V> {
     fn forget_expired(&mut self) {
         let now = Instant::now();
         let Self { by_name, by_turn, bytes, looked_through, .. } = self;
-        by_name.retain(|_, thing| {
-            let stays = thing.until > now;
+        by_name.retain(|_, entry| {
+            let stays = entry.until > now;
             if !stays {
-                by_turn.remove(&thing.turn);
-                *bytes -= thing.bytes;
+                by_turn.remove(&entry.turn);
+                *bytes -= entry.bytes;
             }
             stays
         });
@@ -310,16 +310,16 @@ impl<V> ExpiringMap<V> {
 
     /// Counts bytes that were added to a value.
     pub(super) fn grown(&mut self, name: &str, bytes: usize) {
-        if let Some(thing) = self.by_name.get_mut(name) {
-            thing.bytes += bytes;
+        if let Some(entry) = self.by_name.get_mut(name) {
+            entry.bytes += bytes;
             self.bytes += bytes;
         }
     }
 
     pub(super) fn remove(&mut self, name: &str) {
-        if let Some(thing) = self.by_name.remove(name) {
-            self.by_turn.remove(&thing.turn);
-            self.bytes -= thing.bytes;
+        if let Some(entry) = self.by_name.remove(name) {
+            self.by_turn.remove(&entry.turn);
+            self.bytes -= entry.bytes;
         }
     }
 
@@ -328,10 +328,10 @@ impl<V> ExpiringMap<V> {
         let now = Instant::now();
         while let Some((_, name)) = self.by_turn.pop_first() {
             match self.by_name.get_mut(&name) {
-                Some(thing) if thing.asked_for && thing.until > now => {
+                Some(entry) if entry.asked_for && entry.until > now => {
                     self.turns += 1;
-                    (thing.asked_for, thing.turn) = (false, self.turns);
-                    self.by_turn.insert(thing.turn, name);
+                    (entry.asked_for, entry.turn) = (false, self.turns);
+                    self.by_turn.insert(entry.turn, name);
                 }
                 _ => {
                     self.remove(&name);
@@ -385,61 +385,61 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_sum_of_bytes_follows_every_change() {
-        let mut shelf = ExpiringMap::default();
-        shelf.put("a", 1, 10, in_a_second());
-        shelf.put("b", 2, 20, in_a_second() + SECOND);
-        shelf.grown("a", 5);
-        shelf.grown("nothing", 5);
-        assert_eq!(shelf.bytes(), 35);
-        shelf.put("a", 3, 7, in_a_second());
-        assert_eq!(shelf.bytes(), 27);
-        assert!(shelf.drop_one());
-        assert_eq!(shelf.get("b"), None, "it has been there for longer");
-        assert_eq!(shelf.bytes(), 7);
-        shelf.grown("a", 5);
-        shelf.remove("a");
-        assert_eq!(shelf.bytes(), 0);
-        assert!(!shelf.drop_one());
+        let mut map = ExpiringMap::default();
+        map.put("a", 1, 10, in_a_second());
+        map.put("b", 2, 20, in_a_second() + SECOND);
+        map.grown("a", 5);
+        map.grown("nothing", 5);
+        assert_eq!(map.bytes(), 35);
+        map.put("a", 3, 7, in_a_second());
+        assert_eq!(map.bytes(), 27);
+        assert!(map.drop_one());
+        assert_eq!(map.get("b"), None, "it has been there for longer");
+        assert_eq!(map.bytes(), 7);
+        map.grown("a", 5);
+        map.remove("a");
+        assert_eq!(map.bytes(), 0);
+        assert!(!map.drop_one());
     }
 
     #[tokio::test(start_paused = true)]
     async fn expired_values_are_removed_before_a_live_one_is_dropped() {
-        let mut shelf = ExpiringMap::default();
-        shelf.put("stays", 0, 10, in_a_second() + SECOND);
+        let mut map = ExpiringMap::default();
+        map.put("stays", 0, 10, in_a_second() + SECOND);
         for number in 0..100 {
-            shelf.put(&number.to_string(), number, 10, in_a_second());
+            map.put(&number.to_string(), number, 10, in_a_second());
         }
         tokio::time::advance(SECOND).await;
-        assert!(shelf.make_room(10, 1_010));
-        assert_eq!((shelf.len(), shelf.bytes()), (1, 10));
-        assert_eq!(shelf.get("stays"), Some(&mut 0));
+        assert!(map.make_room(10, 1_010));
+        assert_eq!((map.len(), map.bytes()), (1, 10));
+        assert_eq!(map.get("stays"), Some(&mut 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_dropped_for_a_value_that_fits() {
-        let mut shelf = ExpiringMap::default();
-        shelf.put("a", 1, 10, in_a_second());
-        assert!(shelf.make_room(10, 20));
-        assert_eq!(shelf.len(), 1);
-        assert!(shelf.make_room(11, 20));
-        assert_eq!(shelf.len(), 0);
-        assert!(!shelf.make_room(21, 20));
+        let mut map = ExpiringMap::default();
+        map.put("a", 1, 10, in_a_second());
+        assert!(map.make_room(10, 20));
+        assert_eq!(map.len(), 1);
+        assert!(map.make_room(11, 20));
+        assert_eq!(map.len(), 0);
+        assert!(!map.make_room(21, 20));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_value_is_gone_at_the_moment_it_expires() {
-        let mut shelf = ExpiringMap::default();
-        shelf.put("a", 1, 10, in_a_second());
-        shelf.put("b", 2, 10, in_a_second());
-        assert!(shelf.get("a").is_some());
-        assert!(shelf.get_until("b", in_a_second() + SECOND).is_some());
-        shelf.put("c", 3, 10, in_a_second() + SECOND);
+        let mut map = ExpiringMap::default();
+        map.put("a", 1, 10, in_a_second());
+        map.put("b", 2, 10, in_a_second());
+        assert!(map.get("a").is_some());
+        assert!(map.get_until("b", in_a_second() + SECOND).is_some());
+        map.put("c", 3, 10, in_a_second() + SECOND);
         tokio::time::advance(SECOND).await;
-        assert_eq!(shelf.get("a"), None);
-        assert_eq!(shelf.get("b"), Some(&mut 2), "its life was prolonged");
+        assert_eq!(map.get("a"), None);
+        assert_eq!(map.get("b"), Some(&mut 2), "its life was prolonged");
         // A use during its lifetime does not keep a value beyond it.
-        assert!(shelf.drop_one());
-        assert_eq!(shelf.get("c"), Some(&mut 3));
-        assert_eq!(shelf.len(), 2);
+        assert!(map.drop_one());
+        assert_eq!(map.get("c"), Some(&mut 3));
+        assert_eq!(map.len(), 2);
     }
 }

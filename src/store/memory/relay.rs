@@ -18,20 +18,20 @@ pub(crate) struct FaultInjection {
 
 /// A second way to tell waiters. Weak, because its owner holds the store.
 pub(crate) trait Relay: Send + Sync {
-    /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
-    fn tell(&self, name: &str, hint: &Hint) -> bool;
+    /// As [`Watches::notify`](crate::store::wake::lease_waiters::Watches::notify).
+    fn notify(&self, name: &str, hint: &Hint) -> bool;
 
     /// Whether something that is said to this waiter for a lock, or to this holder, arrives. `Break` where it does not: with
     /// whether the one that says it takes it for heard.
     fn way(&self, token: &Token) -> ControlFlow<bool>;
 
     /// Called when this waiter for a lock, or this holder, was told.
-    fn told(&self, token: &Token, tell: LockHint);
+    fn notify_lock(&self, token: &Token, notify: LockHint);
 }
 
 impl FaultInjection {
     pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
-        self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
+        self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.notify(name, hint))
     }
 
     pub(super) fn is_relayed(&self) -> bool {
@@ -42,9 +42,9 @@ impl FaultInjection {
         self.relay.get().and_then(Weak::upgrade).map_or(ControlFlow::Continue(()), |relay| relay.way(token))
     }
 
-    pub(super) fn told(&self, token: &Token, tell: LockHint) {
+    pub(super) fn notify_lock(&self, token: &Token, notify: LockHint) {
         if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
-            relay.told(token, tell);
+            relay.notify_lock(token, notify);
         }
     }
 

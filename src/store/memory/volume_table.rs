@@ -7,8 +7,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::store::volume::{
-    Announced, Announcement, Audience, ChangedName, HeardAnnouncement, LogPosition, LogRecord, Mark, Member,
-    RegistryState, Renewal, Renewed,
+    Announced, Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member,
+    ReceivedAnnouncement, RegistryState, Renewal, Renewed,
 };
 use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
@@ -52,16 +52,20 @@ fn random_id() -> Uuid {
 
 impl Volume {
     /// The registry and the newest entry of the log, both made anew where they are missing.
-    fn made(&mut self, vouched: Option<Uuid>, term: Duration) -> (&mut Registry, &mut VecDeque<LogEntry>) {
+    fn made(
+        &mut self,
+        known_registry: Option<Uuid>,
+        term: Duration,
+    ) -> (&mut Registry, &mut VecDeque<LogEntry>) {
         if self.registry.is_none() {
             self.log.clear();
         }
-        let born = || {
-            let state = RegistryState { birth: random_id(), is_mature: false, term };
+        let created_at = || {
+            let state = RegistryState { registry_id: random_id(), is_mature: false, term };
             Registry { state, number: 0, members: Vec::new() }
         };
-        let registry = self.registry.get_or_insert_with(born);
-        registry.state.is_mature |= vouched == Some(registry.state.birth);
+        let registry = self.registry.get_or_insert_with(created_at);
+        registry.state.is_mature |= known_registry == Some(registry.state.registry_id);
         if self.log.is_empty() {
             let at = LogPosition { number: registry.number, id: random_id() };
             self.log.push_back(LogEntry { at, record: None });
@@ -70,7 +74,7 @@ impl Volume {
     }
 
     fn renew(&mut self, node: Uuid, renewal: Renewal) -> Renewed {
-        let (registry, log) = self.made(renewal.vouched, renewal.term);
+        let (registry, log) = self.made(renewal.known_registry, renewal.term);
         match registry.members.iter_mut().find(|member| member.node == node) {
             Some(member) => member.stamp = renewal.stamp,
             None => registry.members.push(Member { node, stamp: renewal.stamp }),
@@ -89,11 +93,11 @@ impl Volume {
         announcer: Uuid,
         announcement: &Announcement,
         name: &ChangedName,
-    ) -> Option<(Audience, HeardAnnouncement)> {
+    ) -> Option<(Audience, ReceivedAnnouncement)> {
         if self.registry.is_none() && !announcement.creates {
             return None;
         }
-        let (registry, log) = self.made(announcement.vouched, announcement.term);
+        let (registry, log) = self.made(announcement.known_registry, announcement.term);
         registry.number += 1;
         let at = LogPosition { number: registry.number, id: announcement.id };
         let before = log.back().map_or(Uuid::nil(), |newest| newest.at.id);
@@ -104,7 +108,7 @@ impl Volume {
         }
         let members = registry.members.iter().filter(|member| member.node != announcer).copied().collect();
         let audience = Audience { registry: registry.state, at, before, members };
-        Some((audience, HeardAnnouncement { number: at.number, before, record }))
+        Some((audience, ReceivedAnnouncement { number: at.number, before, record }))
     }
 }
 
@@ -162,13 +166,13 @@ impl Volumes {
 
     /// The state of a volume, and its restoration.
     #[cfg(feature = "testing")]
-    pub(super) fn picture(&self, name: &str) -> Volume {
+    pub(super) fn snapshot(&self, name: &str) -> Volume {
         lock(&self.by_name).get(name).cloned().unwrap_or_default()
     }
 
     #[cfg(feature = "testing")]
-    pub(super) fn restore(&self, name: &str, picture: Volume) {
-        lock(&self.by_name).insert(name.into(), picture);
+    pub(super) fn restore(&self, name: &str, snapshot: Volume) {
+        lock(&self.by_name).insert(name.into(), snapshot);
     }
 
     /// Evicts the registry, or the log alone; returns whether there was one.

@@ -41,7 +41,7 @@ impl Backoff {
 
     /// Starts over if the connection lived for long enough: a connection that breaks again and again is not
     /// retried at full speed.
-    pub(crate) fn lived(&mut self, lifetime: Duration) {
+    pub(crate) fn connected_for(&mut self, lifetime: Duration) {
         if lifetime >= STABLE {
             self.cap = self.first;
         }
@@ -77,9 +77,9 @@ pub(crate) mod tests {
         for _ in 0..9 {
             backoff.next();
         }
-        backoff.lived(Duration::from_secs(1) - Duration::from_nanos(1));
+        backoff.connected_for(Duration::from_secs(1) - Duration::from_nanos(1));
         assert_eq!(backoff.cap, Duration::from_millis(last));
-        backoff.lived(Duration::from_secs(1));
+        backoff.connected_for(Duration::from_secs(1));
         assert_eq!(backoff.cap, Duration::from_millis(first));
     }
 

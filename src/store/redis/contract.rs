@@ -39,7 +39,9 @@ use super::commands::entry_steps::{
     Announcing, Attempt, REST, acquire, announce, hand_over, renew_member, wake_rest,
 };
 use super::commands::lock_queue::{LeaveRole, find_lost};
-use super::commands::lock_steps::{LockStep, TakeRemarks, end, mutex_holder, place, semaphore_state, yes};
+use super::commands::lock_steps::{
+    LockStep, TakeRemarks, end, mutex_holder, queue_entry, semaphore_state, yes,
+};
 use super::commands::{entry_steps, lock_steps, refused, run, run_call};
 use super::errors::{bounded, unexpected};
 use super::messages::message;
@@ -114,8 +116,8 @@ impl Store for RedisStore {
         self.inbox.node()
     }
 
-    fn place(&self) -> u64 {
-        self.connections.place
+    fn store_id(&self) -> u64 {
+        self.connections.store_id
     }
 
     fn clock_at(&self, moment: Instant) -> u64 {
@@ -282,10 +284,10 @@ impl Store for RedisStore {
             breaker,
             reason,
             clock: self.commands.clock(),
-            last_heard: self.inbox.last_heard(),
+            silent_for: self.inbox.silent_for(),
             inbox_lag: self.inbox.lag(),
-            outages: self.connections.dial.outages.begun(),
-            credential_failures: self.connections.dial.login.failures(),
+            outages: self.connections.connector.outages.begun(),
+            credential_failures: self.connections.connector.login.failures(),
             local: None,
         }
     }
@@ -295,7 +297,7 @@ impl Store for RedisStore {
     }
 
     fn went_without(&self) {
-        self.connections.dial.outages.load();
+        self.connections.connector.outages.load();
     }
 
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
@@ -379,10 +381,10 @@ impl TagStore for RedisStore {
                 Value::Okay => {}
                 _ => return Err(refused(unexpected())),
             }
-            let dial = self.commands.dial(key.name());
-            let dial = dial.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
+            let connector = self.commands.connector(key.name());
+            let connector = connector.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
             let (mut connection, _) =
-                bounded(left().min(MARK / 2), dial.commands()).await.map_err(refused)?;
+                bounded(left().min(MARK / 2), connector.commands()).await.map_err(refused)?;
             let mut remove = Cmd::with_capacity(2, mark.len() + 8);
             remove.arg("DEL").arg(&mark);
             let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
@@ -528,7 +530,7 @@ impl VolumeStore for RedisStore {
         self.inbox.listen(listener);
     }
 
-    fn until_heard(&self, within: Duration) -> Reply<'_, ()> {
+    fn until_received(&self, within: Duration) -> Reply<'_, ()> {
         Box::pin(async move {
             self.inbox.open();
             if within.is_zero() {
@@ -548,12 +550,12 @@ impl RedisStore {
         self.grants.is_answered(token);
         // A process without an inbox keeps losing its places, so there is nothing to find until the
         // inbox is up.
-        if remarks.lost_place
+        if remarks.lost_position
             && self.inbox.hears()
-            && let Some(census) = self.grants.census(&name.key)
+            && let Some(absent_waiters) = self.grants.absent_waiters(&name.key)
         {
             let (commands, node) = (self.commands.clone(), self.inbox.node());
-            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout()));
+            tokio::spawn(find_lost(commands, vec![absent_waiters], node, self.command_timeout()));
         }
     }
 
@@ -568,7 +570,7 @@ impl RedisStore {
         Box::pin(async move {
             let freed = step.await;
             if !self.inbox.hears() {
-                drop(self.grants.tell_missed(&name.key, None));
+                drop(self.grants.notify_missed(&name.key, None));
             }
             freed
         })
@@ -604,7 +606,7 @@ impl LockStore for RedisStore {
     fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
         Box::pin(async move {
             let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
-            let joined = self.leaving.join(name, place(leave.token, ms), within).await;
+            let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
             if matches!(joined, LeaveRole::Gone) {
                 return Ok(());
             }

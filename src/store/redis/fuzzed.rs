@@ -8,7 +8,7 @@ use super::commands::entry_steps;
 use super::commands::entry_steps::AcquireReply;
 use super::commands::entry_steps::Executed;
 use super::commands::lock_steps;
-use super::errors::{judge, reason, store_error};
+use super::errors::{classify, reason, store_error};
 use super::messages::{keyspace, message};
 use super::topology::endpoint;
 use super::{contract, doctor};
@@ -64,7 +64,7 @@ pub(crate) fn refusal(line: &[u8]) {
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
     read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
-    let (kind, _) = judge(&error);
+    let (kind, _) = classify(&error);
     let told = reason(&store_error(kind, error));
     assert!(!told.contains("sg1:"), "a key is told: {told}");
 }

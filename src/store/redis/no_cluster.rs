@@ -67,7 +67,7 @@ impl Cluster {
         match *self {}
     }
 
-    pub(super) fn dial(&self, _key: &str) -> Option<Connector> {
+    pub(super) fn connector(&self, _key: &str) -> Option<Connector> {
         match *self {}
     }
 

@@ -115,8 +115,8 @@ async fn a_break_passes_the_dead_and_spares_the_next_holder(world: &World) {
     assert!(holder.force().await);
     waiter.granted().await;
     assert!(waiter.owns().await);
-    assert!(holder.told().await.broken);
-    assert!(timeout(Duration::ZERO, waiter.wait.told()).await.is_err(), "the next holder is left alone");
+    assert!(holder.notified().await.broken);
+    assert!(timeout(Duration::ZERO, waiter.wait.notified()).await.is_err(), "the next holder is left alone");
 }
 
 /// The process that frees the mutex dies between two calls: the mutex is free and has a queue, as
@@ -208,7 +208,7 @@ async fn a_thousand_waiters_are_told_of_the_end(world: &World) {
     let steps = scripts(world);
     let state = holder.change(Change::Delete).await.expect("there");
     assert_eq!((state.capacity, state.waiting, state.holders.len()), (1, 1_201, 1));
-    assert!(waiter.told().await.closed);
+    assert!(waiter.notified().await.closed);
     assert!(holder.state().await.is_none());
     assert!(scripts(world) - steps >= 3, "a call tells 500 waiters");
 }
@@ -223,5 +223,5 @@ async fn of_a_thousand_nodes_a_hundred_are_told_of_a_shorter_time(world: &World)
     let messages = calls(world, "publish");
     assert!(holder.extend(Some(LEASE)).await);
     assert_eq!(calls(world, "publish") - messages, 100);
-    assert!(first.told().await.missed && last.told().await.missed);
+    assert!(first.notified().await.missed && last.notified().await.missed);
 }

@@ -113,10 +113,10 @@ impl Side<'_> {
 
     /// What each asker was told since the last call. Leaves out `first` and `missed`, because the first waiter
     /// depends on the number of processes.
-    fn told(&self) -> Vec<(bool, bool, bool)> {
+    fn notified(&self) -> Vec<(bool, bool, bool)> {
         let mut all = Vec::new();
         for number in 0..self.askers.len() {
-            let told = self.asker(number).wait.told().now_or_never().unwrap_or_default();
+            let told = self.asker(number).wait.notified().now_or_never().unwrap_or_default();
             all.push((told.granted.is_some(), told.closed, told.broken));
         }
         all
@@ -167,15 +167,15 @@ async fn random_steps_are_answered_alike() {
             )
         };
         assert_eq!(one, two, "{context}");
-        let told = memory.told();
+        let told = memory.notified();
         granted += told.iter().filter(|(granted, ..)| *granted).count();
-        let mut heard = redis_side.told();
+        let mut heard = redis_side.notified();
         // Redis's messages take a moment.
         let started = Instant::now();
         while heard != told {
             assert!(started.elapsed() < SOON, "{context}: {heard:?} instead of {told:?}");
             tokio::task::yield_now().await;
-            for (heard, more) in heard.iter_mut().zip(redis_side.told()) {
+            for (heard, more) in heard.iter_mut().zip(redis_side.notified()) {
                 *heard = (heard.0 | more.0, heard.1 | more.1, heard.2 | more.2);
             }
         }

@@ -59,7 +59,7 @@ async fn waiters_are_told_of_a_mutex_that_a_foreign_client_frees() {
     ] {
         let asker = Asker::behind_a_foreign_holder(&server, &node, &name).await;
         server.run::<()>(free);
-        while !asker.told().await.missed {}
+        while !asker.notified().await.missed {}
         until(async || matches!(asker.take(asker.ask()).await, Taken::Granted { .. })).await;
         assert!(asker.free().await, "{free:?}");
     }
@@ -84,8 +84,8 @@ async fn an_event_that_frees_nothing_wakes_no_waiter() {
     // Arrives on the same connection, so after all of these.
     let other = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:other")).await;
     server.run::<()>(&["DEL", "lock:other"]);
-    while !other.told().await.missed {}
-    assert!(timeout(Duration::ZERO, asker.wait.told()).await.is_err());
+    while !other.notified().await.missed {}
+    assert!(timeout(Duration::ZERO, asker.wait.notified()).await.is_err());
     assert_eq!(flags(&server), "AKE", "nothing was missing");
 }
 
@@ -142,7 +142,7 @@ async fn databases_are_distinguished() {
     on("6", &["DEL", "lock:k"]);
     assert!(asker.heard_nothing().await);
     on("5", &["DEL", "lock:k"]);
-    while !asker.told().await.missed {}
+    while !asker.notified().await.missed {}
     asker.must_take().await;
 }
 
@@ -162,10 +162,10 @@ async fn many_waiters_are_one_connection_and_one_command() {
     }
     assert_eq!((server.pubsub_clients() - before, channels(&server)), (1, 1));
     server.run::<()>(&["DEL", "lock:k"]);
-    while !askers[0].told().await.missed {}
+    while !askers[0].notified().await.missed {}
     askers[0].must_take().await;
     for asker in &askers[1..] {
-        assert!(timeout(Duration::ZERO, asker.wait.told()).await.is_err(), "one command for all");
+        assert!(timeout(Duration::ZERO, asker.wait.notified()).await.is_err(), "one command for all");
     }
 }
 
@@ -201,7 +201,7 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     assert!(server.kill_pubsub() >= 1);
     server.run::<()>(&["DEL", "lock:k"]);
     until(async || {
-        while !asker.told().await.missed {}
+        while !asker.notified().await.missed {}
         matches!(asker.take(asker.ask()).await, Taken::Granted { .. })
     })
     .await;
@@ -220,10 +220,10 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     server.run::<()>(&["SET", "lock:k", "foreign"]);
     asker.must_wait().await;
-    while timeout(Duration::ZERO, asker.wait.told()).await.is_ok() {}
+    while timeout(Duration::ZERO, asker.wait.notified()).await.is_ok() {}
     until(async || flags(&server).contains('K') && channels(&server) == 1).await;
     server.run::<()>(&["DEL", "lock:k"]);
-    while !asker.told().await.missed {}
+    while !asker.notified().await.missed {}
     asker.must_take().await;
 }
 
@@ -238,7 +238,7 @@ async fn a_promise_that_can_not_be_kept_is_known() {
     server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
     server.kill_pubsub();
     // The inbox is back at once; the announcements are not.
-    while !asker.told().await.missed {}
+    while !asker.notified().await.missed {}
     until(async || matches!(asker.announced().await, KeyspaceAnswer::No { .. })).await;
     assert!(!node.locks().grants_arrive());
     drop(asker);

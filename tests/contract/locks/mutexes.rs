@@ -212,7 +212,7 @@ async fn force_tells_the_holder_and_frees(world: &World) {
     holder.wait.hold();
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(other.force().await);
-    assert!(holder.told().await.broken);
+    assert!(holder.notified().await.broken);
     one.granted().await;
     assert!(!holder.free().await && !holder.extend(Some(LEASE)).await);
     assert!(one.free().await);

@@ -219,11 +219,11 @@ async fn holders_and_waiters_are_told_when_messages_may_have_been_lost() {
     let on_permit = Asker::apart(&world, &semaphore("k")).await;
     assert!(server.kill_pubsub() >= 2);
     for asker in [&holder, &waiter, &on_permit] {
-        assert!(asker.told().await.missed);
+        assert!(asker.notified().await.missed);
     }
     // Once for the loss, and once for the new subscription.
     until(async || waiter.node.locks().grants_arrive() && holder.node.locks().grants_arrive()).await;
-    assert!(waiter.told().await.missed);
+    assert!(waiter.notified().await.missed);
     waiter.must_wait().await;
     assert!(holder.free().await);
     waiter.granted().await;

@@ -163,7 +163,7 @@ async fn behind_several_dead_waiters_a_live_one_is_told(world: &World) {
     let alive = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
     if world.gives_claims() {
-        assert!(alive.told().await.missed);
+        assert!(alive.notified().await.missed);
         let taken = alive.take(alive.ask()).await;
         assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= LEASE / 4), "{taken:?}");
     } else {
@@ -233,7 +233,7 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     assert!(holder.free().await);
     waiters[0].granted().await;
     waiters[0].wait.hold();
-    assert!(waiters[1].told().await.first && waiters[1].wait.is_first());
+    assert!(waiters[1].notified().await.first && waiters[1].wait.is_first());
 }
 
 /// S0.11: a waiter has slept on the time of the holder it met, and the next holder may die sooner.
@@ -245,16 +245,19 @@ async fn waiters_are_told_of_a_holder_for_a_shorter_time(world: &World) {
     let (two, three) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(holder.free().await);
     one.granted().await;
-    assert!(two.told().await.missed);
+    assert!(two.notified().await.missed);
     let taken = two.take(two.ask()).await;
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= ms(20_000)), "{taken:?}");
     if !matches!(world, World::Memory(_)) {
-        assert!(three.told().await.missed, "each process is told");
+        assert!(three.notified().await.missed, "each process is told");
     }
     one.wait.hold();
-    while timeout(Duration::ZERO, two.wait.told()).await.is_ok() {}
+    while timeout(Duration::ZERO, two.wait.notified()).await.is_ok() {}
     assert!(one.free().await);
-    assert_eq!(two.told().await, LockHints { granted: Some(two.must_take().await), ..LockHints::default() });
+    assert_eq!(
+        two.notified().await,
+        LockHints { granted: Some(two.must_take().await), ..LockHints::default() }
+    );
     assert!(three.heard_nothing().await, "the time of this one is the longer");
 }
 
@@ -285,7 +288,7 @@ async fn waiters_are_told_when_the_head_takes_the_mutex_itself(world: &World) {
     while one.heard().await.is_some() {}
     one.must_take().await;
     one.wait.hold();
-    assert!(two.told().await.missed);
+    assert!(two.notified().await.missed);
 }
 
 /// A foreign client has freed it, or it has expired, and the waiter that should have taken it leaves.

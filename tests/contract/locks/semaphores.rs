@@ -277,7 +277,7 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
     let before = two.change(Change::Delete).await.expect("it was there");
     assert_eq!((before.capacity, before.waiting, before.holders.len()), (1, 2, 1));
     assert!(two.change(Change::Delete).await.is_none(), "and is no more");
-    assert!(one.told().await.closed && two.told().await.closed);
+    assert!(one.notified().await.closed && two.notified().await.closed);
     assert!(one.state().await.is_none());
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: false, available: 0 });
     assert!(!holder.refresh(LEASE).await);
@@ -296,13 +296,13 @@ async fn waiters_are_told_of_a_permit_for_a_shorter_time(world: &World) {
     assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left > ms(20_000)));
     assert!(holder.free_permit().await.was_held);
     one.granted().await;
-    assert!(two.told().await.missed);
+    assert!(two.notified().await.missed);
     assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left <= ms(20_000)));
     one.wait.hold();
-    while timeout(Duration::ZERO, two.wait.told()).await.is_ok() {}
+    while timeout(Duration::ZERO, two.wait.notified()).await.is_ok() {}
     assert!(one.refresh(LEASE).await && two.heard_nothing().await);
     assert!(one.refresh(ms(20_000)).await);
-    assert!(two.told().await.missed);
+    assert!(two.notified().await.missed);
 }
 
 /// S4.10, S4.11.
@@ -320,8 +320,8 @@ async fn a_look_creates_nothing(world: &World) {
 /// S4.20, S4.22: an unused semaphore expires, and one with holders does not.
 async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     let idle = Create { capacity: 2, idle_ttl: ms(40) };
-    let brief = Asker::apart(world, &semaphore("idle")).await;
-    assert!(brief.permit(TakePermit { semaphore: idle, ..brief.ask_permit(2) }).await.granted);
+    let status_only = Asker::apart(world, &semaphore("idle")).await;
+    assert!(status_only.permit(TakePermit { semaphore: idle, ..status_only.ask_permit(2) }).await.granted);
     let other = Asker::apart(world, &semaphore("idle")).await;
     let ask = TakePermit { semaphore: idle, lease: ms(20), ..other.ask_permit(2) };
     assert!(other.permit(ask).await.granted);
@@ -329,8 +329,8 @@ async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     tokio::time::sleep(ms(60)).await;
     let ask = TakePermit { lease: LEASE, ..ask };
     assert_eq!(other.permit(ask).await.available, 0, "a short lease does not end what a long one needs");
-    assert!(other.free_permit().await.was_held && brief.free_permit().await.was_held);
-    until(async || brief.state().await.is_none()).await;
+    assert!(other.free_permit().await.was_held && status_only.free_permit().await.was_held);
+    until(async || status_only.state().await.is_none()).await;
 }
 
 async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {

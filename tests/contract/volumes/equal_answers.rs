@@ -24,32 +24,35 @@ impl Plain {
         *self.ids.entry(id).or_insert(next)
     }
 
-    fn birth(&mut self, birth: Uuid) -> usize {
-        if !self.births.contains(&birth) {
-            self.births.push(birth);
+    fn registry_id(&mut self, registry_id: Uuid) -> usize {
+        if !self.births.contains(&registry_id) {
+            self.births.push(registry_id);
         }
-        self.births.iter().position(|known| *known == birth).expect("added above")
+        self.births.iter().position(|known| *known == registry_id).expect("added above")
     }
 
     fn renewed(&mut self, renewed: &Renewed) -> String {
-        let birth = self.birth(renewed.registry.birth);
+        let registry_id = self.registry_id(renewed.registry.registry_id);
         let newest = (renewed.newest.at.number, self.of(renewed.newest.at.id));
         let records = renewed.announced.as_ref().map(|records| {
             let plain =
                 |record: &LogRecord| (self.of(record.id), self.of(record.announcer), record.name.clone());
             records.iter().map(plain).collect::<Vec<_>>()
         });
-        format!("{birth} {} {:?} {newest:?} {records:?}", renewed.registry.is_mature, renewed.registry.term)
+        format!(
+            "{registry_id} {} {:?} {newest:?} {records:?}",
+            renewed.registry.is_mature, renewed.registry.term
+        )
     }
 
     fn announced(&mut self, announced: &Announced) -> String {
         let Announced::To(to) = announced else { return format!("{announced:?}") };
-        let (birth, before) = (self.birth(to.registry.birth), self.of(to.before));
+        let (registry_id, before) = (self.registry_id(to.registry.registry_id), self.of(to.before));
         let mut members: Vec<_> =
             to.members.iter().map(|member| (self.of(member.node), member.stamp)).collect();
         members.sort_unstable();
         let RegistryState { is_mature, term, .. } = to.registry;
-        format!("{birth} {is_mature} {term:?} {} {before} {members:?}", to.at.number)
+        format!("{registry_id} {is_mature} {term:?} {} {before} {members:?}", to.at.number)
     }
 }
 
@@ -92,8 +95,8 @@ async fn random_steps_of_volumes_are_answered_alike() {
         let (tag, name) = (random.bool(), random.u8(..3).to_string());
         let mut answers = Vec::new();
         for side in &mut sides {
-            let vouched = side.plain.births.iter().rev().nth(vouches.into()).copied();
-            let announcement = Announcement { id, creates, vouched, term, ..unannounced() };
+            let known_registry = side.plain.births.iter().rev().nth(vouches.into()).copied();
+            let announcement = Announcement { id, creates, known_registry, term, ..unannounced() };
             let tier = &side.tiers[node];
             answers.push(match what {
                 0 => side.world.evict_if_there(true),
@@ -104,7 +107,7 @@ async fn random_steps_of_volumes_are_answered_alike() {
                 }
                 4..10 => {
                     let mark = side.marks[node].filter(|_| vouches < 3);
-                    let renewed = tier.renew_with(Renewal { stamp, mark, vouched, term }).await;
+                    let renewed = tier.renew_with(Renewal { stamp, mark, known_registry, term }).await;
                     side.marks[node] = Some(renewed.newest);
                     told += renewed.announced.as_ref().map_or(0, Vec::len);
                     unknown += usize::from(mark.is_some() && renewed.announced.is_none());

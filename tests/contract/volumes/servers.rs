@@ -75,7 +75,7 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
     let missed = tier.ear.missed.load(Ordering::Relaxed);
     home(world).kill_clients();
     let started = Instant::now();
-    let renewal = Renewal { stamp: 2, mark: Some(first.newest), vouched: None, term: TERM };
+    let renewal = Renewal { stamp: 2, mark: Some(first.newest), known_registry: None, term: TERM };
     let renewed = loop {
         // The first may be sent on the connection that was cut.
         match tier.store.volumes().renew_membership(&volume(), renewal, WITHIN).await {
@@ -102,8 +102,8 @@ async fn a_server_without_memory_keeps_the_registry(world: &World) {
     let server = home(world);
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let to = audience(two.announce(&value("a"), false).await);
-    assert_eq!((to.registry.birth, to.members.len()), (before.registry.birth, 1));
-    let renewal = Renewal { stamp: 2, mark: Some(before.newest), vouched: None, term: TERM };
+    assert_eq!((to.registry.registry_id, to.members.len()), (before.registry.registry_id, 1));
+    let renewal = Renewal { stamp: 2, mark: Some(before.newest), known_registry: None, term: TERM };
     let renewed = one.renew_with(renewal).await;
     assert_eq!(renewed.announced.map(|records| records.len()), Some(1));
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -131,7 +131,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
         server.run::<()>(&["SET", &at(kind), "foreign", "PX", "600000"]);
         let refused = |error: StoreError| error.kind == StoreErrorKind::Refused;
         let volumes = one.store.volumes();
-        let renewal = Renewal { stamp: 2, mark: None, vouched: None, term: TERM };
+        let renewal = Renewal { stamp: 2, mark: None, known_registry: None, term: TERM };
         assert!(refused(volumes.renew_membership(&volume(), renewal, WITHIN).await.expect_err("no right")));
         let announced = two.store.volumes().announce(&announcement(false), &value("a"), WITHIN).await;
         assert!(refused(announced.expect_err("the caller is told")));

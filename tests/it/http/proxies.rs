@@ -198,7 +198,7 @@ async fn a_head_request_updates_no_response_of_another_report() {
 #[tokio::test(start_paused = true)]
 async fn the_report_of_the_policy_has_the_plain_key() {
     let report = HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]);
-    let http = || HttpPolicy::default().behind_proxy(report.clone()).tell_key(true);
+    let http = || HttpPolicy::default().behind_proxy(report.clone()).expose_key(true);
     let shop = shop_with(&linking(), policy().http(http()));
     let key = |seen: &super::kit::Seen| seen.remark().split("key=").nth(1).unwrap_or_default().to_owned();
     let proxied = ask(&shop, by(&[("x-forwarded-proto", "https")])).await;

@@ -366,7 +366,7 @@ async fn at_most_max_variants_are_stored_and_all_requests_are_answered() {
 #[tokio::test(start_paused = true)]
 async fn the_key_is_reported_if_the_policy_says_so() {
     let inner = speaking(200, "max-age=60");
-    let shop = shop_with(&inner, policy().http(HttpPolicy::default().tell_key(true)));
+    let shop = shop_with(&inner, policy().http(HttpPolicy::default().expose_key(true)));
     let key = "key=\"http:http:shop.example:/\"";
     assert_eq!(ask(&shop, get("/")).await.remark(), format!("fwd=uri-miss; stored; ttl=60; {key}"));
     assert_eq!(ask(&shop, get("/")).await.remark(), format!("hit; ttl=60; {key}"));

@@ -487,14 +487,14 @@ async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for(
         load(&keeps, "k", 1).await;
         warm(&keeps, "k").await;
         replica.cut();
-        chaos.once(Fault::Deaf);
+        chaos.once(Fault::Unreachable);
         let lost = async {
             sleep(Duration::from_millis(2)).await;
             chaos.once(Fault::EvictRegistry);
         };
         let (invalidated, ()) = tokio::join!(plain.invalidate("k"), lost);
         invalidated.expect("acknowledged");
-        deaf += chaos.struck(Fault::Deaf).min(chaos.struck(Fault::EvictRegistry));
+        deaf += chaos.struck(Fault::Unreachable).min(chaos.struck(Fault::EvictRegistry));
         assert_eq!(load(&keeps, "k", 2).await, 2, "seed {seed}");
     }
     assert!(deaf > 0, "each inbox was open");

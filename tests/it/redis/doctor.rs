@@ -65,14 +65,14 @@ async fn health_follows_the_connections() {
         (idle.commands, idle.inbox, idle.breaker),
         (LinkState::Idle, LinkState::Idle, Breaker::Closed)
     );
-    assert_eq!((idle.topology, idle.clock, idle.last_heard), (Topology::Single, None, None));
+    assert_eq!((idle.topology, idle.clock, idle.silent_for), (Topology::Single, None, None));
 
     connects(&guard).await;
     let up = guard.health();
     assert_eq!((up.commands, up.inbox, up.breaker), (LinkState::Up, LinkState::Up, Breaker::Closed), "{up}");
     let clock = up.clock.expect("read with the connection");
     assert!(clock.ahead_ms.abs() < 1_000 && clock.age < SOON, "{up}");
-    assert!(up.last_heard.expect("the subscription was confirmed") < SOON, "{up}");
+    assert!(up.silent_for.expect("the subscription was confirmed") < SOON, "{up}");
 
     server.kill();
     eventually("the breaker opens", SOON, async || {
@@ -110,7 +110,7 @@ async fn an_inbox_that_is_up_hears_something_each_second() {
     tokio::time::sleep(ms(2_500)).await;
     eventually("pings are answered", SOON, async || {
         let health = guard.health();
-        health.last_heard.is_some_and(|heard| heard < ms(1_000))
+        health.silent_for.is_some_and(|heard| heard < ms(1_000))
             && health.inbox_lag.is_some_and(|lag| lag < ms(1_000))
     })
     .await;

@@ -75,8 +75,8 @@ async fn an_http_service_gets_the_new_policy() {
         Ok::<_, io::Error>(Response::new(Full::<bytes::Bytes>::from("page")))
     });
     let service = guard.layer(inner);
-    let brief = guard.policy().to_builder().max_body(3).build().expect("valid");
-    guard.set_policy(brief).expect("set");
+    let status_only = guard.policy().to_builder().max_body(3).build().expect("valid");
+    guard.set_policy(status_only).expect("set");
     for _ in 0..2 {
         let request = Request::get("http://shop.example/").body(Full::default()).expect("a request");
         let response = service.clone().oneshot(request).await.expect("answered");
@@ -173,11 +173,11 @@ fn an_http_setting_that_makes_keys_or_keeps_clients_apart_is_refused_by_name() {
         assert!(error.starts_with(name), "{name}: {error}");
         assert_eq!(*guard.policy(), of(old));
     }
-    let stricter = HttpPolicy::default().credential_header(user()).cookies(["session"]).tell_key(true);
+    let stricter = HttpPolicy::default().credential_header(user()).cookies(["session"]).expose_key(true);
     guard(of(HttpPolicy::default()))
         .set_policy(of(stricter))
         .expect("a shared cache may share less at any time");
-    let keyed = |told: bool| of(HttpPolicy::default().tell_key(told).key(|_| None));
+    let keyed = |told: bool| of(HttpPolicy::default().expose_key(told).key(|_| None));
     guard(keyed(false)).set_policy(keyed(true)).expect("a function for a function");
 }
 

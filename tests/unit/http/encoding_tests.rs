@@ -86,16 +86,16 @@ fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
         }
         response.body(()).unwrap().into_parts().0
     };
-    let kept = StoredResponse::new(
+    let meta = StoredResponse::new(
         &head(&[("connection", "close"), ("age", "9"), ("x", "y")]),
         now,
         Bytes::new(),
         None,
     );
-    assert_eq!(kept.headers, stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")], "").headers);
+    assert_eq!(meta.headers, stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")], "").headers);
     let dated = "Sun, 06 Nov 1994 08:49:30 GMT";
-    let kept = StoredResponse::new(&head(&[("date", dated)]), now, Bytes::new(), None);
-    assert_eq!(kept.headers["date"], dated, "the origin's date stays");
+    let meta = StoredResponse::new(&head(&[("date", dated)]), now, Bytes::new(), None);
+    assert_eq!(meta.headers["date"], dated, "the origin's date stays");
     let far = now + std::time::Duration::from_secs(1 << 40);
     assert!(StoredResponse::new(&head(&[]), far, Bytes::new(), None).headers.contains_key("date"));
     let many: Vec<_> = (0..400).map(|_| ("x", "y")).collect();

@@ -12,7 +12,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-fn kept() -> ResponseMeta {
+fn meta() -> ResponseMeta {
     let stale = StaleWindows {
         while_revalidate: secs(1),
         if_error: secs(2),
@@ -26,10 +26,10 @@ fn kept() -> ResponseMeta {
         immutable: true,
         says_shared: false,
     };
-    ResponseMeta { terms, age: Duration::from_millis(7_250), part: None, chosen: None }
+    ResponseMeta { terms, age: Duration::from_millis(7_250), part: None, variant: None }
 }
 
-fn chosen() -> Box<VariantId> {
+fn variant() -> Box<VariantId> {
     let mut headers = HeaderMap::new();
     headers.insert(VARY, HeaderValue::from_static("accept-language, x-b"));
     headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("de-AT"));
@@ -45,20 +45,20 @@ fn chosen() -> Box<VariantId> {
 fn metadata_comes_back_with_the_offset_of_the_response() {
     let part = Some(Part { first: 4, last: 9, complete: None });
     let without_language = {
-        let mut chosen = chosen();
-        chosen.variant.language = None;
-        chosen
+        let mut variant = variant();
+        variant.variant.language = None;
+        variant
     };
     for part in [None, part, Some(Part { first: 0, last: 0, complete: Some(1) })] {
-        for chosen in [None, Some(chosen()), Some(without_language.clone())] {
-            let kept = ResponseMeta { part, chosen, ..kept() };
+        for variant in [None, Some(variant()), Some(without_language.clone())] {
+            let meta = ResponseMeta { part, variant, ..meta() };
             let mut out = BytesMut::from("before");
-            kept.encode(&mut out).unwrap();
+            meta.encode(&mut out).unwrap();
             let _ = out.split_to("before".len());
             let length = out.len();
             out.put_slice(b"the response");
             let raw = out.freeze();
-            assert_eq!(ResponseMeta::decode(&raw), Some((kept, length)));
+            assert_eq!(ResponseMeta::decode(&raw), Some((meta, length)));
             for cut in 0..length {
                 assert_eq!(ResponseMeta::decode(&raw.slice(..cut)), None, "{cut}");
             }
@@ -66,18 +66,18 @@ fn metadata_comes_back_with_the_offset_of_the_response() {
     }
 }
 
-fn written(kept: &ResponseMeta) -> Bytes {
+fn written(meta: &ResponseMeta) -> Bytes {
     let mut out = BytesMut::new();
-    kept.encode(&mut out).unwrap();
+    meta.encode(&mut out).unwrap();
     out.freeze()
 }
 
 #[test]
 fn each_flag_comes_back_whether_it_is_set_or_not() {
-    let mut kept = kept();
+    let mut meta = meta();
     for _ in 0..2 {
-        assert_eq!(ResponseMeta::decode(&written(&kept)).unwrap().0, kept);
-        let terms = &mut kept.terms;
+        assert_eq!(ResponseMeta::decode(&written(&meta)).unwrap().0, meta);
+        let terms = &mut meta.terms;
         for flag in [&mut terms.revalidate_always, &mut terms.immutable, &mut terms.says_shared] {
             *flag = !*flag;
         }
@@ -87,13 +87,13 @@ fn each_flag_comes_back_whether_it_is_set_or_not() {
 
 #[test]
 fn another_layout_or_contradictory_metadata_is_refused() {
-    let whole = written(&kept());
+    let whole = written(&meta());
     let other = [&[LAYOUT + 1], &whole[1..]].concat();
     assert_eq!(ResponseMeta::decode(&other.into()), None, "another layout");
     for (first, last, complete) in [(5, 4, None), (5, 4, Some(9)), (0, 5, Some(5))] {
-        let kept = ResponseMeta { part: Some(Part { first, last, complete }), ..kept() };
+        let meta = ResponseMeta { part: Some(Part { first, last, complete }), ..meta() };
         assert_eq!(
-            ResponseMeta::decode(&written(&kept)),
+            ResponseMeta::decode(&written(&meta)),
             None,
             "RFC 9110, 14.4: {first}-{last}/{complete:?}"
         );
@@ -108,48 +108,48 @@ fn entry(fresh_until: u64) -> Entry {
         expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
         tags: TagList::default(),
-        payload: written(&kept()),
+        payload: written(&meta()),
         packed: Default::default(),
     }
 }
 
 #[test]
 fn only_a_value_in_the_http_encoding_is_a_response() {
-    assert_eq!(ResponseMeta::of(&entry(0)), Some((kept(), FIXED)));
+    assert_eq!(ResponseMeta::of(&entry(0)), Some((meta(), FIXED)));
     assert_eq!(ResponseMeta::of(&Entry { encoding: Encoding::RAW, ..entry(0) }), None);
     assert_eq!(ResponseMeta::of(&Entry { kind: EntryKind::Marker, ..entry(0) }), None);
 }
 
 #[test]
 fn a_shared_only_response_answers_matching_waiters_and_no_later_request() {
-    let chosen = chosen();
-    let kept = ResponseMeta::shared_only(true, secs(3), Some(chosen.clone()));
-    let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
-    assert_eq!((kept.age, lifetime, stale), (secs(3), Duration::ZERO, StaleWindows::default()));
+    let variant = variant();
+    let meta = ResponseMeta::shared_only(true, secs(3), Some(variant.clone()));
+    let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = meta.terms;
+    assert_eq!((meta.age, lifetime, stale), (secs(3), Duration::ZERO, StaleWindows::default()));
     assert!(revalidate_always && !immutable && says_shared, "A4");
     let mut request = HeaderMap::new();
-    assert!(!kept.is_for(&request, Normalization::Careful), "RFC 9111, 4.1; A4");
-    assert!(ResponseMeta { chosen: None, ..kept.clone() }.is_for(&request, Normalization::Careful));
+    assert!(!meta.is_for(&request, Normalization::Careful), "RFC 9111, 4.1; A4");
+    assert!(ResponseMeta { variant: None, ..meta.clone() }.is_for(&request, Normalization::Careful));
     request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
-    assert!(kept.is_for(&request, Normalization::Careful));
+    assert!(meta.is_for(&request, Normalization::Careful));
 }
 
 #[test]
 fn a_response_is_fresh_no_longer_than_its_entry() {
-    let kept = kept();
-    let (age, terms) = kept.at(&entry(10_000 + 53_250), 20_000);
-    assert_eq!((age, terms.lifetime), (Duration::from_millis(17_250), kept.terms.lifetime));
-    let jittered = kept.at(&entry(10_000 + 50_000), 20_000).1;
+    let meta = meta();
+    let (age, terms) = meta.at(&entry(10_000 + 53_250), 20_000);
+    assert_eq!((age, terms.lifetime), (Duration::from_millis(17_250), meta.terms.lifetime));
+    let jittered = meta.at(&entry(10_000 + 50_000), 20_000).1;
     assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
-    let ended = kept.at(&entry(10_000), 20_000).1;
-    assert_eq!(ended.lifetime, kept.age);
+    let ended = meta.at(&entry(10_000), 20_000).1;
+    assert_eq!(ended.lifetime, meta.age);
     // Its stale windows begin at the moment when it was expired.
     let mut expired = entry(0);
     expired.expiry.error_until = 30_000;
-    assert_eq!(kept.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
+    assert_eq!(meta.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
     // Stale on arrival: its lifetime was shorter than its age.
-    let terms = ReuseTerms { lifetime: secs(5), ..kept.terms };
-    assert_eq!(ResponseMeta { terms, ..kept }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
+    let terms = ReuseTerms { lifetime: secs(5), ..meta.terms };
+    assert_eq!(ResponseMeta { terms, ..meta }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
 }
 
 proptest! {
@@ -159,9 +159,9 @@ proptest! {
         if raw.len() > 4 {
             raw[..4].copy_from_slice(&[LAYOUT, flags, length as u8, 0]);
         }
-        if let Some((kept, length)) = ResponseMeta::decode(&raw.into()) {
+        if let Some((meta, length)) = ResponseMeta::decode(&raw.into()) {
             prop_assert!(length >= FIXED);
-            prop_assert!(kept.part.is_none_or(|part| part.first <= part.last));
+            prop_assert!(meta.part.is_none_or(|part| part.first <= part.last));
         }
     }
 }

@@ -28,9 +28,9 @@ fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then
     let validators = reply.1.clone();
     cache.ask(&request("GET", first), &mut |_, _| Some(reply.clone()));
     cache.now += Duration::from_secs(3);
-    let (mut asked, mut validated) = (false, false);
+    let (mut demands, mut validated) = (false, false);
     let (status, found, _) = cache.ask(&request("GET", then), &mut |_, conditional| {
-        asked = true;
+        demands = true;
         validated = [("if-none-match", "etag"), ("if-modified-since", "last-modified")].iter().any(
             |(condition, validator)| {
                 validators.get(*validator).is_some_and(|value| conditional.get(*condition) == Some(value))
@@ -38,7 +38,7 @@ fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then
         );
         Some((if validated { 304 } else { 299 }, HeaderMap::new(), b"new".to_vec()))
     });
-    match (asked, validated) {
+    match (demands, validated) {
         (false, _) if !found.contains_key("date") => Finds::Nothing,
         (false, _) => Finds::Stored(status),
         (true, true) => Finds::Validated(status),
@@ -203,13 +203,13 @@ fn variants() {
 fn two_variants_are_kept() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let mut ask = |value: &str| {
-        let mut asked = false;
+        let mut demands = false;
         let reply = cache.ask(&request("GET", &[("foo", value)]), &mut |_, sent| {
-            asked = true;
+            demands = true;
             let reply = headers(&[LASTING, ("vary", "Foo")]);
             Some((200, reply, sent["foo"].as_bytes().to_vec()))
         });
-        (reply.2, asked)
+        (reply.2, demands)
     };
     assert_eq!(ask("1"), (b"1".to_vec(), true));
     assert_eq!(ask("2"), (b"2".to_vec(), true));

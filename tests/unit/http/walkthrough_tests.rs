@@ -17,7 +17,7 @@ use crate::http_rules::fields::storable;
 use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, reuse};
 use crate::http_rules::invalidation::ChangedResources;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, consider_post};
-use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, judge};
+use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Normalization;
 use crate::http_rules::vary::{Names, Variant, Vary};
@@ -63,7 +63,7 @@ impl Cache {
     }
 
     fn normal(&self) -> Normalization {
-        if self.rules.http.letter { Normalization::ByTheLetter } else { Normalization::Careful }
+        if self.rules.http.strict_rfc { Normalization::Exact } else { Normalization::Careful }
     }
 
     fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
@@ -76,14 +76,14 @@ impl Cache {
                 self.resources.remove(&key);
             }
             if let Ok((considered, uri)) = consider_post(request, &self.rules.http.requests) {
-                let verdict = self.judge(request, Some(&uri), &considered.asked, &response);
+                let verdict = self.classify(request, Some(&uri), &considered.demands, &response);
                 self.store(considered.key, request, verdict, &response);
             }
             return response;
         };
         let found = self.find(&considered.key, request.headers());
         let Some(at) = found else {
-            if considered.asked.directives.only_if_cached {
+            if considered.demands.directives.only_if_cached {
                 return (504, HeaderMap::new(), Vec::new());
             }
             let Some(response) = origin(request.method(), request.headers()) else { return broken() };
@@ -93,7 +93,7 @@ impl Cache {
         let age = entry.storing.initial_age + self.now.duration_since(entry.received).unwrap();
         let part = Self::part(entry, request.headers(), self.now);
         let usable = entry.part.is_none() || part.is_some();
-        match reuse(&considered.asked, &entry.storing.terms, age, &self.rules.http) {
+        match reuse(&considered.demands, &entry.storing.terms, age, &self.rules.http) {
             _ if !usable => {}
             Reuse::Fresh | Reuse::Stale => return self.serve(entry, request.headers(), age),
             Reuse::StaleWhileRevalidate => {
@@ -162,7 +162,7 @@ impl Cache {
         let answer = origin(request.method(), &conditional);
         let failed =
             answer.as_ref().map_or(LoadFailure::Disconnected, |answer| LoadFailure::Status(answer.0));
-        if instead_of(failed, &considered.asked, &entry.storing.terms, age, &self.rules.http) {
+        if instead_of(failed, &considered.demands, &entry.storing.terms, age, &self.rules.http) {
             return Some(self.serve(entry, request.headers(), age));
         }
         let answer = answer?;
@@ -181,7 +181,7 @@ impl Cache {
         request: &Request<Full<Bytes>>,
         response: Response,
     ) -> Response {
-        let verdict = self.judge(request, None, &considered.asked, &response);
+        let verdict = self.classify(request, None, &considered.demands, &response);
         let key = considered.key;
         let is_whole = response.0 == 200;
         if !self.store(key.clone(), request, verdict, &response) || !is_whole {
@@ -194,17 +194,17 @@ impl Cache {
         own
     }
 
-    fn judge(
+    fn classify(
         &self,
         request: &Request<Full<Bytes>>,
         target: Option<&http::Uri>,
-        asked: &RequestDemands,
+        demands: &RequestDemands,
         response: &Response,
     ) -> Verdict {
         let exchange = RequestResponse {
             method: request.method(),
             target,
-            asked,
+            demands,
             status: StatusCode::from_u16(response.0).unwrap(),
             headers: &response.1,
             body: SizeHint::default(),
@@ -212,7 +212,7 @@ impl Cache {
             delay: Duration::ZERO,
             now: self.now,
         };
-        judge(&exchange, &self.rules)
+        classify(&exchange, &self.rules)
     }
 
     fn store(
@@ -224,14 +224,14 @@ impl Cache {
     ) -> bool {
         let Verdict::Store(storing) = verdict else { return false };
         let length = content.len() as u64;
-        let part = match storing.part.map(|part| part.with_content(length, self.rules.http.letter)) {
+        let part = match storing.part.map(|part| part.with_content(length, self.rules.http.strict_rfc)) {
             Some(None) => return false,
             part => part.flatten(),
         };
-        let kept = storable(headers).filter(|(name, _)| !storing.left_out.contains(name));
-        let kept: HeaderMap = kept.fold(HeaderMap::new(), |mut kept, (name, value)| {
-            kept.append(name.clone(), value.clone());
-            kept
+        let meta = storable(headers).filter(|(name, _)| !storing.left_out.contains(name));
+        let meta: HeaderMap = meta.fold(HeaderMap::new(), |mut meta, (name, value)| {
+            meta.append(name.clone(), value.clone());
+            meta
         });
         let names = match &storing.vary {
             Vary::Names(names) => Some(names.clone()),
@@ -244,7 +244,7 @@ impl Cache {
         }
         let entry = Entry {
             status: *status,
-            headers: kept,
+            headers: meta,
             content: content.clone(),
             part,
             storing,

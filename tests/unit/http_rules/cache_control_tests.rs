@@ -189,12 +189,12 @@ fn stale_windows_are_read_as_lifetimes_are() {
     }
 }
 
-fn asked(lines: &[&str]) -> RequestDirectives {
-    let mut asked = RequestDirectives::default();
+fn demands(lines: &[&str]) -> RequestDirectives {
+    let mut demands = RequestDirectives::default();
     for line in lines {
-        asked.add(&HeaderValue::from_str(line).unwrap());
+        demands.add(&HeaderValue::from_str(line).unwrap());
     }
-    asked
+    demands
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn request_directives_are_read() {
         (&["max-stale;x"], RequestDirectives { max_stale: Some(0), ..none }),
     ];
     for (lines, expected) in cases {
-        assert_eq!(asked(lines), expected, "RFC 9111, 5.2.1: {lines:?}");
+        assert_eq!(demands(lines), expected, "RFC 9111, 5.2.1: {lines:?}");
     }
 }
 

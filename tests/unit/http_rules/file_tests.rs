@@ -30,8 +30,8 @@ fn each_kind_is_written_and_read() {
 fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let HttpPolicy {
-        requests, scope: _, letter: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
-        tell_key: _, path_tags: _, answer_info: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        requests, scope: _, strict_rfc: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
+        expose_key: _, path_tags: _, answer_info: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
     let RequestRules {
@@ -68,7 +68,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
             &["{}", "{ \"x-user\": \"1\" }", "{ \"x-forwarded-proto\": 1 }", "{ \"a b\": \"1\" }", "[]"],
         ),
         ("ignore_request_no_cache", &["1"]),
-        ("tell_key", &["1"]),
+        ("expose_key", &["1"]),
         ("path_tags", &["1"]),
         ("answer_info", &["1"]),
         ("default_lifetime", &["1"]),
@@ -103,13 +103,13 @@ fn sharing_that_a_file_cannot_say_is_not_written() {
 
 #[test]
 fn a_function_is_left_out_of_what_is_written() {
-    let http = HttpPolicy::default().key(|_| None).personal_extension::<u8>().tell_key(true);
-    assert_eq!(there_and_back(&http), HttpPolicy::default().tell_key(true));
+    let http = HttpPolicy::default().key(|_| None).personal_extension::<u8>().expose_key(true);
+    assert_eq!(there_and_back(&http), HttpPolicy::default().expose_key(true));
     let policy = Policy::builder().http(http).build().expect("valid");
     let text = serde_json::to_string(&policy).expect("written");
     assert_eq!(
         *serde_json::from_str::<Policy>(&text).expect("read").http,
-        HttpPolicy::default().tell_key(true)
+        HttpPolicy::default().expose_key(true)
     );
 }
 

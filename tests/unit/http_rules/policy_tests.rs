@@ -8,8 +8,7 @@ fn each_starting_point_treats_credentials_in_its_own_way() {
         let listed = [AUTHORIZATION, COOKIE].map(|name| policy.requests.credentials.contains(&name));
         (listed, policy.requests.authorization, policy.requests.cookie, policy.set_cookie)
     };
-    let (never, said, freely) =
-        (CredentialSharing::Never, CredentialSharing::IfSaid, CredentialSharing::Freely);
+    let (never, said, freely) = (CredentialRule::Never, CredentialRule::IfSaid, CredentialRule::Freely);
     assert_eq!(facts(&HttpPolicy::default()), ([true, true], never, never, never), "A1, A2, A3");
     assert_eq!(facts(&HttpPolicy::strict()), ([false, false], said, freely, freely), "RFC 9111, 3.5 and 7.3");
     assert_eq!(facts(&HttpPolicy::private()), ([true, true], never, never, freely));

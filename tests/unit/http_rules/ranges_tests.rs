@@ -17,7 +17,7 @@ fn part(first: u64, last: u64, complete: u64) -> Part {
     Part { first, last, complete: Some(complete) }
 }
 
-fn asked(range: &str, length: u64) -> RangeAnswer {
+fn demands(range: &str, length: u64) -> RangeAnswer {
     range_answer(&headers(&[("range", range)]), &HeaderMap::new(), length, UNIX_EPOCH)
 }
 
@@ -39,17 +39,17 @@ fn a_range_of_a_stored_whole_is_a_part() {
         ("bytes=0-99999999999999999999999", part(0, 10, 11)),
     ];
     for (range, expected) in cases {
-        assert_eq!(asked(range, 11), RangeAnswer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
+        assert_eq!(demands(range, 11), RangeAnswer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
     }
 }
 
 #[test]
 fn a_range_beyond_the_end_cannot_be_satisfied() {
     for range in ["bytes=11-", "bytes=11-12", "bytes=99999999999999999999-", "bytes=-0"] {
-        assert_eq!(asked(range, 11), RangeAnswer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
+        assert_eq!(demands(range, 11), RangeAnswer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
     }
-    assert_eq!(asked("bytes=0-", 0), RangeAnswer::Unsatisfiable);
-    assert_eq!(asked("bytes=-1", 0), RangeAnswer::Whole);
+    assert_eq!(demands("bytes=0-", 0), RangeAnswer::Unsatisfiable);
+    assert_eq!(demands("bytes=-1", 0), RangeAnswer::Whole);
     let headers = unsatisfiable(&HeaderMap::new(), 11);
     assert_eq!(headers[CONTENT_RANGE], "bytes */11", "RFC 9110, 15.5.17");
     assert_eq!(headers[ACCEPT_RANGES], "bytes", "RFC 9110, 14.3: others would do");
@@ -77,7 +77,7 @@ fn anything_but_a_single_range_is_answered_with_the_whole() {
         "bytes=--1",
     ];
     for range in ranges {
-        assert_eq!(asked(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
+        assert_eq!(demands(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
     }
     let twice = headers(&[("range", "bytes=0-1"), ("range", "bytes=0-1")]);
     assert_eq!(range_answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
@@ -166,10 +166,10 @@ fn a_part_with_a_wrong_length_is_stored_to_the_letter_only() {
         ("bytes 4-8/10", 0, None, None),
         ("bytes 18446744073709551614-18446744073709551614/*", 5, None, None),
     ];
-    for (text, length, careful, letter) in cases {
+    for (text, length, careful, strict_rfc) in cases {
         let part = content_range(text).unwrap();
         assert_eq!(part.with_content(length, false), careful, "RFC 9110, 14.4: {text}, {length} bytes");
-        assert_eq!(part.with_content(length, true), letter, "{text}, {length} bytes");
+        assert_eq!(part.with_content(length, true), strict_rfc, "{text}, {length} bytes");
     }
 }
 
@@ -249,7 +249,7 @@ fn the_head_of_a_part_states_its_position() {
 proptest! {
     #[test]
     fn any_bytes_are_read_without_a_panic(text in "[bytes=0-9,/* -]{0,24}", length: u64) {
-        let found = asked(&text, length);
+        let found = demands(&text, length);
         if let RangeAnswer::Part(part) = found {
             prop_assert!(part.first <= part.last && part.last < length);
             prop_assert!(part.length() <= length);
@@ -285,8 +285,8 @@ proptest! {
             }
             join((one, b"x"), (other, b"y"));
         }
-        for letter in [false, true] {
-            if let Some(part) = one.with_content(d, letter) {
+        for strict_rfc in [false, true] {
+            if let Some(part) = one.with_content(d, strict_rfc) {
                 prop_assert!(part.first <= part.last && part.complete.is_none_or(|complete| part.last < complete));
                 prop_assert_eq!(part.length(), d);
             }

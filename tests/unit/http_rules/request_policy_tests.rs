@@ -49,24 +49,27 @@ fn the_authority_of_the_policy_is_that_of_all_keys() {
 #[test]
 fn cookies_that_are_not_listed_do_not_matter() {
     let lines = |cookies: &[&'static str]| cookies.iter().map(|line| ("cookie", *line)).collect::<Vec<_>>();
-    let asked = |policy: &HttpPolicy, cookies: &[&'static str]| ask(&lines(cookies), policy);
+    let demands = |policy: &HttpPolicy, cookies: &[&'static str]| ask(&lines(cookies), policy);
     let listed = HttpPolicy::default().cookies(["session"]);
     let others = RequestDemands { other_cookies: true, ..RequestDemands::default() };
     for cookies in [&["_ga=1"][..], &["_ga=1; Session=2"], &["_ga=1", "b=2"], &[""]] {
-        assert_eq!(asked(&listed, cookies), Ok(others), "{cookies:?}");
-        assert_eq!(asked(&HttpPolicy::default(), cookies), Err(Rule::Credentials), "A2: {cookies:?}");
+        assert_eq!(demands(&listed, cookies), Ok(others), "{cookies:?}");
+        assert_eq!(demands(&HttpPolicy::default(), cookies), Err(Rule::Credentials), "A2: {cookies:?}");
         let shared = HttpPolicy::default().share_cookies(true);
-        assert_eq!(asked(&shared.clone().cookies(["session"]), cookies), Ok(others));
-        assert_eq!(asked(&HttpPolicy::strict().cookies(["session"]), cookies), Ok(others));
+        assert_eq!(demands(&shared.clone().cookies(["session"]), cookies), Ok(others));
+        assert_eq!(demands(&HttpPolicy::strict().cookies(["session"]), cookies), Ok(others));
     }
     for cookies in
         [&["session=1"][..], &["_ga=1; session=2"], &["_ga=1", "session=1"], &["session=1", "_ga=1"]]
     {
-        assert_eq!(asked(&listed, cookies), Err(Rule::Credentials), "{cookies:?}");
+        assert_eq!(demands(&listed, cookies), Err(Rule::Credentials), "{cookies:?}");
         let shared = HttpPolicy::default().share_cookies(true).cookies(["session"]);
         let own = RequestDemands { has_cookie: true, ..RequestDemands::default() };
-        assert_eq!(asked(&shared, cookies), Ok(own), "all of them go on: {cookies:?}");
-        assert_eq!(asked(&HttpPolicy::strict().cookies(["session"]), cookies), Ok(RequestDemands::default()));
+        assert_eq!(demands(&shared, cookies), Ok(own), "all of them go on: {cookies:?}");
+        assert_eq!(
+            demands(&HttpPolicy::strict().cookies(["session"]), cookies),
+            Ok(RequestDemands::default())
+        );
     }
     let keys = |cookie, policy: HttpPolicy| {
         let fields = [("host", "h"), ("authorization", "x"), ("cookie", cookie)];

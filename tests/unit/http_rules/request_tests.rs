@@ -230,7 +230,7 @@ type Lines<'a> = &'a [(&'a str, &'a str)];
 pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<RequestDemands, Rule> {
     let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
     consider(&request("GET", "/a", &headers), &policy.requests, CacheKey::from_texts)
-        .map(|considered| considered.asked)
+        .map(|considered| considered.demands)
 }
 
 #[test]
@@ -255,8 +255,8 @@ fn requests_that_a_cache_can_answer_are_looked_up() {
         (&[("x-forwarded-host", "other")], RequestDemands { forwarded: true, ..plain }),
         (&[("forwarded", "for=1")], RequestDemands { forwarded: true, ..plain }),
     ];
-    for (headers, asked) in cases {
-        assert_eq!(ask(headers, &HttpPolicy::default()), Ok(asked), "RFC 9111, 4.3.2; A9: {headers:?}");
+    for (headers, demands) in cases {
+        assert_eq!(ask(headers, &HttpPolicy::default()), Ok(demands), "RFC 9111, 4.3.2; A9: {headers:?}");
     }
     let no_cache =
         |headers: &[(&str, &str)]| ask(headers, &HttpPolicy::default()).unwrap().directives.no_cache;
@@ -381,7 +381,7 @@ fn a_post_is_keyed_like_the_get_that_its_response_may_represent() {
     let (considered, uri) = consider_post(&posted, &strict.requests).unwrap();
     assert_eq!(uri, "http://h/a?b");
     assert_eq!(considered.key, CacheKey::from_parts(["http", "strict", "http", "h", "/a?b"]));
-    assert!(considered.asked.authorized && !considered.is_get, "A1");
+    assert!(considered.demands.authorized && !considered.is_get, "A1");
     assert_eq!(consider_post(&posted, &RequestRules::default()), Err(Rule::Credentials), "A1");
     assert_eq!(consider_post(&request("PUT", "/", &headers), &strict.requests), Err(Rule::Method));
 }

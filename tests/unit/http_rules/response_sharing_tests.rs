@@ -15,11 +15,15 @@ fn directives_that_forbid_storing_do_so_in_every_mode() {
     ];
     for (value, rule) in cases {
         for http in [HttpPolicy::strict(), HttpPolicy::default()] {
-            assert_eq!(judged(http, PLAIN, 200, &control(value)), Verdict::Private(rule), "A6: {value}");
+            assert_eq!(
+                log_decision(http, PLAIN, 200, &control(value)),
+                Verdict::Private(rule),
+                "A6: {value}"
+            );
         }
     }
-    let private = |value| fresh(judged(HttpPolicy::private(), PLAIN, 200, &control(value)));
-    let own = stored(judged(HttpPolicy::private(), PLAIN, 200, &control("private=\"a\", max-age=5")));
+    let private = |value| fresh(log_decision(HttpPolicy::private(), PLAIN, 200, &control(value)));
+    let own = stored(log_decision(HttpPolicy::private(), PLAIN, 200, &control("private=\"a\", max-age=5")));
     assert!(own.left_out.is_empty(), "RFC 9111, 5.2.2.7: for shared caches");
     assert_eq!(private("private, max-age=3600"), Ok((3600, Rule::MaxAge)), "RFC 9111, 5.2.2.7");
     assert_eq!(private("no-store"), Err(Rule::NoStore));
@@ -32,7 +36,7 @@ fn statuses_that_no_cache_may_store_are_stored_by_none() {
         for value in lines {
             for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
                 let fields = [("cache-control", value), ("etag", "\"a\"")];
-                let verdict = judged(http, PLAIN, status, &fields);
+                let verdict = log_decision(http, PLAIN, status, &fields);
                 assert!(matches!(verdict, Verdict::Private(_)), "RFC 6585: {status} {value}: {verdict:?}");
             }
         }
@@ -63,7 +67,7 @@ fn a_response_that_must_be_validated_and_cannot_be_is_not_shared() {
         let failure = by_default(500, &control(&fresh_one));
         assert!(matches!(failure, Verdict::ShareOnly { rule: Rule::ServerError, .. }), "{failure:?}");
     }
-    let own = judged(HttpPolicy::private(), PLAIN, 200, &control("max-age=0, proxy-revalidate"));
+    let own = log_decision(HttpPolicy::private(), PLAIN, 200, &control("max-age=0, proxy-revalidate"));
     assert!(matches!(own, Verdict::ShareOnly { rule: Rule::Stale, .. }), "for shared caches only: {own:?}");
     assert_eq!(strictly(200, &control("s-maxage=0")), private(rule), "RFC 9111, 5.2.2.10");
     assert_eq!(
@@ -118,24 +122,28 @@ fn responses_to_credentials_are_shared_only_if_they_allow_it() {
         "x=\"public\", max-age=3600",
     ];
     let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
-    for (asked, rule) in [(AUTHORIZED, Rule::Authorization), (WITH_COOKIE, Rule::Cookie)] {
+    for (demands, rule) in [(AUTHORIZED, Rule::Authorization), (WITH_COOKIE, Rule::Cookie)] {
         for http in [HttpPolicy::strict(), opened.clone()] {
             for value in said {
-                let storing = stored(judged(http.clone(), asked, 200, &control(value)));
+                let storing = stored(log_decision(http.clone(), demands, 200, &control(value)));
                 assert!(storing.terms.says_shared, "RFC 9111, 3.5; A1, A2: {value}");
             }
             for value in unsaid {
-                let verdict = judged(http.clone(), asked, 200, &control(value));
+                let verdict = log_decision(http.clone(), demands, 200, &control(value));
                 assert_eq!(verdict, Verdict::Private(rule), "RFC 9111, 3.5; A1, A2, A4: {value}");
             }
             // Not even a failure, and not with the policy's own lifetime.
             for status in [200, 404, 500] {
-                assert_eq!(judged(http.clone(), asked, status, &[]), Verdict::Private(rule), "A4: {status}");
+                assert_eq!(
+                    log_decision(http.clone(), demands, status, &[]),
+                    Verdict::Private(rule),
+                    "A4: {status}"
+                );
             }
         }
     }
     let expires = [("expires", "Sun, 06 Nov 1994 09:49:37 GMT"), ("date", NOW)];
-    let verdict = judged(HttpPolicy::strict(), AUTHORIZED, 200, &expires);
+    let verdict = log_decision(HttpPolicy::strict(), AUTHORIZED, 200, &expires);
     assert_eq!(verdict, Verdict::Private(Rule::Authorization), "other-authorization");
     assert!(!stored(by_default(200, &control("max-age=5"))).terms.says_shared);
 }
@@ -155,7 +163,11 @@ fn a_cookie_is_stored_strictly_and_by_default_never() {
         (HttpPolicy::private(), "max-age=3600", Ok((3600, Rule::MaxAge))),
     ];
     for (http, value, expected) in cases {
-        assert_eq!(fresh(judged(http.clone(), PLAIN, 200, &fields(value))), expected, "A3: {value} {http:?}");
+        assert_eq!(
+            fresh(log_decision(http.clone(), PLAIN, 200, &fields(value))),
+            expected,
+            "A3: {value} {http:?}"
+        );
     }
 }
 
@@ -163,15 +175,16 @@ fn a_cookie_is_stored_strictly_and_by_default_never() {
 fn a_response_is_stored_with_the_headers_it_depends_on() {
     let fields = |vary: &'static str| [("vary", vary), ("cache-control", "max-age=5000")];
     for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
-        let Vary::Names(names) = stored(judged(http.clone(), PLAIN, 200, &fields("Foo, Bar"))).vary else {
+        let Vary::Names(names) = stored(log_decision(http.clone(), PLAIN, 200, &fields("Foo, Bar"))).vary
+        else {
             panic!("two names")
         };
         assert_eq!(names.to_text(), "bar,foo", "RFC 9111, 4.1");
         for any in ["*", "Foo, *", "1,2,3,4,5,6,7,8,9"] {
-            let verdict = judged(http.clone(), PLAIN, 200, &fields(any));
+            let verdict = log_decision(http.clone(), PLAIN, 200, &fields(any));
             assert_eq!(verdict, Verdict::Private(Rule::Vary), "A4, A5: {any}");
         }
-        let wanted = judged(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
+        let wanted = log_decision(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
         assert!(matches!(stored(wanted).vary, Vary::Names(names) if names.to_text() == "accept"));
     }
     // Waiters that share a failure must agree in the headers on which it depends, too.
@@ -205,10 +218,14 @@ fn endless_bodies_switched_protocols_and_invalid_lengths_are_not_shared() {
     for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
         for (name, value, rule) in cases {
             let fields = [("cache-control", "max-age=60"), (name, value)];
-            assert_eq!(judged(http.clone(), PLAIN, 200, &fields), Verdict::Private(rule), "A13, B14: {name}");
+            assert_eq!(
+                log_decision(http.clone(), PLAIN, 200, &fields),
+                Verdict::Private(rule),
+                "A13, B14: {name}"
+            );
         }
         let longest = [("cache-control", "max-age=60"), ("content-length", "1000")];
-        assert_eq!(fresh(judged(http.clone(), PLAIN, 200, &longest)), Ok((60, Rule::MaxAge)), "B14");
+        assert_eq!(fresh(log_decision(http.clone(), PLAIN, 200, &longest)), Ok((60, Rule::MaxAge)), "B14");
     }
 }
 
@@ -227,7 +244,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
         for kind in kinds {
             let is_stream = |fields: &[(&str, &str)]| {
                 let fields: Vec<_> = fields.iter().copied().chain([("content-type", kind)]).collect();
-                judged(http.clone(), PLAIN, 200, &fields) == Verdict::Private(Rule::EventStream)
+                log_decision(http.clone(), PLAIN, 200, &fields) == Verdict::Private(Rule::EventStream)
             };
             assert!(is_stream(&[]), "A13: {kind}");
             assert!(is_stream(&control("max-age=0")), "A13: it holds for no time: {kind}");
@@ -239,7 +256,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
         let exchange = RequestResponse {
             method: &Method::GET,
             target: None,
-            asked: &PLAIN,
+            demands: &PLAIN,
             status: StatusCode::OK,
             headers: &headers(&[("content-type", kinds[0])]),
             body: SizeHint::with_exact(5),
@@ -247,9 +264,9 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
             delay: Duration::ZERO,
             now: UNIX_EPOCH,
         };
-        assert_ne!(judge(&exchange, &rules(http.clone())), Verdict::Private(Rule::EventStream));
+        assert_ne!(classify(&exchange, &rules(http.clone())), Verdict::Private(Rule::EventStream));
         for kind in ["application/json", "text/plain", "application/x-ndjson2", "json-seq"] {
-            let verdict = judged(http.clone(), PLAIN, 200, &[("content-type", kind)]);
+            let verdict = log_decision(http.clone(), PLAIN, 200, &[("content-type", kind)]);
             assert_ne!(verdict, Verdict::Private(Rule::EventStream), "{kind}");
         }
     }
@@ -259,7 +276,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
 fn an_encoded_response_varies_on_accept_encoding_even_without_vary() {
     let names = |http, fields: &[(&str, &str)]| {
         let fields: Vec<_> = fields.iter().copied().chain(control("max-age=60")).collect();
-        match stored(judged(http, PLAIN, 200, &fields)).vary {
+        match stored(log_decision(http, PLAIN, 200, &fields)).vary {
             Vary::Names(names) => names.to_text(),
             vary => format!("{vary:?}"),
         }
@@ -284,7 +301,7 @@ fn an_encoded_response_varies_on_accept_encoding_even_without_vary() {
     let most = most.into_iter().fold(HttpPolicy::default(), HttpPolicy::vary_on);
     let all = names(most, &[own, ("content-encoding", "gzip")]);
     assert_eq!(Names::from_text(&all).map(|names| names.as_slice().len()), Some(17), "it can be read again");
-    let any = judged(HttpPolicy::default(), PLAIN, 200, &[("vary", "*"), ("content-encoding", "gzip")]);
+    let any = log_decision(HttpPolicy::default(), PLAIN, 200, &[("vary", "*"), ("content-encoding", "gzip")]);
     assert_eq!(any, Verdict::Private(Rule::Vary), "A5");
 }
 
@@ -294,7 +311,7 @@ fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
         let exchange = RequestResponse {
             method: &Method::GET,
             target: None,
-            asked: &PLAIN,
+            demands: &PLAIN,
             status: StatusCode::OK,
             headers: &headers(&control("public, max-age=60")),
             body: SizeHint::default(),
@@ -302,7 +319,7 @@ fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
             delay: Duration::ZERO,
             now: UNIX_EPOCH,
         };
-        assert_eq!(judge(&exchange, &rules(http)), Verdict::Private(Rule::DoNotStore));
+        assert_eq!(classify(&exchange, &rules(http)), Verdict::Private(Rule::DoNotStore));
     }
 }
 
@@ -322,9 +339,9 @@ proptest::proptest! {
     ) {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.trim())).collect();
         let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
-        for asked in [AUTHORIZED, WITH_COOKIE] {
+        for demands in [AUTHORIZED, WITH_COOKIE] {
             for http in [HttpPolicy::strict(), opened.clone()] {
-                let verdict = judged(http, asked, status, &fields);
+                let verdict = log_decision(http, demands, status, &fields);
                 proptest::prop_assert!(matches!(verdict, Verdict::Private(_)), "{:?} {:?}", verdict, fields);
             }
         }
@@ -341,10 +358,10 @@ proptest::proptest! {
     ) {
         let mut fields: Vec<_> = lines.iter().map(|line| ("cache-control", &**line)).collect();
         fields.extend(target.iter().map(|line| ("cdn-cache-control", &**line)));
-        let careful = judged(HttpPolicy::default().default_lifetime(false), PLAIN, status, &fields);
-        let letter = judged(HttpPolicy::strict(), PLAIN, status, &fields);
+        let careful = log_decision(HttpPolicy::default().default_lifetime(false), PLAIN, status, &fields);
+        let strict_rfc = log_decision(HttpPolicy::strict(), PLAIN, status, &fields);
         if let Verdict::Store(careful) = careful {
-            proptest::prop_assert!(stored(letter).fresh_for() >= careful.fresh_for(), "{:?}", fields);
+            proptest::prop_assert!(stored(strict_rfc).fresh_for() >= careful.fresh_for(), "{:?}", fields);
         }
     }
 }

@@ -48,11 +48,11 @@ fn rules(http: HttpPolicy) -> ResponseRules {
     ResponseRules { http: http.into(), fresh_for: Duration::from_secs(60), max_body: 1000 }
 }
 
-fn judged(http: HttpPolicy, asked: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
+fn log_decision(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
     let exchange = RequestResponse {
         method: &Method::GET,
         target: None,
-        asked: &asked,
+        demands: &demands,
         status: StatusCode::from_u16(status).unwrap(),
         headers: &headers(fields),
         body: SizeHint::default(),
@@ -60,15 +60,15 @@ fn judged(http: HttpPolicy, asked: RequestDemands, status: u16, fields: &[(&str,
         delay: Duration::ZERO,
         now: UNIX_EPOCH + Duration::from_secs(784_111_777),
     };
-    judge(&exchange, &rules(http))
+    classify(&exchange, &rules(http))
 }
 
 fn strictly(status: u16, fields: &[(&str, &str)]) -> Verdict {
-    judged(HttpPolicy::strict(), PLAIN, status, fields)
+    log_decision(HttpPolicy::strict(), PLAIN, status, fields)
 }
 
 fn by_default(status: u16, fields: &[(&str, &str)]) -> Verdict {
-    judged(HttpPolicy::default(), PLAIN, status, fields)
+    log_decision(HttpPolicy::default(), PLAIN, status, fields)
 }
 
 fn stored(verdict: Verdict) -> StoreDecision {
@@ -130,7 +130,7 @@ fn the_most_specific_lifetime_counts() {
     for (value, expected) in cases {
         assert_eq!(fresh(strictly(200, &control(value))), expected, "RFC 9111, 4.2.1: {value}");
     }
-    let private = judged(HttpPolicy::private(), PLAIN, 200, &control("s-maxage=3600, max-age=1"));
+    let private = log_decision(HttpPolicy::private(), PLAIN, 200, &control("s-maxage=3600, max-age=1"));
     assert_eq!(fresh(private), Ok((1, Rule::MaxAge)), "RFC 9111, 5.2.2.10: not for a private cache");
     let aged = stored(strictly(200, &[("cache-control", "max-age=60"), ("age", "20")]));
     assert_eq!((aged.terms.lifetime, aged.initial_age, aged.fresh_for()), (secs(60), secs(20), secs(40)));
@@ -176,7 +176,7 @@ fn a_lifetime_is_guessed_for_the_statuses_of_the_rfc_only() {
     }
     assert_eq!(fresh(by_default(200, &dated)), Ok((60, Rule::Default)), "A6: no guess by default");
     let guessing = HttpPolicy::default().heuristic_freshness(true);
-    assert_eq!(fresh(judged(guessing, PLAIN, 200, &dated)), Ok((8640, Rule::Heuristic)));
+    assert_eq!(fresh(log_decision(guessing, PLAIN, 200, &dated)), Ok((8640, Rule::Heuristic)));
 }
 
 #[test]
@@ -223,14 +223,14 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
         assert_eq!(storing.says_stale, said.into(), "RFC 5861: {value}");
     }
     let private =
-        judged(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
+        log_decision(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
     assert_eq!(stored(private).terms.stale, implicit(minute), "RFC 9111, 5.2.2.8: for shared caches");
 }
 
 #[test]
 fn a_response_is_kept_as_long_as_it_is_useful() {
     let http = || HttpPolicy::default().stale_on_disconnect(secs(5)).validate_within(secs(100));
-    let keep = |fields: &[(&str, &str)]| stored(judged(http(), PLAIN, 200, fields)).keep_for.as_secs();
+    let keep = |fields: &[(&str, &str)]| stored(log_decision(http(), PLAIN, 200, fields)).keep_for.as_secs();
     assert_eq!(keep(&control("max-age=10")), 15, "to stand in for the inner service");
     assert_eq!(keep(&[("cache-control", "max-age=10"), ("etag", "\"a\"")]), 110, "to be validated");
     assert_eq!(keep(&control("max-age=10, stale-while-revalidate=20")), 30);
@@ -238,7 +238,7 @@ fn a_response_is_kept_as_long_as_it_is_useful() {
     assert_eq!(keep(&control("max-age=10, must-revalidate")), 10, "there is nothing else that it could do");
     assert_eq!(keep(&[("cache-control", "max-age=10"), ("age", "4")]), 11);
     assert_eq!(keep(&control("max-age=0, stale-while-revalidate=20")), 20);
-    assert_eq!(fresh(judged(http(), PLAIN, 200, &control("max-age=0"))), Err(Rule::Stale));
+    assert_eq!(fresh(log_decision(http(), PLAIN, 200, &control("max-age=0"))), Err(Rule::Stale));
 }
 
 #[test]
@@ -246,18 +246,29 @@ fn a_part_is_stored_if_it_was_requested_and_states_its_position() {
     let fields = [("cache-control", "max-age=3600"), ("content-range", "bytes 4-9/10")];
     let part = Part { first: 4, last: 9, complete: Some(10) };
     for http in [HttpPolicy::strict(), HttpPolicy::default()] {
-        assert_eq!(stored(judged(http.clone(), RANGED, 206, &fields)).part, Some(part), "RFC 9111, 3.3");
-        for (asked, fields) in [(PLAIN, &fields[..]), (RANGED, &fields[..1])] {
-            let verdict = judged(http.clone(), asked, 206, fields);
+        assert_eq!(
+            stored(log_decision(http.clone(), RANGED, 206, &fields)).part,
+            Some(part),
+            "RFC 9111, 3.3"
+        );
+        for (demands, fields) in [(PLAIN, &fields[..]), (RANGED, &fields[..1])] {
+            let verdict = log_decision(http.clone(), demands, 206, fields);
             assert_eq!(verdict, Verdict::Private(Rule::Status), "A8, A9: {fields:?}");
         }
-        assert_eq!(stored(judged(http.clone(), RANGED, 200, &fields)).part, None, "RFC 9110, 14.4");
-        let brief = [("cache-control", "max-age=0"), fields[1]];
-        assert_eq!(judged(http.clone(), RANGED, 206, &brief), Verdict::Private(Rule::Status), "A4");
-        let unsatisfied = judged(http, RANGED, 416, &control("max-age=5"));
+        assert_eq!(stored(log_decision(http.clone(), RANGED, 200, &fields)).part, None, "RFC 9110, 14.4");
+        let status_only = [("cache-control", "max-age=0"), fields[1]];
+        assert_eq!(
+            log_decision(http.clone(), RANGED, 206, &status_only),
+            Verdict::Private(Rule::Status),
+            "A4"
+        );
+        let unsatisfied = log_decision(http, RANGED, 416, &control("max-age=5"));
         assert_eq!(unsatisfied, Verdict::Private(Rule::Status), "A9: no other request has that range");
     }
-    assert_eq!(judged(HttpPolicy::default(), RANGED, 206, &fields[1..]), Verdict::Private(Rule::Status));
+    assert_eq!(
+        log_decision(HttpPolicy::default(), RANGED, 206, &fields[1..]),
+        Verdict::Private(Rule::Status)
+    );
 }
 
 #[test]
@@ -330,7 +341,7 @@ fn by_default_either_field_can_forbid_sharing() {
     // second.
     let lines = [("cdn-cache-control", "x=\"a"), ("cdn-cache-control", "b\", no-store, y=\"c\"")];
     assert_eq!(fresh(by_default(200, &lines)), Err(Rule::Targeted), "A6");
-    let private = judged(
+    let private = log_decision(
         HttpPolicy::private(),
         PLAIN,
         200,
@@ -343,11 +354,11 @@ fn by_default_either_field_can_forbid_sharing() {
 fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     let target = Uri::from_static("http://h/a?b");
     let lasting = ("cache-control", "max-age=60");
-    let judged = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
+    let log_decision = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
         let exchange = RequestResponse {
             method: &method,
             target: Some(&target),
-            asked: &PLAIN,
+            demands: &PLAIN,
             status: StatusCode::from_u16(status).unwrap(),
             headers: &headers(fields),
             body: SizeHint::default(),
@@ -355,29 +366,37 @@ fn the_response_to_a_post_represents_a_get_if_it_says_so() {
             delay: Duration::ZERO,
             now: UNIX_EPOCH + Duration::from_secs(784_111_777),
         };
-        fresh(judge(&exchange, &rules(http)))
+        fresh(classify(&exchange, &rules(http)))
     };
     for location in ["", "/a?b", "http://h/a?b", "http://H:80/a?b"] {
         let fields = [lasting, ("content-location", location)];
-        let stored = judged(HttpPolicy::strict(), Method::POST, 200, &fields);
+        let stored = log_decision(HttpPolicy::strict(), Method::POST, 200, &fields);
         assert_eq!(stored, Ok((60, Rule::MaxAge)), "RFC 9110, 9.3.3: {location}");
-        let careful = judged(HttpPolicy::default(), Method::POST, 200, &fields);
+        let careful = log_decision(HttpPolicy::default(), Method::POST, 200, &fields);
         assert_eq!(careful, Err(Rule::Post), "A7: {location}");
-        assert_eq!(judged(HttpPolicy::strict(), Method::PUT, 200, &fields), Err(Rule::Method));
-        assert_eq!(judged(HttpPolicy::strict(), Method::HEAD, 200, &fields), Err(Rule::Method), "no content");
-        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 400, &fields), Err(Rule::Post));
+        assert_eq!(log_decision(HttpPolicy::strict(), Method::PUT, 200, &fields), Err(Rule::Method));
+        assert_eq!(
+            log_decision(HttpPolicy::strict(), Method::HEAD, 200, &fields),
+            Err(Rule::Method),
+            "no content"
+        );
+        assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 400, &fields), Err(Rule::Post));
         let unnamed = [("content-location", location), ("last-modified", DAY_BEFORE), ("etag", "\"a\"")];
         assert_eq!(
-            judged(HttpPolicy::strict(), Method::POST, 200, &unnamed),
+            log_decision(HttpPolicy::strict(), Method::POST, 200, &unnamed),
             Err(Rule::Post),
             "explicit only"
         );
         let expired = [("cache-control", "max-age=0"), ("content-location", location), ("etag", "\"a\"")];
-        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &expired), Err(Rule::Post));
+        assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 200, &expired), Err(Rule::Post));
     }
     for location in ["/a", "/A?b", "https://h/a?b", "http://x/a?b"] {
         let fields = [lasting, ("content-location", location)];
-        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &fields), Err(Rule::Post), "{location}");
+        assert_eq!(
+            log_decision(HttpPolicy::strict(), Method::POST, 200, &fields),
+            Err(Rule::Post),
+            "{location}"
+        );
     }
-    assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &[lasting]), Err(Rule::Post));
+    assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 200, &[lasting]), Err(Rule::Post));
 }

@@ -34,7 +34,7 @@ fn each_field_of_a_policy_has_its_setting() {
         name: _, counters: _, fresh_for: _, ttl_jitter: _, stale_while_revalidate: _, local_for: _, local_while_down: _,
         local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
         refresh_ahead: _, lease: _, load_timeout: _, tags: _, resource: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
-        permit_timeout: _, on_overload: _, max_waiters: _, on_crowd: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
+        permit_timeout: _, on_overload: _, max_waiters: _, when_full: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
         command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _,
         compress_from: _, http: _,
     } = Policy::default();
@@ -217,7 +217,7 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
             // Few digits: serde_json reads those of a longer fraction to the last bit but one.
             let fraction = f64::from(thousandths) / 1_000.0;
             let overload = if shed { OnOverload::Shed } else { OnOverload::LoadAnyway };
-            let mut draft = Policy::builder()
+            let mut builder = Policy::builder()
                 .name("shop")
                 .fresh_for(fresh_for)
                 .stale_while_revalidate(stale)
@@ -237,22 +237,22 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
                 .ttl_jitter(f64::from(thousandths) / 2_000.0)
                 .early_refresh(f64::from(thousandths) / 10.0)
                 .tags(tags);
-            draft = soft.into_iter().fold(draft, PolicyBuilder::soft_timeout);
-            draft = negative.into_iter().fold(draft, PolicyBuilder::negative_for);
-            draft = cap.into_iter().fold(draft, PolicyBuilder::max_concurrent_loads);
-            draft = cap
-                .into_iter()
-                .fold(draft, |draft, cap| draft.invalidate_replicas(cap, Duration::from_nanos(1_234_567)));
+            builder = soft.into_iter().fold(builder, PolicyBuilder::soft_timeout);
+            builder = negative.into_iter().fold(builder, PolicyBuilder::negative_for);
+            builder = cap.into_iter().fold(builder, PolicyBuilder::max_concurrent_loads);
+            builder = cap.into_iter().fold(builder, |builder, cap| {
+                builder.invalidate_replicas(cap, Duration::from_nanos(1_234_567))
+            });
             let then = if fail { OnWaitTimeout::Fail } else { OnWaitTimeout::Load };
-            wait.into_iter().fold(draft, |draft, wait| draft.wait_timeout(wait, then))
+            wait.into_iter().fold(builder, |builder, wait| builder.wait_timeout(wait, then))
         },
     )
 }
 
 proptest! {
     #[test]
-    fn a_policy_that_is_written_is_read_as_it_was(draft in settings()) {
-        if let Ok(policy) = draft.build() {
+    fn a_policy_that_is_written_is_read_as_it_was(builder in settings()) {
+        if let Ok(policy) = builder.build() {
             prop_assert_eq!(there_and_back(&policy), policy);
         }
     }

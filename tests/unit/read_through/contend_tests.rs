@@ -253,7 +253,7 @@ mod keep {
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
 
-    struct Kept {
+    struct Retention {
         guard: StampedeGuard,
         chaos: ChaosStore,
         lease: Lease,
@@ -263,7 +263,7 @@ mod keep {
         before: u64,
     }
 
-    impl Kept {
+    impl Retention {
         async fn new() -> Self {
             let chaos = ChaosStore::new(1);
             let policy = Policy::builder().lease(Duration::from_secs(3)).build().expect("valid");
@@ -292,75 +292,75 @@ mod keep {
             held.filter(|(holder, _)| *holder == self.lease.token).expect("it is ours").1.as_millis()
         }
 
-        fn tell(&self, hint: &Hint) {
-            assert!(self.hints.tell(self.lease.key.name(), hint), "it listens");
+        fn notify(&self, hint: &Hint) {
+            assert!(self.hints.notify(self.lease.key.name(), hint), "it listens");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_is_renewed_at_each_third_of_its_time() {
-        let kept = Kept::new().await;
-        assert_eq!(kept.during(2_500, 60_000, false).await, None);
-        assert_eq!((kept.renewals(), kept.remaining()), (2, 2_500));
+        let retained = Retention::new().await;
+        assert_eq!(retained.during(2_500, 60_000, false).await, None);
+        assert_eq!((retained.renewals(), retained.remaining()), (2, 2_500));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_in_doubt_is_renewed_at_once() {
-        let kept = Kept::new().await;
-        assert_eq!(kept.during(500, 60_000, true).await, None);
-        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
+        let retained = Retention::new().await;
+        assert_eq!(retained.during(500, 60_000, true).await, None);
+        assert_eq!((retained.renewals(), retained.remaining()), (1, 2_500));
         // The next renewal is a third later.
-        assert_eq!(kept.during(999, 60_000, false).await, None);
-        assert_eq!(kept.renewals(), 1);
+        assert_eq!(retained.during(999, 60_000, false).await, None);
+        assert_eq!(retained.renewals(), 1);
     }
 
     /// A holder that is paused during a renewal delays the waiters no longer than its load could have taken.
     #[tokio::test(start_paused = true)]
     async fn a_lease_is_not_renewed_beyond_the_load_and_the_time_to_publish() {
-        let kept = Kept::new().await;
-        assert_eq!(kept.during(1_200, 1_500, false).await, None);
-        assert_eq!(kept.remaining(), 1_500 - 200);
-        assert_eq!(kept.during(1_300, 1_500, false).await, None);
-        assert_eq!((kept.renewals(), kept.remaining()), (2, 1_000 - 300));
+        let retained = Retention::new().await;
+        assert_eq!(retained.during(1_200, 1_500, false).await, None);
+        assert_eq!(retained.remaining(), 1_500 - 200);
+        assert_eq!(retained.during(1_300, 1_500, false).await, None);
+        assert_eq!((retained.renewals(), retained.remaining()), (2, 1_000 - 300));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_invalidation_ends_the_lease_and_a_missed_message_causes_a_renewal() {
-        let kept = Kept::new().await;
-        kept.hints.tell_all_missed();
-        assert_eq!(kept.during(500, 60_000, false).await, None);
-        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
-        kept.tell(&Hint::Invalidated);
-        assert_eq!(kept.during(500, 60_000, false).await, Some((LeaseEvent::Invalidated, 500)));
-        assert_eq!(kept.renewals(), 1, "only the next call asks the store");
+        let retained = Retention::new().await;
+        retained.hints.notify_all_missed();
+        assert_eq!(retained.during(500, 60_000, false).await, None);
+        assert_eq!((retained.renewals(), retained.remaining()), (1, 2_500));
+        retained.notify(&Hint::Invalidated);
+        assert_eq!(retained.during(500, 60_000, false).await, Some((LeaseEvent::Invalidated, 500)));
+        assert_eq!(retained.renewals(), 1, "only the next call asks the store");
     }
 
     #[tokio::test(start_paused = true)]
     async fn unrelated_messages_delay_no_renewal() {
-        let kept = Kept::new().await;
-        let (during, ()) = tokio::join!(kept.during(1_050, 60_000, false), async {
+        let retained = Retention::new().await;
+        let (during, ()) = tokio::join!(retained.during(1_050, 60_000, false), async {
             for _ in 0..10 {
                 sleep(Duration::from_millis(99)).await;
-                kept.tell(&Hint::Finished(None));
+                retained.notify(&Hint::Finished(None));
             }
         });
-        assert_eq!((during, kept.renewals()), (None, 1));
+        assert_eq!((during, retained.renewals()), (None, 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_next_renewal_notices_a_lost_lease() {
-        let kept = Kept::new().await;
-        assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
-        assert_eq!(kept.during(5_000, 60_000, false).await, Some((LeaseEvent::Lost, 1_000)));
+        let retained = Retention::new().await;
+        assert!(retained.chaos.store().evict_lease(retained.lease.key.name()));
+        assert_eq!(retained.during(5_000, 60_000, false).await, Some((LeaseEvent::Lost, 1_000)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_renewal_is_counted_and_the_next_one_decides() {
-        let kept = Kept::new().await;
-        kept.chaos.once(Fault::ErrorBefore);
-        assert_eq!(kept.during(2_500, 60_000, false).await, None);
-        assert_eq!((kept.chaos.struck(Fault::ErrorBefore), kept.remaining()), (1, 2_500));
-        assert_eq!(kept.guard.stats().store_errors, 1);
+        let retained = Retention::new().await;
+        retained.chaos.once(Fault::ErrorBefore);
+        assert_eq!(retained.during(2_500, 60_000, false).await, None);
+        assert_eq!((retained.chaos.struck(Fault::ErrorBefore), retained.remaining()), (1, 2_500));
+        assert_eq!(retained.guard.stats().store_errors, 1);
     }
 }
 
@@ -388,18 +388,18 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
 async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use() {
     let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
     let store = MemoryStore::new();
-    let told = |hints| {
+    let check = |hints| {
         let mut side = Side::on(&store);
         side.rejected = Some(Arc::new(StoredEntry::new(Err(Bytes::from_static(b"old")))));
         let mut budget = side.guard.parts().1.budget();
-        let mut contention = Acquisition::of(side.request(&mut budget));
-        (contention.behind, contention.takeovers) = (Some(first.clone()), 1);
-        contention.apply_hints(hints);
-        (contention.behind, contention.takeovers, contention.request.rejected.is_some())
+        let mut acquisition = Acquisition::of(side.request(&mut budget));
+        (acquisition.behind, acquisition.takeovers) = (Some(first.clone()), 1);
+        acquisition.apply_hints(hints);
+        (acquisition.behind, acquisition.takeovers, acquisition.request.rejected.is_some())
     };
-    assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
-    assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
+    assert_eq!(check(Hints::default()), (Some(first.clone()), 1, true));
+    assert_eq!(check(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
     let ended = Hints { finished: Some(second.clone()), ..Hints::default() };
-    assert_eq!(told(ended), (Some(second), 1, true), "its outcome is the one to ask for");
-    assert_eq!(told(Hints { invalidated: true, ..Hints::default() }), (Some(first.clone()), 1, false));
+    assert_eq!(check(ended), (Some(second), 1, true), "its outcome is the one to ask for");
+    assert_eq!(check(Hints { invalidated: true, ..Hints::default() }), (Some(first.clone()), 1, false));
 }

@@ -14,21 +14,21 @@ fn far() -> Instant {
 }
 
 /// What the waiter must do by the clock, if its own time is far away.
-fn watch(waiter: &LockWaiter) -> ClockDuty {
+fn watch(waiter: &LockWaiter) -> ClockRole {
     waiter.watch(far(), None)
 }
 
-async fn told(waiter: &LockWaiter) -> Option<LockHints> {
-    timeout(Duration::from_millis(1), waiter.told()).await.ok()
+async fn notified(waiter: &LockWaiter) -> Option<LockHints> {
+    timeout(Duration::from_millis(1), waiter.notified()).await.ok()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_kept_until_its_waiter_looks() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    assert!(grants.tell(&two.waiter.token, LockHint::Granted { fence: 7 }).is_some());
-    assert_eq!(told(&one).await, None);
-    assert_eq!(told(&two).await, Some(LockHints { granted: Some(7), ..LockHints::default() }));
-    assert_eq!(told(&two).await, None, "it is taken once");
+    assert!(grants.notify(&two.waiter.token, LockHint::Granted { fence: 7 }).is_some());
+    assert_eq!(notified(&one).await, None);
+    assert_eq!(notified(&two).await, Some(LockHints { granted: Some(7), ..LockHints::default() }));
+    assert_eq!(notified(&two).await, None, "it is taken once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -36,10 +36,10 @@ async fn a_message_without_a_receiver_is_reported() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
     drop(one);
-    assert!(grants.tell(&token, LockHint::Granted { fence: 1 }).is_none());
-    assert!(grants.tell(&late, LockHint::Granted { fence: 1 }).is_some());
+    assert!(grants.notify(&token, LockHint::Granted { fence: 1 }).is_none());
+    assert!(grants.notify(&late, LockHint::Granted { fence: 1 }).is_some());
     drop((two, three));
-    assert!(grants.tell(&late, LockHint::Broken).is_none());
+    assert!(grants.notify(&late, LockHint::Broken).is_none());
     assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
 }
 
@@ -48,21 +48,21 @@ async fn the_next_waiter_becomes_the_first_when_the_first_leaves_or_holds() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     assert!(one.is_first() && !two.is_first() && !three.is_first());
     drop(two);
-    assert_eq!(told(&three).await, None, "it is still the second");
+    assert_eq!(notified(&three).await, None, "it is still the second");
     one.hold();
     assert!(three.is_first() && !one.is_first());
-    assert_eq!(told(&three).await, Some(LockHints { first: true, ..LockHints::default() }));
+    assert_eq!(notified(&three).await, Some(LockHints { first: true, ..LockHints::default() }));
     drop(one);
-    assert_eq!(told(&three).await, None);
+    assert_eq!(notified(&three).await, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_holder_is_told_that_its_mutex_was_broken() {
     let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
     holder.hold();
-    let _ = told(&waiter).await;
-    let _ = grants.tell(&holder.waiter.token, LockHint::Broken);
-    assert!(told(&holder).await.is_some_and(|told| told.broken));
+    let _ = notified(&waiter).await;
+    let _ = grants.notify(&holder.waiter.token, LockHint::Broken);
+    assert!(notified(&holder).await.is_some_and(|told| told.broken));
 }
 
 #[cfg(feature = "redis")]
@@ -70,17 +70,17 @@ async fn a_holder_is_told_that_its_mutex_was_broken() {
 async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() {
     let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
     holder.hold();
-    let _ = told(&one).await;
-    drop(grants.tell_missed("sg1:m:{b}", None));
-    assert_eq!(told(&one).await, None);
-    drop(grants.tell_missed("sg1:m:{a}", None));
-    assert_eq!((told(&holder).await, told(&two).await), (None, None));
+    let _ = notified(&one).await;
+    drop(grants.notify_missed("sg1:m:{b}", None));
+    assert_eq!(notified(&one).await, None);
+    drop(grants.notify_missed("sg1:m:{a}", None));
+    assert_eq!((notified(&holder).await, notified(&two).await), (None, None));
     drop(one);
     let passed_on = Some(LockHints { first: true, missed: true, ..LockHints::default() });
-    assert_eq!(told(&two).await, passed_on, "the first has left without looking");
-    grants.tell_firsts_missed();
-    assert!(told(&holder).await.is_some_and(|told| told.missed));
-    assert!(told(&two).await.is_some_and(|told| told.missed && told.unheard));
+    assert_eq!(notified(&two).await, passed_on, "the first has left without looking");
+    grants.notify_firsts_missed();
+    assert!(notified(&holder).await.is_some_and(|told| told.missed));
+    assert!(notified(&two).await.is_some_and(|told| told.missed && told.is_silent));
     assert!(grants.anyone_waits("sg1:m:{a}"));
     drop(two);
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
@@ -101,75 +101,79 @@ async fn waiters_without_a_place_are_told_to_ask() {
     for waiter in [&one, &two, &three] {
         assert!(!take(waiter), "it asks for the first time");
     }
-    grants.tell_firsts_missed();
-    assert!(told(&one).await.is_some_and(|told| told.missed));
-    assert_eq!(told(&two).await, None);
-    let Ok([mut census]) = <[Census; 1]>::try_from(grants.censuses()) else { panic!("one lock") };
-    assert!(census.name == LockName::mutex("a") && !census.is_empty());
-    census.found(&three.waiter.token);
+    grants.notify_firsts_missed();
+    assert!(notified(&one).await.is_some_and(|told| told.missed));
+    assert_eq!(notified(&two).await, None);
+    let Ok([mut absent_waiters]) = <[AbsentWaiters; 1]>::try_from(grants.all_absent_waiters()) else {
+        panic!("one lock")
+    };
+    assert!(absent_waiters.name == LockName::mutex("a") && !absent_waiters.is_empty());
+    absent_waiters.found(&three.waiter.token);
     assert!(take(&one));
-    census.absent().iter().for_each(census::Absent::tell);
-    assert!(told(&two).await.is_some_and(|told| told.missed && told.unheard));
+    absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
+    assert!(notified(&two).await.is_some_and(|told| told.missed && told.is_silent));
     assert!(!take(&two), "it has no place to be looked for");
     assert_eq!(
-        (told(&three).await, told(&four).await),
+        (notified(&three).await, notified(&four).await),
         (None, None),
         "one has a place, one has not asked yet"
     );
 
-    let Ok([census]) = <[Census; 1]>::try_from(grants.censuses()) else { panic!("one lock") };
+    let Ok([absent_waiters]) = <[AbsentWaiters; 1]>::try_from(grants.all_absent_waiters()) else {
+        panic!("one lock")
+    };
     assert!(take(&two));
     assert!(grants.asks_again(&three.waiter.token));
-    census.absent().iter().for_each(census::Absent::tell);
-    assert_eq!(told(&two).await, None, "it was answered since");
-    assert_eq!(told(&three).await, None, "it will be");
+    absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
+    assert_eq!(notified(&two).await, None, "it was answered since");
+    assert_eq!(notified(&three).await, None, "it will be");
 }
 
 /// The first has been granted the lock, so the second was told, and leaves without having asked.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    drop(grants.tell(&one.waiter.token, LockHint::Granted { fence: 1 }));
-    drop(grants.tell_missed("sg1:m:{a}", None));
-    assert!(told(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
-    assert_eq!(watch(&one), ClockDuty::Look(Instant::now()));
+    drop(grants.notify(&one.waiter.token, LockHint::Granted { fence: 1 }));
+    drop(grants.notify_missed("sg1:m:{a}", None));
+    assert!(notified(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
+    assert_eq!(watch(&one), ClockRole::Look(Instant::now()));
     drop(two);
-    assert_eq!(told(&one).await, Some(LockHints { missed: true, ..LockHints::default() }));
+    assert_eq!(notified(&one).await, Some(LockHints { missed: true, ..LockHints::default() }));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_void_grant_does_not_keep_its_waiter_from_being_told() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-    drop(grants.tell(&one.waiter.token, LockHint::Granted { fence: 1 }));
-    let _ = told(&one).await;
+    drop(grants.notify(&one.waiter.token, LockHint::Granted { fence: 1 }));
+    let _ = notified(&one).await;
     one.is_busy(Instant::now(), None);
-    drop(grants.tell_missed("sg1:m:{a}", None));
-    assert!(told(&one).await.is_some_and(|told| told.missed));
-    assert_eq!(told(&two).await, None);
+    drop(grants.notify_missed("sg1:m:{a}", None));
+    assert!(notified(&one).await.is_some_and(|told| told.missed));
+    assert_eq!(notified(&two).await, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_first_watches_the_latest_answer_of_any_waiter() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let now = Instant::now();
-    let [brief, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
+    let [status_only, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
     one.is_busy(now, Some(long));
     two.is_busy(now, Some(long));
-    assert_eq!((watch(&one), told(&one).await), (ClockDuty::Look(long), None));
-    assert_eq!(watch(&two), ClockDuty::Stand(Some(long + Duration::from_millis(400))));
+    assert_eq!((watch(&one), notified(&one).await), (ClockRole::Look(long), None));
+    assert_eq!(watch(&two), ClockRole::Stand(Some(long + Duration::from_millis(400))));
     tokio::time::advance(Duration::from_millis(1)).await;
-    three.is_busy(Instant::now(), Some(brief));
-    assert_eq!(told(&one).await, Some(LockHints { first: true, ..LockHints::default() }));
+    three.is_busy(Instant::now(), Some(status_only));
+    assert_eq!(notified(&one).await, Some(LockHints { first: true, ..LockHints::default() }));
     two.is_busy(now, Some(long));
     assert_eq!(
-        (watch(&one), told(&one).await),
-        (ClockDuty::Look(brief), None),
+        (watch(&one), notified(&one).await),
+        (ClockRole::Look(status_only), None),
         "an earlier answer, come late"
     );
     drop(one);
-    assert_eq!(watch(&two), ClockDuty::Look(brief));
+    assert_eq!(watch(&two), ClockRole::Look(status_only));
     two.is_busy(Instant::now(), None);
-    assert_eq!(watch(&two), ClockDuty::Look(far()));
+    assert_eq!(watch(&two), ClockRole::Look(far()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -185,7 +189,7 @@ async fn one_waiter_replaces_a_silent_first_which_rejoins_at_the_end() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let ends = Instant::now() + Duration::from_secs(1);
     one.is_busy(Instant::now(), Some(ends));
-    assert_eq!(watch(&one), ClockDuty::Look(ends));
+    assert_eq!(watch(&one), ClockRole::Look(ends));
     tokio::time::advance(Duration::from_millis(1_300)).await;
     assert!(!two.stands_in() && one.is_first(), "it may be late");
     tokio::time::advance(Duration::from_millis(100)).await;
@@ -208,12 +212,12 @@ async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let _ = (watch(&one), watch(&two), watch(&three));
     let changed = Some(LockHints { first: true, ..LockHints::default() });
     for expected in [changed, None] {
-        drop(grants.tell_missed("sg1:m:{a}", None));
-        assert!(told(&one).await.is_some_and(|told| told.missed));
-        assert_eq!((told(&two).await, told(&three).await), (expected.clone(), expected));
+        drop(grants.notify_missed("sg1:m:{a}", None));
+        assert!(notified(&one).await.is_some_and(|told| told.missed));
+        assert_eq!((notified(&two).await, notified(&three).await), (expected.clone(), expected));
         let _ = (watch(&two), watch(&three));
     }
     assert!(
-        matches!(watch(&two), ClockDuty::Stand(Some(until)) if until <= Instant::now() + Duration::from_millis(500))
+        matches!(watch(&two), ClockRole::Stand(Some(until)) if until <= Instant::now() + Duration::from_millis(500))
     );
 }

@@ -5,7 +5,7 @@
 //! is not used: it has one task for all nodes, which waits for the slowest of them whenever slots have moved. The client
 //! only tells how to connect ([`locate`]).
 //!
-//! The map is kept in the background ([`survey`]). Where it is out of date, the node that receives a command redirects it
+//! The map is kept in the background ([`refresh_topology`]). Where it is out of date, the node that receives a command redirects it
 //! (MOVED, ASK), and the command follows within its deadline.
 //!
 //! Sends a command through a cluster: to the slot's master, along redirections, within the caller's deadline.
@@ -43,7 +43,7 @@ use crate::store::{NamedServer, StoreError, StoreErrorKind};
 use crate::sync::lock;
 
 pub(super) struct Cluster {
-    atlas: Arc<ClusterNodes>,
+    cluster_nodes: Arc<ClusterNodes>,
     /// The deadline of one command.
     answer: Duration,
     state: Mutex<ClusterState>,
@@ -60,14 +60,14 @@ pub(super) struct Cluster {
 }
 
 struct ClusterState {
-    chart: SlotMap,
+    slot_map: SlotMap,
     /// Which reasons for having no map were logged.
-    told: OutageLog,
+    outage_log: OutageLog,
     /// One for each node that is in the map, or was recently sent a command.
     servers: HashMap<Address, IdleNode>,
     /// Counts surveyors: one that was replaced must not change the state any more.
-    surveyors: u64,
-    surveyor: Option<AbortHandle>,
+    refresh_tasks: u64,
+    refresh_task: Option<AbortHandle>,
 }
 
 struct IdleNode {
@@ -102,14 +102,14 @@ impl Cluster {
 
     pub(super) fn logging_in(client: ClusterClient, answer: Duration, login: Login) -> Arc<Self> {
         Arc::new(Self {
-            atlas: Arc::new(ClusterNodes::new(client)),
+            cluster_nodes: Arc::new(ClusterNodes::new(client)),
             answer,
             state: Mutex::new(ClusterState {
-                chart: SlotMap::Blank,
-                told: OutageLog::default(),
+                slot_map: SlotMap::Blank,
+                outage_log: OutageLog::default(),
                 servers: HashMap::new(),
-                surveyors: 0,
-                surveyor: None,
+                refresh_tasks: 0,
+                refresh_task: None,
             }),
             running: AtomicBool::new(false),
             changes: watch::Sender::new(0),
@@ -121,21 +121,23 @@ impl Cluster {
 
     /// A way to any of the nodes.
     pub(super) fn any_node(&self, answer: Duration) -> Connector {
-        Connector::to(Arc::clone(&self.atlas) as _, answer).sharing(&self.outages).logging_in(&self.login)
+        Connector::to(Arc::clone(&self.cluster_nodes) as _, answer)
+            .with_outages(&self.outages)
+            .logging_in(&self.login)
     }
 
-    pub(super) fn atlas(&self) -> &Arc<ClusterNodes> {
-        &self.atlas
+    pub(super) fn cluster_nodes(&self) -> &Arc<ClusterNodes> {
+        &self.cluster_nodes
     }
 
     /// Records that `address` serves the slot, until the next refresh.
     fn moved(&self, slot: u16, address: &Address) -> RedisResult<Arc<Supervisor>> {
         let server = self.server(address)?;
         let mut state = self.state();
-        if let SlotMap::Drawn(layout) = &state.chart
+        if let SlotMap::Known(layout) = &state.slot_map
             && layout.master(slot).is_none_or(|master| master.address != *address)
         {
-            state.chart = SlotMap::Drawn(Arc::new(layout.with(slot, address, &server)));
+            state.slot_map = SlotMap::Known(Arc::new(layout.with(slot, address, &server)));
         }
         drop(state);
         self.looks.news();
@@ -149,11 +151,12 @@ impl Cluster {
             return Ok(Arc::clone(&kept.server));
         }
         // Outside the lock: it runs code of the client, and its maker's.
-        let endpoint = Arc::new(ClusterEndpoint::new(&self.atlas.client_of(address)?));
-        let dial = Connector::to(endpoint, self.answer).sharing(&self.outages).logging_in(&self.login);
-        let server = Supervisor::new(dial);
+        let endpoint = Arc::new(ClusterEndpoint::new(&self.cluster_nodes.client_of(address)?));
+        let connector =
+            Connector::to(endpoint, self.answer).with_outages(&self.outages).logging_in(&self.login);
+        let server = Supervisor::new(connector);
         let mut state = self.state();
-        if matches!(state.chart, SlotMap::Closed) {
+        if matches!(state.slot_map, SlotMap::Closed) {
             // For a command that was under way at the close and is redirected: its connection would never be closed.
             server.close();
             return Ok(server);
@@ -164,7 +167,7 @@ impl Cluster {
 
     /// Why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
-        match self.state().chart.layout() {
+        match self.state().slot_map.layout() {
             Ok(Some(layout)) => {
                 let mut down = layout.masters.iter().map(|master| master.server.down());
                 let first = down.next()??;
@@ -177,7 +180,7 @@ impl Cluster {
 
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
-        let layout = self.state().chart.layout();
+        let layout = self.state().slot_map.layout();
         layout.map_or(true, |layout| {
             let master = layout.as_ref().and_then(|layout| layout.master(slot_of(key)));
             master.is_some_and(|master| master.server.down().is_some())
@@ -186,7 +189,7 @@ impl Cluster {
 
     /// Has all connections and the map checked.
     pub(super) fn suspect(&self) {
-        if let Ok(Some(layout)) = self.state().chart.layout() {
+        if let Ok(Some(layout)) = self.state().slot_map.layout() {
             for master in &layout.masters {
                 master.server.suspect();
             }
@@ -201,14 +204,14 @@ impl Cluster {
     /// What the clock showed by which entries are judged: that of slot 0's master, so that all processes use the same
     /// clock.
     pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
-        let layout = self.state().chart.layout().ok()??;
+        let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
     }
 
     pub(super) fn server_of(&self, name: &str) -> NamedServer {
-        let layout = self.state().chart.layout().ok().flatten();
+        let layout = self.state().slot_map.layout().ok().flatten();
         let server = layout.as_ref().and_then(|layout| {
-            let number = layout.place(slot_of(name))?;
+            let number = layout.master_index(slot_of(name))?;
             Some(NamedServer { number, round_trip: layout.masters.get(number)?.server.round_trip() })
         });
         server.unwrap_or_default()
@@ -216,25 +219,25 @@ impl Cluster {
 
     /// The latest reading of that clock.
     pub(super) fn clock(&self) -> Option<ClockReading> {
-        let layout = self.state().chart.layout().ok()??;
+        let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.clock())
     }
 
     /// The user that this node is to the servers; `None` for the user without a name, and where the client does not show it.
     pub(super) fn user(&self) -> Option<String> {
-        let own = || Some(self.atlas.example()?.redis_settings().username()?.to_owned());
+        let own = || Some(self.cluster_nodes.example()?.redis_settings().username()?.to_owned());
         self.login.user().or_else(own)
     }
 
     /// How the connections stand as one, and what is wrong with some of them.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
-        self.state().chart.link()
+        self.state().slot_map.link()
     }
 
     /// How to connect to the master of `key`'s slot; `None` before the first map.
-    pub(super) fn dial(&self, key: &str) -> Option<Connector> {
-        let layout = self.state().chart.layout().ok()??;
-        Some(layout.master(slot_of(key))?.server.dial.clone())
+    pub(super) fn connector(&self, key: &str) -> Option<Connector> {
+        let layout = self.state().slot_map.layout().ok()??;
+        Some(layout.master(slot_of(key))?.server.connector.clone())
     }
 
     /// How many masters the chart has; 1 before there is one.
@@ -244,29 +247,29 @@ impl Cluster {
 
     /// The longest argument that all masters take.
     pub(super) fn longest_argument(&self) -> usize {
-        let Ok(Some(layout)) = self.state().chart.layout() else { return usize::MAX };
+        let Ok(Some(layout)) = self.state().slot_map.layout() else { return usize::MAX };
         layout.masters.iter().map(|master| master.server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
     /// The masters of the chart, and how far they cover the slots.
     pub(super) fn coverage(&self) -> Option<Coverage> {
-        Some(self.state().chart.layout().ok()??.coverage())
+        Some(self.state().slot_map.layout().ok()??.coverage())
     }
 
     /// For each master of the map, a name similar to this one in a slot of that master.
     pub(super) fn samples(&self, name: &str) -> Vec<(MasterNode, String)> {
-        let layout = self.state().chart.layout();
+        let layout = self.state().slot_map.layout();
         layout.ok().flatten().map_or_else(Vec::new, |layout| layout.samples(name))
     }
 
     pub(super) fn close(&self) {
-        let (before, servers, surveyor) = {
+        let (before, servers, refresh_task) = {
             let mut state = self.state();
-            let before = std::mem::replace(&mut state.chart, SlotMap::Closed);
-            (before, std::mem::take(&mut state.servers), state.surveyor.take())
+            let before = std::mem::replace(&mut state.slot_map, SlotMap::Closed);
+            (before, std::mem::take(&mut state.servers), state.refresh_task.take())
         };
-        if let Some(surveyor) = surveyor {
-            surveyor.abort();
+        if let Some(refresh_task) = refresh_task {
+            refresh_task.abort();
         }
         for kept in servers.values() {
             kept.server.close();
@@ -286,8 +289,8 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if let Some(surveyor) = self.state().surveyor.take() {
-            surveyor.abort();
+        if let Some(refresh_task) = self.state().refresh_task.take() {
+            refresh_task.abort();
         }
     }
 }
@@ -386,8 +389,8 @@ impl Cluster {
         let layout = match self.layout()? {
             Some(layout) => layout,
             None => {
-                let drawn = timeout(within, self.drawn()).await;
-                drawn.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??
+                let known_layout = timeout(within, self.known_layout()).await;
+                known_layout.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??
             }
         };
         match layout.master(slot) {

@@ -42,12 +42,12 @@ impl Drop for Discovery {
         let Some(cluster) = self.cluster.upgrade() else { return };
         {
             let mut state = cluster.state();
-            if state.surveyors != self.number {
+            if state.refresh_tasks != self.number {
                 return;
             }
-            state.surveyor = None;
-            if let SlotMap::Unknown(_) = state.chart {
-                state.chart = SlotMap::Blank;
+            state.refresh_task = None;
+            if let SlotMap::Unknown(_) = state.slot_map {
+                state.slot_map = SlotMap::Blank;
             }
         }
         cluster.running.store(false, Ordering::Release);
@@ -75,18 +75,18 @@ enum RefreshResult {
 
 /// Keeps the map while the cluster exists. No strong reference lives across an await, or the connections of a dropped
 /// store would outlive it.
-pub(super) async fn survey(surveyor: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
+pub(super) async fn refresh_topology(refresh_task: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;
     loop {
-        let Some((nodes, first)) = surveyor.whom(lost) else { return };
+        let Some((nodes, first)) = refresh_task.whom(lost) else { return };
         // The first connection takes longer than an answer.
         let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
         let (views, failure) = ask(nodes, first, limit).await;
         lost = views.is_empty();
-        let Some((outlook, changed)) = surveyor.settle(views, failure, first) else { return };
-        match outlook {
+        let Some((refresh_result, changed)) = refresh_task.settle(views, failure, first) else { return };
+        match refresh_result {
             RefreshResult::Hasty => continue,
             RefreshResult::Nothing => {
                 backoff.pause().await;
@@ -97,8 +97,8 @@ pub(super) async fn survey(surveyor: Discovery, looks: Arc<DiscoveryWake>, answe
         if changed {
             rest = rests();
         }
-        let told = timeout(rest.next(), looks.news.notified()).await.is_ok();
-        if !told && matches!(outlook, RefreshResult::Well) {
+        let has_news = timeout(rest.next(), looks.news.notified()).await.is_ok();
+        if !has_news && matches!(refresh_result, RefreshResult::Well) {
             let quiet = Instant::now();
             tokio::select! {
                 () = looks.news.notified() => {}
@@ -106,7 +106,7 @@ pub(super) async fn survey(surveyor: Discovery, looks: Arc<DiscoveryWake>, answe
                 () = sleep(PERIOD) => {}
             }
             // Trouble after a quiet period is new.
-            rest.lived(quiet.elapsed());
+            rest.connected_for(quiet.elapsed());
         }
         sleep(GAP).await;
     }
@@ -145,23 +145,23 @@ impl Discovery {
     /// another surveyor.
     fn whom(&self, lost: bool) -> Option<(NodesToAsk, bool)> {
         let cluster = self.cluster.upgrade()?;
-        let drawn = {
+        let known_layout = {
             let state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
                 return None;
             }
-            state.chart.layout().ok().flatten()
+            state.slot_map.layout().ok().flatten()
         };
         let mut nodes: Vec<_> =
-            drawn.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
+            known_layout.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
         if lost || nodes.is_empty() {
-            nodes.extend(cluster.atlas.everyone());
+            nodes.extend(cluster.cluster_nodes.everyone());
             nodes.sort();
             nodes.dedup();
         }
         // A node that the client cannot connect to is left out, like one that does not answer.
         let nodes = nodes.into_iter().filter_map(|node| Some((node.clone(), cluster.server(&node).ok()?)));
-        Some((nodes.collect(), drawn.is_none()))
+        Some((nodes.collect(), known_layout.is_none()))
     }
 
     /// Updates the map from the answers. Returns the state after that, and whether the map has changed.
@@ -172,11 +172,11 @@ impl Discovery {
         first: bool,
     ) -> Option<(RefreshResult, bool)> {
         let cluster = self.cluster.upgrade()?;
-        let known = cluster.state().chart.layout().ok().flatten();
+        let known = cluster.state().slot_map.layout().ok().flatten();
         let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
             return self.failed(&cluster, failure);
         };
-        let drawn = match &known {
+        let known_layout = match &known {
             Some(layout) if layout.ranges == ranges => Arc::clone(layout),
             _ => match SlotLayout::of(ranges, |address| cluster.server(address)) {
                 Ok(layout) => Arc::new(layout),
@@ -187,17 +187,17 @@ impl Discovery {
         };
         let gone: Vec<_> = {
             let mut state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
                 return None;
             }
-            cluster.atlas.learn(&drawn.ranges);
-            state.chart = SlotMap::Drawn(Arc::clone(&drawn));
+            cluster.cluster_nodes.learn(&known_layout.ranges);
+            state.slot_map = SlotMap::Known(Arc::clone(&known_layout));
             // Commands under way to one of these hold their own reference.
             let mut gone = Vec::new();
             state.servers.retain(|address, kept| {
                 // A node that is being filled has no slot yet, and receives commands all the time.
                 let stays = kept.used.elapsed() < KEPT
-                    || drawn.masters.iter().any(|master| master.address == *address);
+                    || known_layout.masters.iter().any(|master| master.address == *address);
                 gone.extend((!stays).then(|| Arc::clone(&kept.server)));
                 stays
             });
@@ -206,13 +206,13 @@ impl Discovery {
         // Outside the lock: dropping the last reference closes a connection.
         drop(gone);
         cluster.changed();
-        let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
-        let outlook = match drawn.is_well() {
+        let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &known_layout));
+        let refresh_result = match known_layout.is_well() {
             _ if first => RefreshResult::Hasty,
             true => RefreshResult::Well,
             false => RefreshResult::Unwell,
         };
-        Some((outlook, changed))
+        Some((refresh_result, changed))
     }
 
     /// Handles a refresh without an answer: callers that wait for the first map fail.
@@ -222,14 +222,14 @@ impl Discovery {
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
         {
             let mut state = cluster.state();
-            if state.surveyors != self.number || matches!(state.chart, SlotMap::Closed) {
+            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
                 return None;
             }
-            if matches!(state.chart, SlotMap::Blank | SlotMap::Unknown(_)) {
-                if state.told.is_news(&why) {
+            if matches!(state.slot_map, SlotMap::Blank | SlotMap::Unknown(_)) {
+                if state.outage_log.is_news(&why) {
                     tracing::warn!(target: log::REDIS, reason = %reason(&why), "no node of the cluster tells who has which slot");
                 }
-                state.chart = SlotMap::Unknown(why);
+                state.slot_map = SlotMap::Unknown(why);
             }
         }
         cluster.changed();
@@ -243,7 +243,7 @@ impl Cluster {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
-            match self.drawn().await {
+            match self.known_layout().await {
                 Ok(layout) => {
                     let opened = layout.masters.iter().map(|master| master.server.settled());
                     let opened = futures_util::future::join_all(opened).await;
@@ -264,7 +264,7 @@ impl Cluster {
         loop {
             changes.mark_unchanged();
             match self
-                .drawn()
+                .known_layout()
                 .await
                 .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
             {
@@ -284,11 +284,11 @@ impl Cluster {
         if !self.running.load(Ordering::Acquire) {
             self.start();
         }
-        self.state().chart.layout()
+        self.state().slot_map.layout()
     }
 
     /// The first map.
-    pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
+    pub(super) async fn known_layout(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
@@ -309,19 +309,19 @@ impl Cluster {
         let Ok(runtime) = Handle::try_current() else { return };
         let number = {
             let mut state = self.state();
-            if matches!(state.chart, SlotMap::Closed) || self.running.swap(true, Ordering::AcqRel) {
+            if matches!(state.slot_map, SlotMap::Closed) || self.running.swap(true, Ordering::AcqRel) {
                 return;
             }
-            state.surveyors += 1;
-            state.surveyors
+            state.refresh_tasks += 1;
+            state.refresh_tasks
         };
-        let surveyor = Discovery { cluster: Arc::downgrade(self), number };
+        let refresh_task = Discovery { cluster: Arc::downgrade(self), number };
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the
         // surveyor takes the lock.
-        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
+        let task = runtime.spawn(refresh_topology(refresh_task, Arc::clone(&self.looks), self.answer));
         let mut state = self.state();
-        if state.surveyors == number && !matches!(state.chart, SlotMap::Closed) {
-            state.surveyor = Some(task.abort_handle());
+        if state.refresh_tasks == number && !matches!(state.slot_map, SlotMap::Closed) {
+            state.refresh_task = Some(task.abort_handle());
         } else {
             task.abort();
         }
@@ -340,27 +340,27 @@ mod tests {
     async fn a_replaced_surveyor_changes_nothing() {
         let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
         let cluster = Cluster::new(client, Duration::from_secs(1));
-        let surveyor = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
+        let refresh_task = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
         let range = |last, port| {
             let master = Address { host: "127.0.0.1".into(), port };
             Range { first: 0, last, master, replicas: Vec::new() }
         };
-        let present = cluster.state().surveyors;
-        let (of_old, of_now) = (surveyor(present + 1), surveyor(present));
-        let touches = |surveyor: &Discovery| {
-            let asks = surveyor.whom(false).is_some();
-            let fails = surveyor.settle(Vec::new(), None, true).is_some();
-            let draws = surveyor.settle(vec![vec![range(99, 1)]], None, true).is_some();
+        let present = cluster.state().refresh_tasks;
+        let (of_old, of_now) = (refresh_task(present + 1), refresh_task(present));
+        let touches = |refresh_task: &Discovery| {
+            let asks = refresh_task.whom(false).is_some();
+            let fails = refresh_task.settle(Vec::new(), None, true).is_some();
+            let draws = refresh_task.settle(vec![vec![range(99, 1)]], None, true).is_some();
             [asks, fails, draws]
         };
         assert_eq!(touches(&of_old), [false; 3]);
-        assert!(matches!(cluster.state().chart, SlotMap::Blank));
+        assert!(matches!(cluster.state().slot_map, SlotMap::Blank));
         assert_eq!(touches(&of_now), [true; 3]);
-        assert!(matches!(cluster.state().chart, SlotMap::Drawn(_)));
+        assert!(matches!(cluster.state().slot_map, SlotMap::Known(_)));
         assert_eq!(of_now.whom(true).expect("it is there").0.len(), 2, "each has one voice");
         cluster.close();
         assert_eq!(touches(&of_now), [false; 3]);
-        assert!(matches!(cluster.state().chart, SlotMap::Closed));
+        assert!(matches!(cluster.state().slot_map, SlotMap::Closed));
         // The end of one surveyor is not the end of another.
         cluster.running.store(true, Ordering::Release);
         drop(of_old);

@@ -20,7 +20,7 @@ pub(super) enum SlotMap {
     /// There was no map yet: callers wait.
     Blank,
     /// Kept until a newer map arrives: the masters' supervisors report by themselves that they cannot be reached.
-    Drawn(Arc<SlotLayout>),
+    Known(Arc<SlotLayout>),
     /// No node has ever answered.
     Unknown(StoreError),
     Closed,
@@ -93,11 +93,11 @@ impl SlotLayout {
     }
 
     pub(super) fn master(&self, slot: u16) -> Option<&MasterNode> {
-        self.masters.get(self.place(slot)?)
+        self.masters.get(self.master_index(slot)?)
     }
 
     /// The place of the slot's master among the masters.
-    pub(super) fn place(&self, slot: u16) -> Option<usize> {
+    pub(super) fn master_index(&self, slot: u16) -> Option<usize> {
         self.slots.get(usize::from(slot)).map(|at| usize::from(*at))
     }
 
@@ -134,7 +134,7 @@ impl SlotMap {
     /// The layout; `None` if the caller may wait for the first.
     pub(super) fn layout(&self) -> Result<Option<Arc<SlotLayout>>, StoreError> {
         match self {
-            Self::Drawn(layout) => Ok(Some(Arc::clone(layout))),
+            Self::Known(layout) => Ok(Some(Arc::clone(layout))),
             Self::Blank => Ok(None),
             Self::Unknown(why) => Err(why.clone()),
             Self::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
@@ -147,7 +147,7 @@ impl SlotMap {
             Self::Blank => return (LinkState::Idle, Breaker::Closed, None),
             Self::Unknown(why) => return (LinkState::Down, Breaker::Open, Some(reason(why))),
             Self::Closed => return (LinkState::Closed, Breaker::Open, None),
-            Self::Drawn(layout) => layout,
+            Self::Known(layout) => layout,
         };
         let mut why = None;
         let mut down = 0;

@@ -102,8 +102,8 @@ pub(crate) fn read_acquire(answer: Value) -> Option<Executed<AcquireReply>> {
             let remaining = Duration::from_millis(u64::try_from(remaining).unwrap_or(0));
             Acquired::Held { remaining, holder: Token::parse(&holder)? }
         }
-        (Value::Int(5), Some(Value::Int(shown)), None) => {
-            return Some(Executed::TooLate(u64::try_from(shown).unwrap_or(0)));
+        (Value::Int(5), Some(Value::Int(server_clock)), None) => {
+            return Some(Executed::TooLate(u64::try_from(server_clock).unwrap_or(0)));
         }
         (Value::Int(6), None, None) => return Some(Executed::InTime(AcquireReply::EntryIsThere)),
         _ => return None,
@@ -177,7 +177,7 @@ pub(crate) async fn wake_rest(
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match run(commands, &scripts::WAKE_REST, name, 160, args, left).await {
-            Ok(Value::Int(told)) if told > REST => {}
+            Ok(Value::Int(given_up)) if given_up > REST => {}
             _ => return,
         }
     }
@@ -241,7 +241,7 @@ where
             Executed::TooLate(_) if sent.elapsed() >= within => {
                 return Err(StoreError::new(StoreErrorKind::TimedOut));
             }
-            Executed::TooLate(shown) => now = Some(shown),
+            Executed::TooLate(server_clock) => now = Some(server_clock),
         }
     }
 }
@@ -259,19 +259,19 @@ impl Announcing<'_> {
 
     /// Adds the arguments as `announcing.lua` reads them.
     pub(crate) fn push(&self, cmd: &mut Cmd) {
-        let Announcement { volume: _, id, attempt: _, creates, vouched, term } = self.announcement;
+        let Announcement { volume: _, id, attempt: _, creates, known_registry, term } = self.announcement;
         push_id(cmd, self.announcer);
         push_id(cmd, *id);
-        push_fresh(cmd, *vouched);
+        push_fresh(cmd, *known_registry);
         cmd.arg(millis(*term)).arg(u8::from(*creates));
     }
 }
 
 /// Adds a random id, for a registry or a log that has to be made anew, and the birth that this node vouches for.
-pub(crate) fn push_fresh(cmd: &mut Cmd, vouched: Option<Uuid>) {
+pub(crate) fn push_fresh(cmd: &mut Cmd, known_registry: Option<Uuid>) {
     push_id(cmd, Uuid::from_u128(fastrand::u128(..)));
-    match vouched {
-        Some(birth) => push_id(cmd, birth),
+    match known_registry {
+        Some(registry_id) => push_id(cmd, registry_id),
         None => drop(cmd.arg("")),
     }
 }
@@ -334,10 +334,10 @@ fn audience(text: &[u8], id: Uuid) -> Option<Audience> {
 
 /// Parses birth, maturity and longest term.
 pub(crate) fn registry_state<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<RegistryState> {
-    let birth = read_id(words.next()?.as_bytes())?;
+    let registry_id = read_id(words.next()?.as_bytes())?;
     let is_mature = words.next()? == "1";
     let term = Duration::from_millis(words.next()?.parse().ok()?);
-    Some(RegistryState { birth, is_mature, term })
+    Some(RegistryState { registry_id, is_mature, term })
 }
 
 /// Parses an id of 32 digits.
@@ -367,7 +367,7 @@ pub(crate) async fn renew_member(
         let mut cmd = scripts::RENEW_MEMBER.call(by, volume.name(), 208);
         push_id(&mut cmd, node);
         cmd.arg(renewal.stamp).arg(millis(renewal.term));
-        push_fresh(&mut cmd, renewal.vouched);
+        push_fresh(&mut cmd, renewal.known_registry);
         let mut arg = cmd.writer_for_next_arg();
         if let Some(Mark { at: LogPosition { number, id }, .. }) = renewal.mark {
             // Writes into a Vec, which does not fail.
@@ -444,10 +444,10 @@ impl<'a> Attempt<'a> {
             let call = call(last, left);
             async move {
                 let answer = call.await?;
-                if let Value::Array(shown) = &answer
-                    && let [Value::Int(shown)] = shown[..]
+                if let Value::Array(server_clock) = &answer
+                    && let [Value::Int(server_clock)] = server_clock[..]
                 {
-                    return Ok(Executed::TooLate(u64::try_from(shown).unwrap_or(0)));
+                    return Ok(Executed::TooLate(u64::try_from(server_clock).unwrap_or(0)));
                 }
                 Ok(Executed::InTime(answer))
             }
@@ -476,38 +476,38 @@ mod tests {
 
     /// Runs attempts with these durations; `Some` is the time that the server's clock shows to an attempt that came too
     /// late. Returns the latest moment and time-out of each attempt.
-    async fn tried(
+    async fn with_retries(
         attempts: &[(Duration, Option<u64>)],
     ) -> (Result<(), StoreError>, Vec<(Option<u64>, Duration)>) {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
         let commands = Supervisor::new(Connector::new(&client, WITHIN)).into();
-        let told = Mutex::new(Vec::new());
+        let given_up = Mutex::new(Vec::new());
         let done = with_deadline(&commands, WITHIN, |last, left| {
-            let mut told = told.lock().expect("one task");
-            let (takes, shown) = attempts[told.len()];
-            told.push((last, left));
+            let mut given_up = given_up.lock().expect("one task");
+            let (takes, server_clock) = attempts[given_up.len()];
+            given_up.push((last, left));
             async move {
                 tokio::time::sleep(takes).await;
-                Ok(shown.map_or(Executed::InTime(()), Executed::TooLate))
+                Ok(server_clock.map_or(Executed::InTime(()), Executed::TooLate))
             }
         });
         let done = done.await;
-        (done, told.into_inner().expect("one task"))
+        (done, given_up.into_inner().expect("one task"))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_late_command_is_repeated_with_the_remaining_time_by_the_servers_clock() {
         let half = WITHIN / 2;
-        let (done, told) = tried(&[(half, Some(5_000)), (half, None)]).await;
+        let (done, given_up) = with_retries(&[(half, Some(5_000)), (half, None)]).await;
         done.expect("in time");
-        assert_eq!(told, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
+        assert_eq!(given_up, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
     }
 
     /// It would be sent with no time left for the answer, and run: no client would know of the lease.
     #[tokio::test(start_paused = true)]
     async fn a_late_command_is_not_repeated_after_its_deadline() {
-        let (done, told) = tried(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
+        let (done, given_up) = with_retries(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
         assert_eq!(done.expect_err("too late").kind, StoreErrorKind::TimedOut);
-        assert_eq!(told.len(), 1);
+        assert_eq!(given_up.len(), 1);
     }
 }

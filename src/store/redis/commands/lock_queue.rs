@@ -23,7 +23,7 @@ use super::Commands;
 use super::lock_steps::{LockStep, mutex_holder};
 use crate::store::names::LockName;
 use crate::store::redis::scripts;
-use crate::store::wake::lock_waiters::{Census, LockWaiters};
+use crate::store::wake::lock_waiters::{AbsentWaiters, LockWaiters};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 
@@ -36,7 +36,7 @@ pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
 #[derive(Debug)]
 struct LeavingWaiter {
-    place: String,
+    position: String,
     /// Sent when the place was removed from the queue; if it is dropped, the waiter must leave alone.
     gone: oneshot::Sender<()>,
 }
@@ -44,7 +44,7 @@ struct LeavingWaiter {
 /// The result of leaving together with others.
 pub(crate) enum LeaveRole<'a> {
     /// This waiter is the first: it leaves alone, and then removes the others.
-    First(LeaveDuty<'a>),
+    First(LeaveJob<'a>),
     /// Its place was removed from the queue.
     Gone,
     /// It had no place in the queue: the waiter may hold the lock, or must leave alone.
@@ -52,7 +52,7 @@ pub(crate) enum LeaveRole<'a> {
 }
 
 /// The duty to remove the waiters that leave meanwhile. If it is dropped, they leave alone.
-pub(crate) struct LeaveDuty<'a> {
+pub(crate) struct LeaveJob<'a> {
     leaving: &'a LeaveBatches,
     key: Arc<str>,
     has_ended: bool,
@@ -60,18 +60,18 @@ pub(crate) struct LeaveDuty<'a> {
 
 impl LeaveBatches {
     /// Adds this place to those of the waiter that is leaving the same lock already, if there is one.
-    pub(crate) async fn join(&self, name: &LockName, place: String, within: Duration) -> LeaveRole<'_> {
+    pub(crate) async fn join(&self, name: &LockName, position: String, within: Duration) -> LeaveRole<'_> {
         let gone = {
             let mut all = lock(&self.0);
             match all.get_mut(&name.key) {
                 None => {
                     all.insert(Arc::clone(&name.key), Vec::new());
                     let key = Arc::clone(&name.key);
-                    return LeaveRole::First(LeaveDuty { leaving: self, key, has_ended: false });
+                    return LeaveRole::First(LeaveJob { leaving: self, key, has_ended: false });
                 }
                 Some(others) => {
                     let (gone, is_gone) = oneshot::channel();
-                    others.push(LeavingWaiter { place, gone });
+                    others.push(LeavingWaiter { position, gone });
                     is_gone
                 }
             }
@@ -80,7 +80,7 @@ impl LeaveBatches {
     }
 }
 
-impl LeaveDuty<'_> {
+impl LeaveJob<'_> {
     /// The waiters that have come since the last call; if there are none, the duty has ended.
     fn next(&mut self) -> Vec<LeavingWaiter> {
         let mut all = lock(&self.leaving.0);
@@ -106,7 +106,7 @@ impl LeaveDuty<'_> {
         while !leavers.is_empty() {
             let args = |cmd: &mut Cmd| {
                 for leaver in &leavers {
-                    cmd.arg(&leaver.place);
+                    cmd.arg(&leaver.position);
                 }
             };
             let leave = LockStep::queueing(&scripts::LEAVE, name);
@@ -124,7 +124,7 @@ impl LeaveDuty<'_> {
     }
 }
 
-impl Drop for LeaveDuty<'_> {
+impl Drop for LeaveJob<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
             let others = lock(&self.leaving.0).remove(&self.key);
@@ -159,24 +159,29 @@ pub(crate) async fn look_for_losses(
     is_settled: bool,
 ) {
     if is_settled {
-        find_lost(commands, grants.censuses(), node, within).await;
+        find_lost(commands, grants.all_absent_waiters(), node, within).await;
     } else {
         find_granted(commands, grants, within).await;
     }
 }
 
 /// Tells the waiters without a place to ask. The subscription is confirmed, or refused for good.
-pub(crate) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: Uuid, within: Duration) {
-    for mut census in censuses {
+pub(crate) async fn find_lost(
+    commands: Commands,
+    all_absent_waiters: Vec<AbsentWaiters>,
+    node: Uuid,
+    within: Duration,
+) {
+    for mut absent_waiters in all_absent_waiters {
         for _ in 0..TRIES {
-            if census.is_empty() || find(&commands, &mut census, node, within).await.is_ok() {
+            if absent_waiters.is_empty() || find(&commands, &mut absent_waiters, node, within).await.is_ok() {
                 break;
             }
             sleep(RETRY).await;
         }
-        for some in census.absent().chunks(TOLD_AT_ONCE) {
+        for some in absent_waiters.absent().chunks(TOLD_AT_ONCE) {
             for absent in some {
-                absent.tell();
+                absent.notify();
             }
             if some.len() == TOLD_AT_ONCE {
                 sleep(PAUSE).await;
@@ -188,18 +193,18 @@ pub(crate) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: U
 /// Removes the waiters with a place from the census.
 async fn find(
     commands: &Commands,
-    census: &mut Census,
+    absent_waiters: &mut AbsentWaiters,
     node: Uuid,
     within: Duration,
 ) -> Result<(), StoreError> {
-    let (node, name) = (node.simple().to_string(), census.name.clone());
+    let (node, name) = (node.simple().to_string(), absent_waiters.name.clone());
     for from in (0..).step_by(1_000) {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&node).arg(from);
         };
         let (more, tokens) =
             LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, waiting).await?;
-        tokens.iter().for_each(|token| census.found(token));
+        tokens.iter().for_each(|token| absent_waiters.found(token));
         if !more {
             break;
         }
@@ -219,15 +224,15 @@ fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
 /// While there is no subscription, only the first waiter of a lock asks. A mutex may have been granted to another waiter
 /// just before, whose message was lost, and may never expire; so this asks for its holder.
 async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Duration) {
-    for census in grants.censuses() {
-        if census.is_empty() || census.name.is_semaphore() {
+    for absent_waiters in grants.all_absent_waiters() {
+        if absent_waiters.is_empty() || absent_waiters.name.is_semaphore() {
             continue;
         }
-        let look = LockStep::alone(&scripts::MUTEX_LOOK, &census.name);
+        let look = LockStep::alone(&scripts::MUTEX_LOOK, &absent_waiters.name);
         if let Ok(Some(holder)) = look.run(&commands, |_| {}, within, mutex_holder).await
             && let Some(token) = Token::parse(&holder.token)
         {
-            census.tell(&token);
+            absent_waiters.notify(&token);
         }
     }
 }

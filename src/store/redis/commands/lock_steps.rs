@@ -71,18 +71,18 @@ pub(crate) async fn take_mutex(
     (ask, again): (Take<'_>, bool),
     within: Duration,
 ) -> Result<(MutexTaken, TakeRemarks), StoreError> {
-    let (mut deaf, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
+    let (mut is_unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
-            let goes_on = old.is_some() || !deaf.0.is_empty();
+            let goes_on = old.is_some() || !is_unreachable.0.is_empty();
             // The server parses each argument, so those that most takes do not need are left out.
             if !ask.queue || again || goes_on {
                 cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
             }
             if goes_on {
                 cmd.arg(old.map_or("", Token::as_str));
-                deaf.arg(cmd);
+                is_unreachable.arg(cmd);
             }
         };
         let (answer, nodes) = call(commands, LockStep::taking(name), args, within, Some).await?;
@@ -94,7 +94,7 @@ pub(crate) async fn take_mutex(
             let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
             was_held = held == 1;
         }
-        deaf.learn(&nodes);
+        is_unreachable.learn(&nodes);
     }
 }
 
@@ -128,12 +128,12 @@ async fn give_mutex(
 ) -> Result<bool, StoreError> {
     let name = step.name;
     let (was_held, mut more) = call(commands, step, args, within, yes).await?;
-    let (mut deaf, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
+    let (mut is_unreachable, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
     while let Some(nodes) = more {
-        deaf.learn(&nodes);
+        is_unreachable.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
-            deaf.arg(cmd);
+            is_unreachable.arg(cmd);
         };
         (_, more) = call(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
     }
@@ -146,18 +146,18 @@ pub(crate) async fn take_permit(
     (ask, again): (TakePermit<'_>, bool),
     within: Duration,
 ) -> Result<(PermitTaken, TakeRemarks), StoreError> {
-    let mut deaf = UnreachableNodes::default();
+    let mut is_unreachable = UnreachableNodes::default();
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
             cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
             push_create(cmd, ask.semaphore);
-            deaf.arg(cmd);
+            is_unreachable.arg(cmd);
         };
         let step = LockStep::taking_permit(name);
         match call(commands, step, args, within, permit_taken).await? {
             (taken, None) => return Ok(taken),
-            (_, Some(nodes)) => deaf.learn(&nodes),
+            (_, Some(nodes)) => is_unreachable.learn(&nodes),
         }
     }
 }
@@ -170,7 +170,7 @@ pub(crate) async fn free_permit(
     within: Duration,
 ) -> Result<PermitFreed, StoreError> {
     let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(place(token, millis(lease)));
+        cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
     };
     let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
     let (freed, more) = call(commands, step, args, within, permit_freed).await?;
@@ -201,12 +201,13 @@ async fn serve(
     mut more: Option<Vec<u8>>,
     within: Duration,
 ) -> Result<Option<u32>, StoreError> {
-    let (mut deaf, none, mut available) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
+    let (mut is_unreachable, none, mut available) =
+        (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
     while let Some(nodes) = more {
-        deaf.learn(&nodes);
+        is_unreachable.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
-            deaf.arg(cmd);
+            is_unreachable.arg(cmd);
         };
         let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
         let freed;
@@ -235,15 +236,15 @@ pub(crate) async fn change_semaphore(
             cmd.arg("delete");
         }
     };
-    let (mut told, mut was_created, mut recovered) = (0, false, 0);
+    let (mut notified, mut was_created, mut recovered) = (0, false, 0);
     let state = loop {
         let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
         let (answer, more) = call(commands, step, args, within, Some).await?;
         if more.is_none() {
             break semaphore_state(answer).ok_or_else(|| refused(unexpected()))?;
         }
-        let [told_now, made, ended] = ints(answer).ok_or_else(|| refused(unexpected()))?;
-        told += u32::try_from(told_now).unwrap_or(u32::MAX);
+        let [notified_now, made, ended] = ints(answer).ok_or_else(|| refused(unexpected()))?;
+        notified += u32::try_from(notified_now).unwrap_or(u32::MAX);
         recovered += u32::try_from(ended).unwrap_or(u32::MAX);
         if change != Change::Delete {
             was_created = made == 1;
@@ -253,7 +254,7 @@ pub(crate) async fn change_semaphore(
         }
     };
     Ok(state.map(|state| SemaphoreState {
-        waiting: state.waiting.saturating_add(told),
+        waiting: state.waiting.saturating_add(notified),
         created: state.created || was_created,
         recovered: state.recovered.saturating_add(recovered),
         ..state
@@ -378,7 +379,7 @@ pub(crate) fn end(ttl: Option<Duration>) -> u64 {
 }
 
 /// A waiter's place in a queue.
-pub(crate) fn place(token: &Token, ms: u64) -> String {
+pub(crate) fn queue_entry(token: &Token, ms: u64) -> String {
     format!("{}{ms}", token.as_str())
 }
 
@@ -405,7 +406,7 @@ pub(crate) struct TakeRemarks {
     /// The remaining time is longer than the holder's token says.
     pub(crate) is_doubtful: bool,
     /// The token had asked before and has lost its place.
-    pub(crate) lost_place: bool,
+    pub(crate) lost_position: bool,
 }
 
 pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, TakeRemarks)> {
@@ -425,7 +426,7 @@ pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, TakeRemarks)> {
         0 => return None,
         _ => Taken::Busy { remaining: duration(-2 - number) },
     };
-    let remarks = TakeRemarks { is_doubtful: remarks & 1 != 0, lost_place: remarks & 2 != 0 };
+    let remarks = TakeRemarks { is_doubtful: remarks & 1 != 0, lost_position: remarks & 2 != 0 };
     Some((MutexTaken { taken, was_held }, remarks))
 }
 
@@ -461,7 +462,7 @@ pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, TakeRemarks)> 
         created_with: u32::try_from(created_with).ok()?,
         next_expiry: duration(next_expiry),
     };
-    Some((taken, TakeRemarks { lost_place: granted == 2, ..TakeRemarks::default() }))
+    Some((taken, TakeRemarks { lost_position: granted == 2, ..TakeRemarks::default() }))
 }
 
 pub(crate) fn permit_freed(answer: Value) -> Option<PermitFreed> {

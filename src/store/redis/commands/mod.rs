@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::cluster::Cluster;
 use super::connection::connector::Connector;
 use super::connection::{OnBreak, Supervisor};
-use super::errors::{judge, reason, store_error};
+use super::errors::{classify, reason, store_error};
 use super::scripts::{CallForm, Script};
 use super::topology::endpoint::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
@@ -174,17 +174,17 @@ impl Commands {
     }
 
     /// How to connect to the server that has `key`; `None` while that is not known.
-    pub(super) fn dial(&self, key: &str) -> Option<Connector> {
+    pub(super) fn connector(&self, key: &str) -> Option<Connector> {
         match &self.to {
-            Servers::One(server) => Some(server.dial.clone()),
-            Servers::Cluster(cluster) => cluster.dial(key),
+            Servers::One(server) => Some(server.connector.clone()),
+            Servers::Cluster(cluster) => cluster.connector(key),
         }
     }
 
     /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(super) fn user(&self) -> Option<String> {
         match &self.to {
-            Servers::One(server) => server.dial.user(),
+            Servers::One(server) => server.connector.user(),
             Servers::Cluster(cluster) => cluster.user(),
         }
     }
@@ -301,5 +301,5 @@ pub(crate) async fn run_noting(
 
 /// The error for a reply that the guard cannot use.
 pub(crate) fn refused(error: RedisError) -> StoreError {
-    store_error(judge(&error).0, error)
+    store_error(classify(&error).0, error)
 }

@@ -91,7 +91,7 @@ impl Connector {
 
     /// The same, for another server of the same node.
     #[cfg(feature = "cluster")]
-    pub(crate) fn sharing(self, outages: &Arc<Outages>) -> Self {
+    pub(crate) fn with_outages(self, outages: &Arc<Outages>) -> Self {
         Self { outages: Arc::clone(outages), ..self }
     }
 
@@ -265,7 +265,7 @@ impl Connector {
     }
 
     /// The text of an event about an error: what to do about it and what happened, with the node's address in a cluster.
-    pub(crate) fn told(&self, error: &StoreError) -> String {
+    pub(crate) fn text_of(&self, error: &StoreError) -> String {
         match self.address().filter(|_| self.is_node()) {
             Some(address) => format!("{address}: {}", reason(error)),
             None => reason(error),
@@ -479,7 +479,7 @@ pub(super) struct Outage {
 
 impl Outage {
     /// Logs that the connection that was opened at `back` has ended the outage.
-    pub(super) fn tell_end(&self, outages: &Outages, back: Instant, node: Option<String>) {
+    pub(super) fn log_end(&self, outages: &Outages, back: Instant, node: Option<String>) {
         let loads = outages.loads.load(Ordering::Relaxed).saturating_sub(self.loads_before);
         let took = back.saturating_duration_since(self.since).as_secs_f64();
         tracing::info!(target: log::REDIS, node, "redis is back after {took:.1} s; {loads} loads went without it");
@@ -493,10 +493,10 @@ mod tests {
     #[tokio::test]
     async fn a_panic_while_connecting_is_an_ordinary_failure() {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
-        let dial = Connector::new(&client, Duration::from_millis(50));
-        let opened = dial.open(Duration::from_secs(1), async { panic!("no provider of cryptography") });
+        let connector = Connector::new(&client, Duration::from_millis(50));
+        let opened = connector.open(Duration::from_secs(1), async { panic!("no provider of cryptography") });
         let error: RedisResult<()> = opened.await;
-        let failure = dial.failure(error.expect_err("it panicked"));
+        let failure = connector.failure(error.expect_err("it panicked"));
         assert_eq!(failure.kind, StoreErrorKind::Unavailable);
         assert!(format!("{failure:?}").contains("no provider of cryptography"), "{failure:?}");
     }

@@ -38,7 +38,7 @@ use tokio::time::error::Elapsed;
 use self::connector::{Connector, Outage};
 use self::monitor::{BulkLimit, RefusalLog, Silence, silent};
 use super::backoff::STABLE;
-use super::errors::{ConnectionFate, OutageLog, code, is_protocol, judge, store_error};
+use super::errors::{ConnectionFate, OutageLog, classify, code, is_protocol, store_error};
 use super::topology::endpoint::{TimedReading, host_ms};
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
@@ -61,7 +61,7 @@ pub(super) enum OnBreak {
 }
 
 pub(super) struct Supervisor {
-    pub(super) dial: Connector,
+    pub(super) connector: Connector,
     slot: Mutex<ConnectionSlot>,
     /// The generation of the latest connection. Sent at every change of the state, so that every waiting task checks again.
     changes: watch::Sender<u64>,
@@ -69,8 +69,8 @@ pub(super) struct Supervisor {
     look: Arc<Notify>,
     silence: Silence,
     bulk_limit: BulkLimit,
-    born: Instant,
-    /// What the server's clock showed at `born`, in milliseconds.
+    created_at: Instant,
+    /// What the server's clock showed at `created_at`, in milliseconds.
     offset: AtomicI64,
     /// When the clock was last read, and the largest jump between two readings; in milliseconds.
     read_at: AtomicU64,
@@ -85,10 +85,10 @@ pub(super) struct Supervisor {
 struct ConnectionSlot {
     state: ConnectionState,
     /// Counts keepers: one that was replaced must not change the state any more.
-    keepers: u64,
-    keeper: Option<AbortHandle>,
+    reconnect_tasks: u64,
+    reconnect_task: Option<AbortHandle>,
     /// The reasons told of the present outage. A connection that breaks at once does not end an outage.
-    told: OutageLog,
+    outage_log: OutageLog,
     /// The present outage, until a connection was stable.
     outage: Option<Outage>,
 }
@@ -131,21 +131,21 @@ struct LiveConnection {
 }
 
 impl Supervisor {
-    pub(super) fn new(dial: Connector) -> Arc<Self> {
+    pub(super) fn new(connector: Connector) -> Arc<Self> {
         Arc::new(Self {
-            silence: Silence::new(dial.answer),
+            silence: Silence::new(connector.answer),
             bulk_limit: BulkLimit::default(),
-            dial,
+            connector,
             slot: Mutex::new(ConnectionSlot {
                 state: ConnectionState::Idle,
-                keepers: 0,
-                keeper: None,
-                told: OutageLog::default(),
+                reconnect_tasks: 0,
+                reconnect_task: None,
+                outage_log: OutageLog::default(),
                 outage: None,
             }),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
-            born: Instant::now(),
+            created_at: Instant::now(),
             offset: AtomicI64::new(UNKNOWN),
             read_at: AtomicU64::new(0),
             largest_jump: AtomicU64::new(0),
@@ -216,12 +216,12 @@ impl Supervisor {
     }
 
     pub(super) fn close(&self) {
-        let (before, keeper) = {
+        let (before, reconnect_task) = {
             let mut slot = self.slot();
-            (std::mem::replace(&mut slot.state, ConnectionState::Closed), slot.keeper.take())
+            (std::mem::replace(&mut slot.state, ConnectionState::Closed), slot.reconnect_task.take())
         };
-        if let Some(keeper) = keeper {
-            keeper.abort();
+        if let Some(reconnect_task) = reconnect_task {
+            reconnect_task.abort();
         }
         drop(before);
         self.changed();
@@ -253,7 +253,7 @@ impl Supervisor {
                 self.silence.answered(sent);
                 answered = true;
                 let redirects =
-                    || self.dial.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
+                    || self.connector.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
                 if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
                     return Ok(Value::ServerError(error));
                 }
@@ -265,7 +265,7 @@ impl Supervisor {
             }
             Err(error) => error,
         };
-        let (mut kind, fate) = judge(&error);
+        let (mut kind, fate) = classify(&error);
         let is_too_long = is_protocol(&error);
         if kind == StoreErrorKind::Unavailable && !answered {
             // It was sent and the answer is lost, so it may have run.
@@ -275,7 +275,7 @@ impl Supervisor {
             self.bulk_limit.broken_by(cmd, is_too_long);
         }
         if code(&error) == Some("NOREPLICAS") {
-            self.dial.doubt();
+            self.connector.doubt();
         }
         let is_news =
             fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
@@ -310,15 +310,15 @@ impl Supervisor {
                 _ => return,
             };
             if is_stable {
-                slot.told.forget();
+                slot.outage_log.forget();
             }
             // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
             // accepts connections and breaks them.
             let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
             // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
-            let is_news = slot.told.is_news(&why);
-            self.dial.outages.begin(&mut slot.outage);
+            let is_news = slot.outage_log.is_news(&why);
+            self.connector.outages.begin(&mut slot.outage);
             let next = match waits {
                 true => ConnectionState::Connecting(Instant::now()),
                 false => ConnectionState::Down(Some(why)),
@@ -326,19 +326,19 @@ impl Supervisor {
             (std::mem::replace(&mut slot.state, next), is_news)
         };
         drop(lost);
-        warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");
+        warn_if!(log::REDIS, is_news, reason = %self.connector.text_of(why), "lost the connection to redis");
         self.suspect();
         self.changed();
     }
 
     /// Warns, because the server will refuse the same command of every request.
     fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
-        warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
+        warn_if!(log::REDIS, is_news, reason = %self.connector.text_of(refusal), "redis refuses a command");
     }
 
     /// Warns of a command that timed out without costing the connection.
     fn log_late(&self, waited: Duration) {
-        let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
+        let reason = self.connector.text_of(&StoreError::new(StoreErrorKind::TimedOut));
         warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 
@@ -356,7 +356,7 @@ impl Supervisor {
     }
 
     fn since_born(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.born);
+        let since = at.saturating_duration_since(self.created_at);
         // Called on every hit, and `as_millis` divides 128 bits.
         since.as_secs() * 1000 + u64::from(since.subsec_millis())
     }
@@ -372,8 +372,8 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        if let Some(keeper) = self.slot().keeper.take() {
-            keeper.abort();
+        if let Some(reconnect_task) = self.slot().reconnect_task.take() {
+            reconnect_task.abort();
         }
     }
 }

@@ -23,21 +23,21 @@ use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 
 pub(super) struct Silence {
-    born: Instant,
+    created_at: Instant,
     /// Two deadlines of a command.
     limit: Duration,
-    /// When the first of the unanswered commands was sent, in milliseconds since `born`; 0 after an answer.
+    /// When the first of the unanswered commands was sent, in milliseconds since `created_at`; 0 after an answer.
     since: AtomicU64,
     /// When the latest of them timed out.
     until: AtomicU64,
-    /// Whether any command was answered since the keeper last called [`take_heard`](Self::take_heard).
+    /// Whether any command was answered since the keeper last called [`take_received`](Self::take_received).
     heard: AtomicBool,
 }
 
 impl Silence {
     pub(super) fn new(answer: Duration) -> Self {
         Self {
-            born: Instant::now(),
+            created_at: Instant::now(),
             limit: answer.saturating_mul(2),
             since: AtomicU64::new(0),
             until: AtomicU64::new(0),
@@ -72,7 +72,7 @@ impl Silence {
     /// Records a command that timed out after `waited`; returns whether the silence is too long. Earlier time-outs count
     /// only if commands were outstanding without a long gap: the time between two single slow commands is not silence.
     pub(super) fn timed_out(&self, waited: Duration) -> bool {
-        let now = millis(self.born.elapsed()).max(1);
+        let now = millis(self.created_at.elapsed()).max(1);
         let sent = now.saturating_sub(millis(waited)).max(1);
         let before = self.until.swap(now, Ordering::Relaxed);
         let apart = Duration::from_millis(sent.saturating_sub(before)) > self.limit;
@@ -91,7 +91,7 @@ impl Silence {
     }
 
     /// Whether any command was answered since the last call.
-    pub(super) fn take_heard(&self) -> bool {
+    pub(super) fn take_received(&self) -> bool {
         self.heard.swap(false, Ordering::Relaxed)
     }
 }
@@ -116,7 +116,7 @@ const MOST: usize = 16;
 pub(super) struct RefusalLog {
     /// Whether any refusal is going on: while none is, successful commands check nothing else.
     some: AtomicBool,
-    told: Mutex<Vec<LoggedRefusal>>,
+    refusals: Mutex<Vec<LoggedRefusal>>,
 }
 
 #[derive(Debug)]
@@ -132,19 +132,19 @@ struct LoggedRefusal {
 impl RefusalLog {
     /// Records a refusal; returns whether it must be logged.
     pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
-        let mut told = lock(&self.told);
-        let before = told.iter().position(|told| told.code == code);
+        let mut refusals = lock(&self.refusals);
+        let before = refusals.iter().position(|refusals| refusals.code == code);
         if let Some(before) = before {
-            let since = told[before].at.elapsed();
-            if since < AT_LEAST || (told[before].goes_on && since < AGAIN) {
+            let since = refusals[before].at.elapsed();
+            if since < AT_LEAST || (refusals[before].goes_on && since < AGAIN) {
                 return false;
             }
-            told.remove(before);
-        } else if told.len() == MOST {
-            told.remove(0);
+            refusals.remove(before);
+        } else if refusals.len() == MOST {
+            refusals.remove(0);
         }
         let command = cmd.and_then(name);
-        told.push(LoggedRefusal { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
+        refusals.push(LoggedRefusal { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
         self.some.store(true, Ordering::Relaxed);
         true
     }
@@ -154,12 +154,12 @@ impl RefusalLog {
         if !self.some.load(Ordering::Relaxed) {
             return;
         }
-        let mut told = lock(&self.told);
+        let mut refusals = lock(&self.refusals);
         let command = name(cmd);
-        for told in told.iter_mut().filter(|told| told.command == command) {
-            told.goes_on = false;
+        for refusals in refusals.iter_mut().filter(|refusals| refusals.command == command) {
+            refusals.goes_on = false;
         }
-        self.some.store(told.iter().any(|told| told.goes_on), Ordering::Relaxed);
+        self.some.store(refusals.iter().any(|refusals| refusals.goes_on), Ordering::Relaxed);
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
         advance(ANSWER + Duration::from_millis(1)).await;
         silence.answered(sent);
         assert!(in_vain(&silence, ANSWER).await);
-        assert!(silence.take_heard(), "it is there, though slow");
+        assert!(silence.take_received(), "it is there, though slow");
     }
 
     /// The hour without any command was counted as an hour of silence.
@@ -351,7 +351,7 @@ mod refusal_log_tests {
         for number in 0..1_000 {
             assert!(refusals.is_news(&number.to_string(), None));
         }
-        assert_eq!(lock(&refusals.told).len(), MOST);
+        assert_eq!(lock(&refusals.refusals).len(), MOST);
     }
 }
 

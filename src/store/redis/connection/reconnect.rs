@@ -45,10 +45,10 @@ impl Drop for Reconnector {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let before = {
             let mut slot = supervisor.slot();
-            if slot.keepers != self.number || matches!(slot.state, ConnectionState::Closed) {
+            if slot.reconnect_tasks != self.number || matches!(slot.state, ConnectionState::Closed) {
                 return;
             }
-            slot.keeper = None;
+            slot.reconnect_task = None;
             std::mem::replace(&mut slot.state, ConnectionState::Idle)
         };
         drop(before);
@@ -58,57 +58,57 @@ impl Drop for Reconnector {
 
 /// Keeps a connection up while there is a supervisor. No strong reference lives across an await, or the connections of a
 /// dropped store would outlive it.
-pub(super) async fn keep(keeper: Reconnector, dial: Connector, look: Arc<Notify>) {
+pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
-        let opened = dial.anew().await;
+        let opened = connector.anew().await;
         let mut login = opened.as_ref().map_or(OWN, |opened| opened.login);
-        let Some(generation) = keeper.settle(opened) else { return };
+        let Some(generation) = reconnect_task.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
             let (mut again, mut looked_at) = (false, opened_at);
-            let mut recovers = keeper.recovers();
-            keeper.read_limit(generation, dial.answer).await;
+            let mut recovers = reconnect_task.recovers();
+            reconnect_task.read_limit(generation, connector.answer).await;
             loop {
-                let period = if recovers { STABLE } else { dial.look_period() };
-                let told = again
+                let period = if recovers { STABLE } else { connector.look_period() };
+                let has_news = again
                     || tokio::select! {
-                        told = timeout(period, look.notified()) => told.is_ok(),
-                        issue = dial.login.later_than(login) => {
-                            let Some(mut connection) = keeper.connection(generation) else { break };
+                        has_news = timeout(period, look.notified()) => has_news.is_ok(),
+                        issue = connector.login.later_than(login) => {
+                            let Some(mut connection) = reconnect_task.connection(generation) else { break };
                             let auth = issue.auth();
-                            let taken = dial.log_in(issue.number, connection.send_packed_command(&auth)).await;
+                            let taken = connector.log_in(issue.number, connection.send_packed_command(&auth)).await;
                             if let Ok(true) = taken {
                                 login = issue.number;
                             }
                             // An AUTH without an answer counts as any other command.
-                            keeper.note(generation, taken.map(|_| None));
+                            reconnect_task.note(generation, taken.map(|_| None));
                             false
                         }
-                        () = keeper.until_cut(generation) => break,
+                        () = reconnect_task.until_cut(generation) => break,
                     };
-                let Some(mut connection) = keeper.connection(generation) else { break };
+                let Some(mut connection) = reconnect_task.connection(generation) else { break };
                 if recovers && opened_at.elapsed() >= STABLE {
-                    keeper.is_back(opened_at);
+                    reconnect_task.is_back(opened_at);
                     recovers = false;
                 }
-                if !told && looked_at.elapsed() < dial.clock && !keeper.has_to_look() {
+                if !has_news && looked_at.elapsed() < connector.clock && !reconnect_task.has_to_look() {
                     continue;
                 }
                 looked_at = Instant::now();
-                let reading = bounded(dial.answer, dial.look(&mut connection)).await;
+                let reading = bounded(connector.answer, connector.look(&mut connection)).await;
                 // A single missing answer may mean a slow server. If the next check, made at once, is not answered
                 // either, the connection is silent.
-                again = keeper.note(generation, reading) && !again;
+                again = reconnect_task.note(generation, reading) && !again;
                 tokio::select! {
-                    replaced = dial.has_been_replaced() => if replaced {
-                        keeper.leave(generation);
+                    replaced = connector.has_been_replaced() => if replaced {
+                        reconnect_task.leave(generation);
                     },
                     // The sentinels may be slow, and the connection may break meanwhile.
                     () = look.notified() => look.notify_one(),
                 }
             }
-            backoff.lived(opened_at.elapsed());
+            backoff.connected_for(opened_at.elapsed());
         }
         backoff.pause().await;
     }
@@ -120,7 +120,7 @@ impl Reconnector {
     fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
         let supervisor = self.supervisor.upgrade()?;
         let mut slot = supervisor.slot();
-        if slot.keepers != self.number || matches!(slot.state, ConnectionState::Closed) {
+        if slot.reconnect_tasks != self.number || matches!(slot.state, ConnectionState::Closed) {
             return None;
         }
         let generation = match opened {
@@ -140,15 +140,15 @@ impl Reconnector {
                 Some(generation)
             }
             Err(error) => {
-                let why = supervisor.dial.failure(error);
-                let is_news = slot.told.is_news(&why);
+                let why = supervisor.connector.failure(error);
+                let is_news = slot.outage_log.is_news(&why);
                 if slot.outage.is_none() {
-                    supervisor.dial.outages.begin(&mut slot.outage);
+                    supervisor.connector.outages.begin(&mut slot.outage);
                 }
                 slot.state = ConnectionState::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
-                warn_if!(log::REDIS, is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
+                warn_if!(log::REDIS, is_news, reason = %supervisor.connector.text_of(&why), "can not connect to redis");
                 None
             }
         };
@@ -205,8 +205,8 @@ impl Reconnector {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let outage = supervisor.slot().outage.take();
         if let Some(outage) = outage {
-            let node = supervisor.dial.address().filter(|_| supervisor.dial.is_node());
-            outage.tell_end(&supervisor.dial.outages, opened_at, node);
+            let node = supervisor.connector.address().filter(|_| supervisor.connector.is_node());
+            outage.log_end(&supervisor.connector.outages, opened_at, node);
         }
     }
 
@@ -214,8 +214,8 @@ impl Reconnector {
     /// or its server may have been demoted.
     fn has_to_look(&self) -> bool {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
-        let heard = supervisor.silence.take_heard();
-        !heard || supervisor.dial.may_be_demoted()
+        let heard = supervisor.silence.take_received();
+        !heard || supervisor.connector.may_be_demoted()
     }
 
     /// Drops a connection that works, but leads to a server that is not the primary any more.
@@ -233,13 +233,13 @@ impl Reconnector {
             Ok(reading) => {
                 supervisor.silence.answered(None);
                 // The keeper's own question does not count as use of the connection.
-                supervisor.silence.take_heard();
+                supervisor.silence.take_received();
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
                 }
             }
             Err(error) if error.is_timeout() => {
-                supervisor.timed_out(generation, supervisor.dial.answer);
+                supervisor.timed_out(generation, supervisor.connector.answer);
                 return true;
             }
             Err(error) => {
@@ -345,16 +345,16 @@ impl Supervisor {
                 return false;
             }
             slot.state = ConnectionState::Connecting(Instant::now());
-            slot.keepers += 1;
-            slot.keepers
+            slot.reconnect_tasks += 1;
+            slot.reconnect_tasks
         };
-        let keeper = Reconnector { supervisor: Arc::downgrade(self), number };
+        let reconnect_task = Reconnector { supervisor: Arc::downgrade(self), number };
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the keeper
         // takes the lock.
-        let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
+        let task = runtime.spawn(keep(reconnect_task, self.connector.clone(), Arc::clone(&self.look)));
         let mut slot = self.slot();
-        if slot.keepers == number && !matches!(slot.state, ConnectionState::Closed) {
-            slot.keeper = Some(task.abort_handle());
+        if slot.reconnect_tasks == number && !matches!(slot.state, ConnectionState::Closed) {
+            slot.reconnect_task = Some(task.abort_handle());
         } else {
             task.abort();
         }

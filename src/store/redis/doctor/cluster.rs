@@ -63,7 +63,7 @@ pub(super) async fn examine(
         match open(master).await {
             Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
             Err(error) => {
-                let known = master.server.dial.advice(&error);
+                let known = master.server.connector.advice(&error);
                 let found = format!("{} can not be reached: {}", master.name(), unquoted(error));
                 let cost = format!("for its keys {ALONE}; by default for all keys, once the others miss it");
                 let advice = known.unwrap_or("is it up, and where the cluster says?");
@@ -76,7 +76,7 @@ pub(super) async fn examine(
             format!("{} opened in {:.1?}, {} replicas", master.name(), started.elapsed(), master.replicas);
         findings.push(Finding::ok("master", found));
     }
-    findings.extend(apart(&clocks));
+    findings.extend(clock_difference(&clocks));
     let samples = cluster.samples(name);
     let home =
         samples.iter().find(|(master, _)| reached.contains(&master.name())).or_else(|| samples.first());
@@ -84,10 +84,10 @@ pub(super) async fn examine(
         let found = Finding::problem("connection", "no node serves any slot");
         findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
     }
-    let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
+    let (connector, name) = home.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
     // At any node: what is published at one must come to all.
     let inbox = cluster.any_node(ANSWER);
-    Some(GuideLink { dial, inbox, name, reached })
+    Some(GuideLink { connector, inbox, name, reached })
 }
 
 /// Looks further than [`examine`] has, at what nodes keep for themselves: first at the node that `home` and `commands` lead to,
@@ -108,7 +108,7 @@ pub(super) async fn examine_nodes(
 }
 
 /// A finding about the clock that differs most from that of the first master, by which entries are judged.
-fn apart(clocks: &[(String, TimedReading)]) -> Option<Finding> {
+fn clock_difference(clocks: &[(String, TimedReading)]) -> Option<Finding> {
     let now = Instant::now();
     let at = |reading: &TimedReading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
     let (first, by) = clocks.first()?;
@@ -152,9 +152,9 @@ async fn look(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Fi
 
 /// A connection for the doctor, with a bound, so that one hanging master leaves time for the others.
 async fn open(master: &MasterNode) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
-    let mut dial = master.server.dial.clone();
-    dial.answer = ANSWER;
-    bounded(ANSWER * 2, dial.commands()).await
+    let mut connector = master.server.connector.clone();
+    connector.answer = ANSWER;
+    bounded(ANSWER * 2, connector.commands()).await
 }
 
 /// Says at which master something is wrong.

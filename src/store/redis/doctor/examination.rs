@@ -22,7 +22,7 @@ pub(super) struct Examination<'a> {
 
 /// Where to look further.
 pub(super) struct GuideLink {
-    pub(super) dial: Connector,
+    pub(super) connector: Connector,
     /// Leads to messages.
     pub(super) inbox: Connector,
     /// A name with its keys there.
@@ -42,7 +42,7 @@ impl Examination<'_> {
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// The cost of not being told.
-pub(super) const UNTOLD: &str =
+pub(super) const NOT_EXAMINED: &str =
     "no process is told that a load has ended: waits in other processes end by their timers, later";
 
 /// The cost of being without the server.

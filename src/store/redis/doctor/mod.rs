@@ -58,9 +58,9 @@ impl Examination<'_> {
         let user = self.user();
         let mut home = match &self.store.commands.to {
             Servers::One(server) => {
-                let dial = server.dial.clone();
+                let connector = server.connector.clone();
                 let name = self.ask.key.name().to_owned();
-                GuideLink { inbox: dial.clone(), dial, name, reached: Vec::new() }
+                GuideLink { inbox: connector.clone(), connector, name, reached: Vec::new() }
             }
             Servers::Cluster(cluster) => {
                 let name = self.ask.key.name();
@@ -71,13 +71,13 @@ impl Examination<'_> {
             }
         };
         // Its users give it little time; here it may show how much it needs.
-        (home.dial.answer, home.inbox.answer) = (ANSWER, ANSWER);
-        let GuideLink { dial, inbox, name, reached } = &home;
+        (home.connector.answer, home.inbox.answer) = (ANSWER, ANSWER);
+        let GuideLink { connector, inbox, name, reached } = &home;
         let started = Instant::now();
-        let (mut commands, reading) = match dial.commands().await {
+        let (mut commands, reading) = match connector.commands().await {
             Ok(opened) => opened,
             Err(error) => {
-                let known = dial.advice(&error);
+                let known = connector.advice(&error);
                 let found = Finding::problem("connection", format!("can not be opened: {}", unquoted(error)));
                 let advice = known.unwrap_or("address, TLS, user and password; is the server up?");
                 self.findings.push(found.cost(ALONE).advice(advice));
@@ -89,9 +89,9 @@ impl Examination<'_> {
         self.findings.extend(server::of_greeting(
             greeting,
             self.store.connections.topology,
-            dial.address().as_deref(),
+            connector.address().as_deref(),
         ));
-        if let (Some(sentinel), Some(primary)) = (dial.sentinel(), dial.address()) {
+        if let (Some(sentinel), Some(primary)) = (connector.sentinel(), connector.address()) {
             self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
@@ -104,7 +104,8 @@ impl Examination<'_> {
         self.findings.extend(tried.findings);
         if let Servers::Cluster(cluster) = &self.store.commands.to {
             let findings = (&mut self.findings, before);
-            cluster::examine_nodes(cluster, dial, (name, reached), &user, &mut commands, findings).await?;
+            cluster::examine_nodes(cluster, connector, (name, reached), &user, &mut commands, findings)
+                .await?;
         }
         // Kept until here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {

@@ -10,12 +10,12 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 
-use super::examination::{ALONE, ANSWER, Examination, UNTOLD, all, one};
+use super::examination::{ALONE, ANSWER, Examination, NOT_EXAMINED, all, one};
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Servers;
 use crate::store::redis::connection::connector::{Connector, MessageSink, MessageStream};
-use crate::store::redis::errors::{bounded, judge, unquoted};
+use crate::store::redis::errors::{bounded, classify, unquoted};
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::CallForm;
 
@@ -156,7 +156,7 @@ impl RefusedRights {
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
-            findings.push(found.cost(UNTOLD).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
+            findings.push(found.cost(NOT_EXAMINED).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
         }
         if let Some(writes) = writes {
             let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
@@ -302,21 +302,21 @@ fn said(answer: &Value) -> String {
 }
 
 /// At how many nodes it is tried: each that hangs takes time.
-const MOST_PLACES: usize = 3;
+const MAX_COPIES: usize = 3;
 
 impl Examination<'_> {
     /// Subscribes as the guard does, to a channel that no other client uses.
     pub(super) async fn subscribe(
         &mut self,
-        dial: &Connector,
+        connector: &Connector,
         channel: &str,
     ) -> Option<(MessageSink, MessageStream)> {
-        let mut subscribed = subscribe_at(dial, channel).await;
-        for _ in 1..self.places().min(MOST_PLACES) {
+        let mut subscribed = subscribe_at(connector, channel).await;
+        for _ in 1..self.places().min(MAX_COPIES) {
             match &subscribed {
-                Err(error) if judge(error).0 != StoreErrorKind::Refused => {
+                Err(error) if classify(error).0 != StoreErrorKind::Refused => {
                     // As the guard does: another node serves as well.
-                    subscribed = subscribe_at(dial, channel).await;
+                    subscribed = subscribe_at(connector, channel).await;
                 }
                 _ => break,
             }
@@ -324,15 +324,17 @@ impl Examination<'_> {
         match subscribed {
             Ok(inbox) => Some(inbox),
             Err(error) => {
-                let advice = match judge(&error).0 {
+                let advice = match classify(&error).0 {
                     StoreErrorKind::Refused => {
                         format!("ACL SETUSER {} +subscribe +unsubscribe +ping &sg1:*", self.user())
                     }
-                    _ => dial.advice(&error).unwrap_or("a second connection must be possible").to_owned(),
+                    _ => {
+                        connector.advice(&error).unwrap_or("a second connection must be possible").to_owned()
+                    }
                 };
                 let found =
                     Finding::warning("notifications", format!("can not subscribe: {}", unquoted(error)));
-                self.findings.push(found.cost(UNTOLD).advice(advice));
+                self.findings.push(found.cost(NOT_EXAMINED).advice(advice));
                 None
             }
         }
@@ -368,14 +370,14 @@ impl Examination<'_> {
         self.findings.push(match came {
             Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
             _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
-                .cost(UNTOLD)
+                .cost(NOT_EXAMINED)
                 .advice("+publish and &sg1:* for this user; a proxy between here and the server must pass messages on"),
         });
     }
 }
 
-async fn subscribe_at(dial: &Connector, channel: &str) -> RedisResult<(MessageSink, MessageStream)> {
-    let (mut sink, messages) = bounded(ANSWER * 2, dial.inbox()).await?.messages.split();
+async fn subscribe_at(connector: &Connector, channel: &str) -> RedisResult<(MessageSink, MessageStream)> {
+    let (mut sink, messages) = bounded(ANSWER * 2, connector.inbox()).await?.messages.split();
     bounded(ANSWER, sink.subscribe(channel)).await?;
     Ok((sink, messages))
 }

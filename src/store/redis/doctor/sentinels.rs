@@ -14,8 +14,8 @@ use crate::store::redis::errors::{THEIR_PASSWORD, is_login};
 
 /// Asks a sentinel about the primary at `address`.
 pub(super) async fn examine(sentinel: impl Future<Output = RedisResult<Client>>, address: &str) -> Finding {
-    let told = async { ask(&sentinel.await?, address).await };
-    told.await.unwrap_or_else(|error| {
+    let answered = async { ask(&sentinel.await?, address).await };
+    answered.await.unwrap_or_else(|error| {
         let advice = match is_login(&error) {
             true => THEIR_PASSWORD,
             false => "start them, and let this user send them SENTINEL and ROLE",

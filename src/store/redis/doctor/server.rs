@@ -67,11 +67,11 @@ pub(super) fn of_greeting(greeting: Value, topology: Topology, address: Option<&
 
 /// Memory, eviction, replicas and persistence, as far as this user may read them.
 pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
-    let told = match info {
+    let answered = match info {
         Value::ServerError(_) => None,
         info => text(info),
     };
-    let Some(told) = told else {
+    let Some(answered) = answered else {
         let hidden = Finding::note(
             "info",
             "INFO is not permitted: replicas and persistence could not be seen",
@@ -89,7 +89,7 @@ pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
         return findings;
     };
     let fields: HashMap<&str, &str> =
-        told.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+        answered.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or_default();
     let evicted = field("evicted_keys").parse().ok();
     let mut findings = memory(field("maxmemory"), field("maxmemory_policy"), evicted);

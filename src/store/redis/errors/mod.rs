@@ -297,7 +297,7 @@ pub(crate) enum ConnectionFate {
 }
 
 /// Classifies an error: transport, not the primary, rights lost, transient, permanent.
-pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
+pub(crate) fn classify(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
     if is_protocol(error) {
         // The same command would break the next connection, too.
         return (StoreErrorKind::Refused, ConnectionFate::Drop);
@@ -448,7 +448,7 @@ mod advice_tests {
     /// Advice about TLS would send an operator in the wrong direction.
     #[test]
     fn advice_tells_a_closed_port_from_a_tls_port() {
-        let told = |kind: io::ErrorKind, tls: bool| {
+        let outage_log = |kind: io::ErrorKind, tls: bool| {
             let (host, port) = ("h".to_owned(), 1);
             let addr = match tls {
                 true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
@@ -457,11 +457,11 @@ mod advice_tests {
             on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
         };
         for tls in [false, true] {
-            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
-            assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
+            assert_eq!(outage_log(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
+            assert!(outage_log(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
         // A server that requires client certificates closes, too, mostly before its alert is read.
-        assert!(told(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
+        assert!(outage_log(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
     }
 
     #[test]
@@ -501,17 +501,17 @@ mod classify_tests {
                 (Transient, ConnectionFate::Keep),
             ),
         ] {
-            assert_eq!(judge(&server(line)), verdict, "{line}");
+            assert_eq!(classify(&server(line)), verdict, "{line}");
         }
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
-        assert_eq!(judge(&broken), (Unavailable, ConnectionFate::Drop));
+        assert_eq!(classify(&broken), (Unavailable, ConnectionFate::Drop));
         // A server that answers is up.
-        assert_eq!(judge(&super::unexpected()), (Refused, ConnectionFate::Keep));
+        assert_eq!(classify(&super::unexpected()), (Refused, ConnectionFate::Keep));
     }
 
     #[test]
     fn an_error_does_not_quote_keys_nor_passwords() {
-        for (line, told) in [
+        for (line, outage_log) in [
             ("unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'", "runs no scripts"),
             ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
             ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
@@ -522,7 +522,7 @@ mod classify_tests {
         ] {
             let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
             let source = error.source.clone().expect("there is a cause");
-            assert!(source.to_string().contains(told), "{source}");
+            assert!(source.to_string().contains(outage_log), "{source}");
             assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
         }
         let optional =
@@ -556,26 +556,26 @@ mod outage_log_tests {
 
     #[test]
     fn each_reason_is_logged_once_per_outage_in_any_order() {
-        let mut told = OutageLog::default();
-        assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
-        assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
-        assert!(told.is_news(&transport(io::ErrorKind::TimedOut)));
-        assert!(told.is_news(&failed(unexpected())), "it is not lost");
-        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
-        assert!(told.is_news(&refused("NOPERM", "no permissions to run 'time'")));
+        let mut outage_log = OutageLog::default();
+        assert!(outage_log.is_news(&transport(io::ErrorKind::BrokenPipe)));
+        assert!(!outage_log.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
+        assert!(outage_log.is_news(&transport(io::ErrorKind::TimedOut)));
+        assert!(outage_log.is_news(&failed(unexpected())), "it is not lost");
+        assert!(outage_log.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+        assert!(outage_log.is_news(&refused("NOPERM", "no permissions to run 'time'")));
         for _ in 0..3 {
-            assert!(!told.is_news(&transport(io::ErrorKind::BrokenPipe)));
-            assert!(!told.is_news(&refused("WRONGPASS", "or the user is disabled")));
-            assert!(!told.is_news(&refused("NOPERM", "no permissions to run 'ping'")));
+            assert!(!outage_log.is_news(&transport(io::ErrorKind::BrokenPipe)));
+            assert!(!outage_log.is_news(&refused("WRONGPASS", "or the user is disabled")));
+            assert!(!outage_log.is_news(&refused("NOPERM", "no permissions to run 'ping'")));
         }
-        told.forget();
-        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+        outage_log.forget();
+        assert!(outage_log.is_news(&refused("WRONGPASS", "invalid username-password pair")));
     }
 
     #[test]
     fn the_number_of_logged_codes_is_bounded() {
-        let mut told = OutageLog::default();
-        let news = (0..100).filter(|n| told.is_news(&refused(&format!("CODE{n}"), ""))).count();
+        let mut outage_log = OutageLog::default();
+        let news = (0..100).filter(|n| outage_log.is_news(&refused(&format!("CODE{n}"), ""))).count();
         assert_eq!(news, MOST);
     }
 }

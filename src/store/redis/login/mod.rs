@@ -148,7 +148,7 @@ struct Rotation {
     /// Sent at every change of the state.
     changes: watch::Sender<()>,
     failures: AtomicU64,
-    told: LogEveryMinute,
+    log_limit: LogEveryMinute,
 }
 
 #[derive(Default)]
@@ -272,7 +272,7 @@ impl Rotation {
             state: Mutex::default(),
             changes: watch::Sender::new(()),
             failures: AtomicU64::new(0),
-            told: LogEveryMinute::default(),
+            log_limit: LogEveryMinute::default(),
         })
     }
 
@@ -332,7 +332,7 @@ impl Rotation {
 
     fn failed(&self, why: RedisError) {
         self.count();
-        let is_news = self.told.is_due();
+        let is_news = self.log_limit.is_due();
         warn_if!(log::REDIS, is_news, reason = %why, "no new credentials; the present ones are used until they end");
         let mut state = lock(&self.state);
         state.fail();
@@ -356,7 +356,11 @@ impl Rotation {
             state.why = Some(RedisError::from((ErrorKind::AuthenticationFailed, REFUSED)));
         }
         self.count();
-        warn_if!(log::REDIS, self.told.is_due(), "redis refuses the credentials that the provider has given");
+        warn_if!(
+            log::REDIS,
+            self.log_limit.is_due(),
+            "redis refuses the credentials that the provider has given"
+        );
         self.changes.send_replace(());
     }
 

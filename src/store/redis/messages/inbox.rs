@@ -88,7 +88,7 @@ impl Inbox {
 
     pub(crate) fn close(&self) {
         self.subscriber.release(self.node(), self);
-        self.tell_missed();
+        self.notify_missed();
     }
 
     /// Sends messages about this node's volume to `listener`; the first stays.
@@ -111,14 +111,14 @@ impl Inbox {
     }
 
     /// How long ago a message or the answer to a ping arrived.
-    pub(crate) fn last_heard(&self) -> Option<Duration> {
-        self.subscriber.vitals.last_heard()
+    pub(crate) fn silent_for(&self) -> Option<Duration> {
+        self.subscriber.liveness.silent_for()
     }
 
     /// How long the answer to the latest ping took, or how long the present ping has been waiting,
     /// if that is longer.
     pub(crate) fn lag(&self) -> Option<Duration> {
-        self.subscriber.vitals.lag()
+        self.subscriber.liveness.lag()
     }
 
     /// Whether this node minted the token. Other clients may publish to this channel, too.
@@ -143,12 +143,12 @@ impl Recipient for Inbox {
     fn deliver(&self, payload: &[u8]) {
         match message::parse(payload) {
             Some(Message::Hint(name, hint)) => {
-                let heard = self.watches.tell(name, &hint);
+                let heard = self.watches.notify(name, &hint);
                 match hint {
                     // The waiter has left: pass its lease on, or it stays unused until it expires.
                     Hint::Granted { token, hops } if !heard && self.is_own(&token) => {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
-                        let within = self.subscriber.dial.answer;
+                        let within = self.subscriber.connector.answer;
                         tokio::spawn(async move {
                             let _ = hand_over(&commands, &name, &token, None, (hops, false), within).await;
                         });
@@ -157,14 +157,19 @@ impl Recipient for Inbox {
                 }
             }
             Some(Message::Granted { token, fence, lock }) => {
-                let heard = self.grants.tell(&token, LockHint::Granted { fence }).is_some();
+                let heard = self.grants.notify(&token, LockHint::Granted { fence }).is_some();
                 // Invariant 5 of `locks`.
                 if !heard && self.is_own(&token) {
-                    tokio::spawn(give_back(self.commands.clone(), lock, token, self.subscriber.dial.answer));
+                    tokio::spawn(give_back(
+                        self.commands.clone(),
+                        lock,
+                        token,
+                        self.subscriber.connector.answer,
+                    ));
                 }
             }
-            Some(Message::Told(token, tell)) => drop(self.grants.tell(&token, tell)),
-            Some(Message::Sooner(key)) => drop(self.grants.tell_missed(key, None)),
+            Some(Message::LockNotified(token, notify)) => drop(self.grants.notify(&token, notify)),
+            Some(Message::Sooner(key)) => drop(self.grants.notify_missed(key, None)),
             Some(Message::Announced(heard)) => {
                 if let Some(listener) = self.listener() {
                     listener.announced(&heard);
@@ -179,16 +184,16 @@ impl Recipient for Inbox {
         }
     }
 
-    fn tell_missed(&self) {
-        self.watches.tell_all_missed();
-        self.grants.tell_firsts_missed();
+    fn notify_missed(&self) {
+        self.watches.notify_all_missed();
+        self.grants.notify_firsts_missed();
         if let Some(listener) = self.listener() {
             listener.missed();
         }
     }
 
     fn look_for_losses(&self, status: InboxStatus) {
-        let asked = (self.commands.clone(), self.node(), self.subscriber.dial.answer);
+        let asked = (self.commands.clone(), self.node(), self.subscriber.connector.answer);
         tokio::spawn(look_for_losses(asked, Arc::clone(&self.grants), status != InboxStatus::Shut));
     }
 }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::store::Token;
 use crate::store::names::LockName;
 use crate::store::redis::commands::entry_steps::{changed_name, read_id};
-use crate::store::volume::{HeardAnnouncement, LogRecord};
+use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::LockHint;
 
@@ -46,11 +46,11 @@ pub(crate) enum Message<'a> {
     /// For the waiter with this token: it holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },
     /// For the waiter or holder with this token.
-    Told(Token, LockHint),
+    LockNotified(Token, LockHint),
     /// For the waiters of the lock with this key.
     Sooner(&'a str),
     /// For a member of the volume.
-    Announced(HeardAnnouncement),
+    Announced(ReceivedAnnouncement),
     /// For the announcer.
     Acknowledged { id: Uuid, by: Uuid },
 }
@@ -86,8 +86,8 @@ pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
             Message::Granted { token, fence, lock: LockName::of_mutex_key(name(rest)?) }
         }
         b'p' => Message::Granted { token, fence: 0, lock: LockName::semaphore(name(rest)?) },
-        b'b' if rest.is_empty() => Message::Told(token, LockHint::Broken),
-        b'c' if rest.is_empty() => Message::Told(token, LockHint::Closed),
+        b'b' if rest.is_empty() => Message::LockNotified(token, LockHint::Broken),
+        b'c' if rest.is_empty() => Message::LockNotified(token, LockHint::Closed),
         _ => return None,
     })
 }
@@ -97,14 +97,14 @@ pub(crate) fn acknowledgement(id: Uuid, by: Uuid) -> String {
     format!("k{}{}", id.simple(), by.simple())
 }
 
-fn announced(text: &[u8]) -> Option<HeardAnnouncement> {
+fn announced(text: &[u8]) -> Option<ReceivedAnnouncement> {
     let (number, rest) = number(text, 16)?;
     let (id, rest) = rest.split_at_checked(32)?;
     let (before, rest) = rest.split_at_checked(32)?;
     let (announcer, name) = rest.split_at_checked(32)?;
     let (id, announcer) = (read_id(id)?, read_id(announcer)?);
     let record = LogRecord { id, announcer, name: changed_name(name)? };
-    Some(HeardAnnouncement { number, before: read_id(before)?, record })
+    Some(ReceivedAnnouncement { number, before: read_id(before)?, record })
 }
 
 fn name(text: &[u8]) -> Option<&str> {
@@ -187,7 +187,7 @@ mod tests {
                 _ => ChangedName::Tag(name.into()),
             };
             let record = LogRecord { id, announcer, name };
-            let expected = HeardAnnouncement { number: 42, before, record };
+            let expected = ReceivedAnnouncement { number: 42, before, record };
             let parsed = parse(text.as_bytes());
             assert!(matches!(&parsed, Some(Message::Announced(heard)) if *heard == expected), "{parsed:?}");
         }
@@ -217,7 +217,7 @@ mod tests {
         for (kind, told) in [("b", LockHint::Broken), ("c", LockHint::Closed)] {
             let message = format!("{kind}{text}");
             assert!(
-                matches!(parse(message.as_bytes()), Some(Message::Told(t, tell)) if t == token && tell == told)
+                matches!(parse(message.as_bytes()), Some(Message::LockNotified(t, notify)) if t == token && notify == told)
             );
         }
     }

@@ -14,9 +14,9 @@ impl Connections {
     /// As [`single`](Self::single), to the nodes of a cluster.
     pub(crate) fn spread(client: ClusterClient, command_timeout: Duration, login: Login) -> Self {
         let cluster = Cluster::logging_in(client, command_timeout, login);
-        let mut place = DefaultHasher::new();
-        cluster.atlas().described().hash(&mut place);
+        let mut store_id = DefaultHasher::new();
+        cluster.cluster_nodes().described().hash(&mut store_id);
         let inbox = cluster.any_node(command_timeout);
-        Self::of(inbox, Some(cluster.into()), Topology::Cluster, place.finish())
+        Self::of(inbox, Some(cluster.into()), Topology::Cluster, store_id.finish())
     }
 }

@@ -62,7 +62,7 @@ impl RedisStore {
 
     /// A new node on connections that it is counted in.
     pub(crate) fn on(connections: Arc<Connections>) -> Self {
-        let (dial, commands) = (connections.dial.clone(), connections.commands.of_another_node());
+        let (connector, commands) = (connections.connector.clone(), connections.commands.of_another_node());
         let (watches, grants) = (Arc::<LeaseWaiters>::default(), Arc::<LockWaiters>::default());
         Self {
             inbox: Inbox::new(
@@ -71,7 +71,7 @@ impl RedisStore {
                 Arc::clone(&watches),
                 Arc::clone(&grants),
             ),
-            keyspace: Keyspace::new(dial, commands.clone(), Arc::clone(&grants)),
+            keyspace: Keyspace::new(connector, commands.clone(), Arc::clone(&grants)),
             connections,
             commands,
             watches,
@@ -84,7 +84,7 @@ impl RedisStore {
 
     /// The deadline of one command.
     pub(super) fn command_timeout(&self) -> Duration {
-        self.connections.dial.answer
+        self.connections.connector.answer
     }
 
     /// Ends this node's part in its connections.
@@ -142,10 +142,10 @@ impl fmt::Debug for RedisStore {
 /// One connection for commands (in a cluster one to each master) and one for messages, each opened when it is first needed.
 pub(crate) struct Connections {
     /// Digest of the server's address and the database.
-    pub(in crate::store::redis) place: u64,
+    pub(in crate::store::redis) store_id: u64,
     pub(in crate::store::redis) topology: Topology,
     /// Leads to messages.
-    pub(in crate::store::redis) dial: Connector,
+    pub(in crate::store::redis) connector: Connector,
     pub(in crate::store::redis) commands: Commands,
     pub(in crate::store::redis) subscriber: Arc<Subscriber>,
     /// How many nodes use them; with the last they are closed.
@@ -157,21 +157,21 @@ impl Connections {
     /// down.
     pub(crate) fn single(client: &Client, command_timeout: Duration, login: Login) -> Self {
         let info = client.get_connection_info();
-        let mut place = DefaultHasher::new();
-        info.addr().to_string().hash(&mut place);
-        info.redis_settings().db().hash(&mut place);
-        let dial = Connector::new(client, command_timeout).logging_in(&login);
-        Self::of(dial, None, Topology::Single, place.finish())
+        let mut store_id = DefaultHasher::new();
+        info.addr().to_string().hash(&mut store_id);
+        info.redis_settings().db().hash(&mut store_id);
+        let connector = Connector::new(client, command_timeout).logging_in(&login);
+        Self::of(connector, None, Topology::Single, store_id.finish())
     }
 
-    /// `dial` leads to messages; and to commands, where those have no ways of their own.
-    fn of(dial: Connector, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
-        let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
+    /// `connector` leads to messages; and to commands, where those have no ways of their own.
+    fn of(connector: Connector, commands: Option<Commands>, topology: Topology, store_id: u64) -> Self {
+        let commands = commands.unwrap_or_else(|| Supervisor::new(connector.clone()).into());
         Self {
-            place,
+            store_id,
             topology,
-            subscriber: Subscriber::new(dial.clone(), commands.clone()),
-            dial,
+            subscriber: Subscriber::new(connector.clone(), commands.clone()),
+            connector,
             commands,
             nodes: AtomicUsize::new(1),
         }

@@ -13,8 +13,13 @@ impl Connections {
     /// As [`single`](Self::single), to whichever server these sentinels call the primary.
     pub(crate) fn watched(clients: &SentinelClients, command_timeout: Duration, login: Login) -> Self {
         // The client does not show what it leads to, so each backend is taken for one of its own.
-        let place = fastrand::u64(..);
+        let store_id = fastrand::u64(..);
         let endpoint = Arc::new(SentinelEndpoint::new(clients.clone(), login.clone()));
-        Self::of(Connector::to(endpoint, command_timeout).logging_in(&login), None, Topology::Sentinel, place)
+        Self::of(
+            Connector::to(endpoint, command_timeout).logging_in(&login),
+            None,
+            Topology::Sentinel,
+            store_id,
+        )
     }
 }

@@ -81,7 +81,7 @@ pub(crate) struct SentinelEndpoint {
     build: Option<Build>,
     login: Login,
     /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
-    wanted: Notify,
+    demand: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<ServerAddress>>>,
     /// The primary that another caller found before the guard had connected.
@@ -106,7 +106,7 @@ impl SentinelEndpoint {
             client,
             build,
             login,
-            wanted: Notify::new(),
+            demand: Notify::new(),
             latest: Mutex::default(),
             glimpsed: Mutex::default(),
             named: Mutex::new(Instant::now()),
@@ -117,7 +117,7 @@ impl SentinelEndpoint {
 
     /// A client of the primary.
     async fn resolve(&self) -> RedisResult<Client> {
-        self.wanted.notify_waiters();
+        self.demand.notify_waiters();
         let mut present = self.client.lock().await;
         let client = self.with_present_login(&mut present).await?;
         let resolved = match client.async_get_client().await {
@@ -149,13 +149,13 @@ impl SentinelEndpoint {
     /// A client of the first sentinel that answers, for a caller that only looks around. It gives way to a caller that must
     /// know the primary: in a failover one sentinel that hangs would keep both waiting for each other.
     async fn any(&self) -> RedisResult<Client> {
-        let wanted = self.wanted.notified();
-        tokio::pin!(wanted);
-        wanted.as_mut().enable();
+        let demand = self.demand.notified();
+        tokio::pin!(demand);
+        demand.as_mut().enable();
         let Ok(mut present) = self.client.try_lock() else { return Err(busy()) };
         tokio::select! {
             biased;
-            () = wanted => Err(busy()),
+            () = demand => Err(busy()),
             client = async { self.with_present_login(&mut present).await?.async_get_sentinel_client().await } => client,
         }
     }

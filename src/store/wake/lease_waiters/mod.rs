@@ -73,13 +73,13 @@ impl LeaseWaiters {
     }
 
     /// Tells the waiters of `name`. False if none heard it; for a grant, if none has the granted token.
-    pub(crate) fn tell(&self, name: &str, hint: &Hint) -> bool {
-        self.tell_where(name, hint, |_| true)
+    pub(crate) fn notify(&self, name: &str, hint: &Hint) -> bool {
+        self.notify_where(name, hint, |_| true)
     }
 
     /// Tells the waiters of `name` with a token that `wanted` accepts.
-    pub(crate) fn tell_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
-        let told: Vec<_> = match self.lock().get(name) {
+    pub(crate) fn notify_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
+        let notified: Vec<_> = match self.lock().get(name) {
             Some(waiters) => waiters
                 .iter()
                 .filter(|waiter| wanted(&waiter.token))
@@ -92,15 +92,15 @@ impl LeaseWaiters {
             None => Vec::new(),
         };
         // Woken outside the lock, because a waker is foreign code.
-        for waiter in &told {
+        for waiter in &notified {
             waiter.woken.notify_one();
         }
-        !told.is_empty()
+        !notified.is_empty()
     }
 
     /// Tells every waiter that hints may have been lost, because a connection broke or was opened again.
     #[cfg(any(feature = "redis", feature = "testing"))]
-    pub(crate) fn tell_all_missed(&self) {
+    pub(crate) fn notify_all_missed(&self) {
         let mut all: Vec<_> =
             self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();
         // A map's order is random, and the first waiter that is told asks first: without a fixed order a

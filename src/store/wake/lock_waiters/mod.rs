@@ -13,7 +13,7 @@
 //! One waiter for a lock: its messages, and how it is woken.
 
 #[cfg(feature = "redis")]
-mod census;
+mod absent_waiters;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/lock_waiters_tests.rs"]
 mod tests;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 #[cfg(feature = "redis")]
-pub(crate) use self::census::Census;
+pub(crate) use self::absent_waiters::AbsentWaiters;
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
@@ -67,7 +67,7 @@ impl LockWaiters {
             number: registry.registered,
             key: Arc::clone(&name.key),
             token: token.clone(),
-            told: Mutex::default(),
+            notified: Mutex::default(),
             granted: AtomicBool::new(false),
             asked: AtomicU32::new(0),
             woken: Notify::new(),
@@ -79,17 +79,17 @@ impl LockWaiters {
     }
 
     /// Delivers a message to the waiter with this token; `None` if there is none.
-    pub(crate) fn tell(&self, token: &Token, tell: LockHint) -> Option<Wake> {
+    pub(crate) fn notify(&self, token: &Token, notify: LockHint) -> Option<Wake> {
         let waiter = Arc::clone(lock(&self.registry).by_token.get(token)?);
         {
-            let mut told = lock(&waiter.told);
-            match tell {
+            let mut notified = lock(&waiter.notified);
+            match notify {
                 LockHint::Granted { fence } => {
-                    told.granted = Some(fence);
+                    notified.granted = Some(fence);
                     waiter.granted.store(true, Ordering::Relaxed);
                 }
-                LockHint::Closed => told.closed = true,
-                LockHint::Broken => told.broken = true,
+                LockHint::Closed => notified.closed = true,
+                LockHint::Broken => notified.broken = true,
             }
         }
         Some(Wake::and(waiter, None))
@@ -98,14 +98,14 @@ impl LockWaiters {
     /// Tells the first waiter in line for this lock, except those that were just granted it, to take again: the lock may be
     /// free, now or sooner than was known. That take serves whichever waiter is next, so the others need not ask, unless
     /// the first is silent. `aside` is not told: it holds the lock now, and knows.
-    pub(crate) fn tell_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
+    pub(crate) fn notify_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
     /// Tells all holders, and the first waiter of each lock, that messages may have been lost. The first one's take is
-    /// enough for the lock to go on; a [`Census`] checks the other waiters.
+    /// enough for the lock to go on; a [`AbsentWaiters`] checks the other waiters.
     #[cfg(feature = "redis")]
-    pub(crate) fn tell_firsts_missed(&self) {
+    pub(crate) fn notify_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
             let mut registry = lock(&self.registry);
             let firsts = registry.waiting.values_mut().filter_map(WaitLine::hear_nothing).collect();
@@ -115,29 +115,29 @@ impl LockWaiters {
             (firsts, holders.cloned().collect())
         };
         for holder in holders {
-            holder.tell(LockHints::hear_nothing);
+            holder.notify(LockHints::hear_nothing);
         }
         drop(firsts);
     }
 
     /// Tells the same to the waiters and holders of one node, where several share a registry.
     #[cfg(feature = "testing")]
-    pub(crate) fn tell_node_missed(&self, node: Uuid) {
-        self.tell_each(RegisteredLockWaiter::of(node), LockHints::hear_nothing);
+    pub(crate) fn notify_node_missed(&self, node: Uuid) {
+        self.notify_each(RegisteredLockWaiter::of(node), LockHints::hear_nothing);
     }
 
     /// Tells the waiters and holders of this node that the store is closed.
     pub(crate) fn close(&self, node: Uuid) {
-        self.tell_each(RegisteredLockWaiter::of(node), |told| told.closed = true);
+        self.notify_each(RegisteredLockWaiter::of(node), |notified| notified.closed = true);
     }
 
-    fn tell_each(&self, whom: impl Fn(&RegisteredLockWaiter) -> bool, enter: impl Fn(&mut LockHints)) {
+    fn notify_each(&self, whom: impl Fn(&RegisteredLockWaiter) -> bool, enter: impl Fn(&mut LockHints)) {
         let mut all: Vec<_> =
             lock(&self.registry).by_token.values().filter(|waiter| whom(waiter)).cloned().collect();
         // A map's order is random; without a fixed order a simulation could not be repeated.
         all.sort_unstable_by_key(|waiter| waiter.number);
         for waiter in all {
-            waiter.tell(&enter);
+            waiter.notify(&enter);
         }
     }
 
@@ -189,13 +189,13 @@ impl LockWaiter {
     /// # Cancel safety
     ///
     /// Safe: messages are taken at the moment this returns.
-    pub(crate) async fn told(&self) -> LockHints {
+    pub(crate) async fn notified(&self) -> LockHints {
         loop {
             self.waiter.woken.notified().await;
-            let told = std::mem::take(&mut *lock(&self.waiter.told));
+            let notified = std::mem::take(&mut *lock(&self.waiter.notified));
             // Two messages may be taken by one look and leave a second wake-up.
-            if told != LockHints::default() {
-                return told;
+            if notified != LockHints::default() {
+                return notified;
             }
         }
     }
@@ -206,12 +206,12 @@ impl LockWaiter {
     }
 
     /// What this waiter, which wants the lock for `ttl`, must do by the clock; it would ask by itself at `own`.
-    pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockDuty {
+    pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockRole {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
             line.watch(&self.waiter, own)
         });
-        watched.map_or(ClockDuty::Look(own), |(watch, _)| watch)
+        watched.map_or(ClockRole::Look(own), |(watch, _)| watch)
     }
 
     /// The waiter asks now. Until its answer is due it does not count as silent.
@@ -307,7 +307,7 @@ struct KnownHolder {
 
 /// What a waiter must do by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClockDuty {
+pub(crate) enum ClockRole {
     /// It is the first: ask at this moment.
     Look(Instant),
     /// Check at this moment whether the first was silent; `None` if the first has no moment to be measured by.
@@ -355,17 +355,17 @@ impl WaitLine {
     }
 
     /// What `waiter` must do by the clock; it would ask by itself at `own`.
-    fn watch(&mut self, waiter: &Arc<RegisteredLockWaiter>, own: Instant) -> (ClockDuty, Option<Wake>) {
+    fn watch(&mut self, waiter: &Arc<RegisteredLockWaiter>, own: Instant) -> (ClockRole, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
             let look = self.known.and_then(|known| known.ends).map_or(own, |ends| ends.min(own));
             self.answer = None;
-            return (ClockDuty::Look(look), self.expect(look.max(now)));
+            return (ClockRole::Look(look), self.expect(look.max(now)));
         }
         let until = self.due.map(|due| due + self.patience).filter(|&until| now < until);
         let until = until.or_else(|| self.silent_from());
         self.asleep = self.asleep.max(until);
-        (ClockDuty::Stand(until), None)
+        (ClockRole::Stand(until), None)
     }
 
     /// Limits how late the first waiter may be before another replaces it: half of `ttl`, the time for which a waiter wants the lock,
@@ -417,7 +417,7 @@ impl WaitLine {
         self.asleep = Some(until);
         let others: Vec<_> = self.waiters.iter().skip(1).cloned().collect();
         for other in &others {
-            lock(&other.told).first = true;
+            lock(&other.notified).first = true;
         }
         Some(Wake(others))
     }
@@ -440,16 +440,16 @@ impl WaitLine {
             return None;
         }
         let first = Arc::clone(self.waiters.front()?);
-        lock(&first.told).first = true;
+        lock(&first.notified).first = true;
         Some(Wake::and(first, self.expect(ends.max(Instant::now()))))
     }
 
-    /// The lock may be free sooner than was known: see [`LockWaiters::tell_missed`].
+    /// The lock may be free sooner than was known: see [`LockWaiters::notify_missed`].
     fn miss(&mut self, aside: Option<&Token>) -> Option<Wake> {
         let mut others = self.waiters.iter().filter(|waiter| Some(&waiter.token) != aside);
         let without = others.clone().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
         let first = Arc::clone(without.or_else(|| others.next())?);
-        lock(&first.told).missed = true;
+        lock(&first.notified).missed = true;
         let now = Instant::now();
         // The others go by this until a waiter has an answer, because the waiter that is told may leave without having
         // asked.
@@ -462,7 +462,7 @@ impl WaitLine {
     fn hear_nothing(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
         if let Some(first) = wake.0.last() {
-            lock(&first.told).unheard = true;
+            lock(&first.notified).is_silent = true;
         }
         Some(wake)
     }
@@ -479,9 +479,9 @@ impl WaitLine {
             return None;
         }
         {
-            let mut told = lock(&first.told);
-            told.first |= at == 0;
-            told.missed |= is_open;
+            let mut notified = lock(&first.notified);
+            notified.first |= at == 0;
+            notified.missed |= is_open;
         }
         let now = Instant::now();
         self.answer = self.answer.filter(|_| at > 0);
@@ -503,7 +503,7 @@ pub(crate) struct LockHints {
     /// A message may have been missed, or the lock's time has changed: take again.
     pub(crate) missed: bool,
     /// `missed`, because no messages arrived for a time.
-    pub(crate) unheard: bool,
+    pub(crate) is_silent: bool,
     /// What this waiter must do by the clock has changed: it has become the first of its lock in this process, or the
     /// time to watch ends sooner.
     pub(crate) first: bool,
@@ -512,7 +512,7 @@ pub(crate) struct LockHints {
 impl LockHints {
     #[cfg(any(feature = "redis", feature = "testing"))]
     fn hear_nothing(&mut self) {
-        (self.missed, self.unheard) = (true, true);
+        (self.missed, self.is_silent) = (true, true);
     }
 }
 
@@ -530,7 +530,7 @@ struct RegisteredLockWaiter {
     number: u64,
     key: Arc<str>,
     token: Token,
-    told: Mutex<LockHints>,
+    notified: Mutex<LockHints>,
     /// Whether it was granted the lock, so that it need not be told to ask.
     granted: AtomicBool,
     /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
@@ -547,8 +547,8 @@ impl RegisteredLockWaiter {
         move |waiter| waiter.token.node() == node
     }
 
-    fn tell(&self, enter: impl FnOnce(&mut LockHints)) {
-        enter(&mut lock(&self.told));
+    fn notify(&self, enter: impl FnOnce(&mut LockHints)) {
+        enter(&mut lock(&self.notified));
         self.woken.notify_one();
     }
 }

@@ -15,10 +15,10 @@ async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
     let missed = LockHints { missed: true, ..LockHints::default() };
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
     let hold = held(&target).await;
-    hold.grip.note(&missed);
+    hold.hold_state.note(&missed);
     let lost = waiting({
-        let grip = Arc::clone(&hold.grip);
-        async move { grip.lost().await }
+        let hold_state = Arc::clone(&hold.hold_state);
+        async move { hold_state.lost().await }
     })
     .await;
     assert_eq!(target.commands(), ["take", "look"], "it still holds it");
@@ -27,8 +27,8 @@ async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
     let script: Script<'_> = &[("look", &[Fate::Lost(StoreErrorKind::TimedOut); 3])];
     let target = Faulty::new(&Locks::in_memory(), ms(900), script);
     let hold = held(&target).await;
-    hold.grip.note(&missed);
-    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
+    hold.hold_state.note(&missed);
+    assert_eq!(timed(hold.hold_state.lost()).await.0, ms(889));
 }
 
 /// A listener that has begun to ask may be dropped: the others ask themselves.
@@ -37,15 +37,15 @@ async fn a_doubt_outlives_the_listener_that_took_it() {
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("look", &[Fate::Late(ms(100)); 2])]);
     let hold = held(&target).await;
     let listens = || {
-        let grip = Arc::clone(&hold.grip);
-        waiting(async move { grip.lost().await })
+        let hold_state = Arc::clone(&hold.hold_state);
+        waiting(async move { hold_state.lost().await })
     };
     let other = listens().await;
-    let locks = target.home().store.locks();
+    let locks = target.registry().store.locks();
     // Frees the lock without a message to its holder.
-    let freed = locks.free_mutex(target.name(), &hold.grip.token, target.ttl(), ms(1000)).await;
+    let freed = locks.free_mutex(target.name(), &hold.hold_state.token, target.ttl(), ms(1000)).await;
     assert!(freed.expect("asks"));
-    hold.grip.note(&LockHints { missed: true, ..LockHints::default() });
+    hold.hold_state.note(&LockHints { missed: true, ..LockHints::default() });
     let one = listens().await;
     assert!(target.commands().contains(&"look"));
     one.abort();

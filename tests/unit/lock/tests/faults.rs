@@ -37,8 +37,8 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
     for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
         let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Lost(kind)])]);
         let mut hold = held(&target).await;
-        assert_eq!((hold.grip.attempts, target.commands()), (1, vec!["take", "take"]));
-        assert_eq!(hold.grip.remaining(), Some(ms(59_398)), "from the second on");
+        assert_eq!((hold.hold_state.attempts, target.commands()), (1, vec!["take", "take"]));
+        assert_eq!(hold.hold_state.remaining(), Some(ms(59_398)), "from the second on");
         assert_eq!(hold.free().await.expect("asks"), Some(true));
     }
 }
@@ -101,7 +101,7 @@ async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
     let target = Faulty::new(&locks, ms(60_000), &[("take", &[Fate::Late(ms(0)), lost, lost])]);
     let holder = with(&locks, |builder| builder.ttl(ms(500)));
     std::mem::forget(locked(&holder).await);
-    assert_eq!(held(&target).await.grip.attempts, 2);
+    assert_eq!(held(&target).await.hold_state.attempts, 2);
     assert_eq!(target.commands(), ["take"; 4]);
 }
 
@@ -130,7 +130,7 @@ async fn a_grant_that_comes_too_late_is_given_back() {
 
     let target = Faulty::new(&Locks::in_memory(), ms(1000), &[late]);
     let hold = held(&target).await;
-    assert_eq!(hold.grip.remaining(), Some(ms(688)));
+    assert_eq!(hold.hold_state.remaining(), Some(ms(688)));
     drop(hold);
 
     let target = Faulty::new(&Locks::in_memory(), ms(1000), &[late]);
@@ -155,8 +155,8 @@ async fn a_grant_after_a_long_wait_starts_its_time_anew() {
         pass(waited).await;
         guard.unlock().await.expect("asks");
         let hold = next.await.expect("no panic");
-        assert_eq!((target.commands(), hold.grip.attempts), (commands, 1));
-        assert!(hold.grip.remaining() >= Some(ms(750)));
+        assert_eq!((target.commands(), hold.hold_state.attempts), (commands, 1));
+        assert!(hold.hold_state.remaining() >= Some(ms(750)));
     }
 }
 
@@ -182,7 +182,7 @@ async fn an_unlock_without_an_answer_can_be_repeated() {
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), script);
     let mut hold = held(&target).await;
     assert!(hold.free().await.is_err());
-    assert_eq!(hold.grip.remaining(), Some(ms(59_398)), "it still counts as held");
+    assert_eq!(hold.hold_state.remaining(), Some(ms(59_398)), "it still counts as held");
     assert_eq!(hold.free().await.expect("asks"), Some(true));
     assert_eq!(hold.free().await.expect("asks"), None);
 
@@ -212,24 +212,24 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
     pass(ms(5000)).await;
     let (last, at) = *target.log().last().expect("there were some");
     assert!(last == "free" && at <= 1100, "{at}");
-    assert_eq!(target.home().background.count(), 0);
+    assert_eq!(target.registry().background.count(), 0);
 }
 
 /// After an extension by an hour, the store may hold the lock for that hour. The release is retried until
 /// then, even if the answer to the extension was lost.
 #[tokio::test(start_paused = true)]
 async fn a_background_release_is_retried_until_the_extended_lease_ends() {
-    for heard in [true, false] {
-        let extend = if heard { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
+    for waiter in [true, false] {
+        let extend = if waiter { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
         // With pauses of 20 to 100 ms, the failures last longer than the initial time to live.
         let down = [Fate::Fails(StoreErrorKind::Unavailable); 60];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[extend]), ("free", &down)]);
         let hold = held(&target).await;
-        assert_eq!(hold.grip.extend(Some(ms(3_600_000))).await.is_ok(), heard);
+        assert_eq!(hold.hold_state.extend(Some(ms(3_600_000))).await.is_ok(), waiter);
         drop(hold);
         pass(ms(7000)).await;
-        assert_eq!(target.home().background.count(), 0);
-        assert!(!target.is_locked().await, "heard: {heard}");
+        assert_eq!(target.registry().background.count(), 0);
+        assert!(!target.is_locked().await, "heard: {waiter}");
     }
 }
 
@@ -243,7 +243,7 @@ async fn a_background_release_is_retried_no_longer_than_the_remaining_lease() {
         let hold = held(&target).await;
         pass(ms(600)).await;
         if let Some(ttl) = extended {
-            assert!(hold.grip.extend(Some(ttl)).await.expect("asks"));
+            assert!(hold.hold_state.extend(Some(ttl)).await.expect("asks"));
         }
         drop(hold);
         pass(ms(5000)).await;
@@ -292,15 +292,15 @@ async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     let hold = held(&target).await.renew();
     pass(ms(2000)).await;
     assert_eq!(target.log()[1..5], [("extend", 300), ("extend", 350), ("extend", 400), ("extend", 450)]);
-    assert!(hold.grip.remaining() > Some(ms(500)));
+    assert!(hold.hold_state.remaining() > Some(ms(500)));
     drop(hold);
 
     let target = Faulty::new(&Locks::in_memory(), ms(900), &[("extend", &[down; 1000])]);
     let hold = held(&target).await.renew();
-    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
+    assert_eq!(timed(hold.hold_state.lost()).await.0, ms(889));
     pass(ms(1000)).await;
     assert!(target.log().iter().all(|(_, at)| *at <= 889));
-    assert_eq!(hold.grip.remaining(), Some(ms(0)));
+    assert_eq!(hold.hold_state.remaining(), Some(ms(0)));
 }
 
 /// An unanswered extension may have shortened the lease, so the shorter time counts.
@@ -309,12 +309,12 @@ async fn an_unanswered_extension_counts_as_the_shorter_time() {
     let lost = Fate::Lost(StoreErrorKind::Broken);
     let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[lost; 2])]);
     let hold = held(&target).await;
-    assert!(hold.grip.extend(Some(ms(5000))).await.is_err());
-    assert_eq!(hold.grip.remaining(), Some(ms(988)));
-    assert!(hold.grip.extend(Some(ms(100))).await.is_err());
-    assert_eq!(hold.grip.remaining(), Some(ms(97)));
-    assert!(hold.grip.extend(Some(ms(1000))).await.expect("asks"));
-    assert_eq!(hold.grip.remaining(), Some(ms(988)));
+    assert!(hold.hold_state.extend(Some(ms(5000))).await.is_err());
+    assert_eq!(hold.hold_state.remaining(), Some(ms(988)));
+    assert!(hold.hold_state.extend(Some(ms(100))).await.is_err());
+    assert_eq!(hold.hold_state.remaining(), Some(ms(97)));
+    assert!(hold.hold_state.extend(Some(ms(1000))).await.expect("asks"));
+    assert_eq!(hold.hold_state.remaining(), Some(ms(988)));
 }
 
 /// The caller's time ends during a command: the last answer said busy, so the error does too.
@@ -353,7 +353,7 @@ async fn a_bump_without_an_answer_is_asked_again() {
     assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
     assert!(old.is_freed() && !old.was_held(), "no answer tells any more");
     let between = next.await.expect("joined");
-    assert!(old.grip.fence < between && between < again.grip.fence);
+    assert!(old.hold_state.fence < between && between < again.hold_state.fence);
     drop(old);
     assert_eq!(again.free().await.expect("asks"), Some(true));
     pass(ms(1000)).await;

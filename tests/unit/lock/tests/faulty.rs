@@ -40,7 +40,7 @@ impl Faulty {
         let handle = with(locks, |builder| builder.ttl(ttl));
         let target = handle.target();
         let mutex = MutexTarget {
-            home: Arc::clone(&target.home),
+            registry: Arc::clone(&target.registry),
             name: target.name.clone(),
             options: target.options.clone(),
         };
@@ -99,8 +99,8 @@ impl Faulty {
     }
 
     pub(super) async fn is_locked(&self) -> bool {
-        let MutexTarget { home, name, .. } = &self.mutex;
-        home.store.locks().look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
+        let MutexTarget { registry, name, .. } = &self.mutex;
+        registry.store.locks().look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
     }
 }
 
@@ -109,8 +109,8 @@ impl LockTarget for Faulty {
 
     const IS_EXCLUSIVE: bool = true;
 
-    fn home(&self) -> &Arc<LockRegistry> {
-        self.mutex.home()
+    fn registry(&self) -> &Arc<LockRegistry> {
+        self.mutex.registry()
     }
 
     fn name(&self) -> &LockName {
@@ -129,13 +129,14 @@ impl LockTarget for Faulty {
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
         let straggle = || {
-            let (home, name) = (Arc::clone(&self.mutex.home), self.mutex.name.clone());
+            let (registry, name) = (Arc::clone(&self.mutex.registry), self.mutex.name.clone());
             let (options, token) = (self.mutex.options.clone(), token.clone());
             let instead = instead.cloned();
             tokio::spawn(async move {
                 sleep(ms(100)).await;
-                let _ =
-                    MutexTarget { home, name, options }.take(&token, instead.as_ref(), queue, within).await;
+                let _ = MutexTarget { registry, name, options }
+                    .take(&token, instead.as_ref(), queue, within)
+                    .await;
             })
         };
         self.run("take", within, self.mutex.take(token, instead, queue, within), straggle).await

@@ -79,8 +79,8 @@ async fn an_extension_has_the_bounds_of_a_time_to_live() {
         let mutex = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(auto_renew));
         let mut guard = locked(&mutex).await;
         match guard.extend(ms(least - 1)).await {
-            Err(error @ LockError::InvalidOption { option: told, .. }) => {
-                assert_eq!(told, option);
+            Err(error @ LockError::InvalidOption { option: hints, .. }) => {
+                assert_eq!(hints, option);
                 assert!(error.to_string().ends_with(&format!("choose at least {least}ms")), "{error}");
             }
             other => panic!("{other:?}"),
@@ -174,15 +174,15 @@ async fn all_listeners_are_told() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     let guard = locked(&a).await;
-    let mut told = Vec::new();
+    let mut hints = Vec::new();
     for _ in 0..3 {
-        told.push(waiting(guard.lost()).await);
-        told.push(waiting(guard.expired()).await);
+        hints.push(waiting(guard.lost()).await);
+        hints.push(waiting(guard.expired()).await);
     }
     // A listener that was dropped consumes no message.
     waiting(guard.lost()).await.abort();
     b.force_unlock().await.expect("asks");
-    for told in told {
-        timeout(ms(1), told).await.expect("at once").expect("no panic");
+    for hints in hints {
+        timeout(ms(1), hints).await.expect("at once").expect("no panic");
     }
 }

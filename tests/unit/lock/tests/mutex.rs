@@ -169,7 +169,7 @@ async fn force_unlock_hands_it_on_and_tells_the_holder() {
     let (a, b, c) = (mutex(&locks), mutex(&locks), mutex(&locks));
     assert!(!c.force_unlock().await.expect("asks"));
     let mut guard = locked(&a).await;
-    let (tell, told) = oneshot::channel();
+    let (tell, hints) = oneshot::channel();
     let lost = guard.lost();
     tokio::spawn(async move {
         lost.await;
@@ -178,7 +178,7 @@ async fn force_unlock_hands_it_on_and_tells_the_holder() {
     let next = waiting(async move { b.lock().await }).await;
     assert!(c.force_unlock().await.expect("asks"));
     let next = next.await.expect("no panic").expect("handed over");
-    told.await.expect("told");
+    hints.await.expect("told");
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
     assert!(!guard.extend(ms(1000)).await.expect("asks"));
     assert!(!guard.unlock().await.expect("asks"));

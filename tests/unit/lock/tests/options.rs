@@ -110,15 +110,15 @@ async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
 #[test]
 fn the_least_time_in_an_error_is_allowed() {
     let locks = Locks::in_memory();
-    let told = |time: Duration| match locks.mutex("a").ttl(time).build().map(drop) {
+    let refusal = |time: Duration| match locks.mutex("a").ttl(time).build().map(drop) {
         Ok(()) => String::new(),
         Err(error) => error.to_string(),
     };
     for time in [Duration::ZERO, Duration::from_micros(999), ms(1), ms(2)] {
-        assert!(told(time).contains(" 3ms"), "{}", told(time));
-        assert!(!told(time).contains("from 1ms"), "{}", told(time));
+        assert!(refusal(time).contains(" 3ms"), "{}", refusal(time));
+        assert!(!refusal(time).contains("from 1ms"), "{}", refusal(time));
     }
-    assert_eq!(told(ms(3)), "");
+    assert_eq!(refusal(ms(3)), "");
 }
 
 #[test]

@@ -129,13 +129,13 @@ async fn a_message_to_a_silent_waiter_reaches_the_next() {
             None => builder.non_expiring(),
         });
         let mut holder = locked(&holder).await;
-        let brief = patient(&locks, ms(200));
-        let brief = waiting(async move { std::mem::forget(locked(&brief).await) }).await;
+        let status_only = patient(&locks, ms(200));
+        let status_only = waiting(async move { std::mem::forget(locked(&status_only).await) }).await;
         let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
         let next = waits(&locks).await;
         pass(ms(5000)).await;
         assert!(holder.unlock().await.expect("asks"));
-        brief.await.expect("handed over");
+        status_only.await.expect("handed over");
         let (took, _) = granted(next).await;
         assert!((ms(200) + 2 * TTL..=ms(200) + 2 * (TTL + MOMENT)).contains(&took), "{took:?}");
     }

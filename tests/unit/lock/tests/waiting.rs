@@ -199,12 +199,12 @@ async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     let mut holder = locked(&mutex(&locks)).await;
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
     let _polls = waiting(async move { polls.lock().await.map(drop) }).await;
-    let brief = with(&locks, |builder| builder.ttl(ms(500)));
-    let brief = waiting(async move { brief.lock().await.map(std::mem::forget) }).await;
+    let status_only = with(&locks, |builder| builder.ttl(ms(500)));
+    let status_only = waiting(async move { status_only.lock().await.map(std::mem::forget) }).await;
     let last = mutex(&locks);
     let last = waiting(timed(async move { last.lock().await.map(drop) })).await;
     holder.unlock().await.expect("asks");
-    brief.await.expect("no panic").expect("handed over");
+    status_only.await.expect("no panic").expect("handed over");
     let (took, last) = last.await.expect("no panic");
     last.expect("it is free");
     assert!((ms(500)..=ms(510)).contains(&took), "{took:?}");

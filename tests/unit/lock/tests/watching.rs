@@ -27,7 +27,7 @@ fn about(took: Duration, expected: Duration) -> bool {
 async fn the_first_leaves(after: Duration) -> Duration {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
-    let brief = dies_with_it(patient(&locks, ms(500))).await;
+    let status_only = dies_with_it(patient(&locks, ms(500))).await;
     let first = waits(patient(&locks, LONG)).await;
     let last = waits(patient(&locks, LONG)).await;
     holder.unlock().await.expect("asks");
@@ -35,7 +35,7 @@ async fn the_first_leaves(after: Duration) -> Duration {
         pass(after).await;
     }
     first.abort();
-    brief.await.expect("handed over");
+    status_only.await.expect("handed over");
     last.await.expect("it is free")
 }
 

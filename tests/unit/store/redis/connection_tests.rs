@@ -61,9 +61,9 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
 
 async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     let client = Client::open(url).expect("an address");
-    let mut dial = Connector::new(&client, Duration::from_millis(50));
-    dial.idle = idle;
-    let supervisor = Supervisor::new(dial);
+    let mut connector = Connector::new(&client, Duration::from_millis(50));
+    connector.idle = idle;
+    let supervisor = Supervisor::new(connector);
     supervisor.until_up().await.expect("connects");
     supervisor
 }
@@ -150,9 +150,9 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "+role"]);
     let client = Client::open(server.minimal_user()).expect("an address");
-    let mut dial = Connector::new(&client, Duration::from_secs(1));
-    (dial.idle, dial.clock) = (SOON, 2 * SOON);
-    let supervisor = Supervisor::new(dial);
+    let mut connector = Connector::new(&client, Duration::from_secs(1));
+    (connector.idle, connector.clock) = (SOON, 2 * SOON);
+    let supervisor = Supervisor::new(connector);
     supervisor.until_up().await.expect("connects");
     server.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
@@ -180,9 +180,9 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
 async fn a_server_that_refuses_role_is_asked_once() {
     let server = RedisServer::start();
     let client = Client::open(server.minimal_user()).expect("an address");
-    let mut dial = Connector::new(&client, Duration::from_secs(1));
-    dial.idle = SOON;
-    let supervisor = Supervisor::new(dial);
+    let mut connector = Connector::new(&client, Duration::from_secs(1));
+    connector.idle = SOON;
+    let supervisor = Supervisor::new(connector);
     supervisor.until_up().await.expect("connects");
     let looks = || -> usize {
         let stats: String = server.run(&["INFO", "commandstats"]);
@@ -244,9 +244,9 @@ async fn breaking_server(breaks: usize) -> (String, watch::Receiver<usize>) {
 
 async fn patient_supervisor(url: &str) -> Arc<Supervisor> {
     let client = Client::open(url).expect("an address");
-    let mut dial = Connector::new(&client, Duration::from_secs(5));
-    dial.idle = Duration::from_secs(3600);
-    let supervisor = Supervisor::new(dial);
+    let mut connector = Connector::new(&client, Duration::from_secs(5));
+    connector.idle = Duration::from_secs(3600);
+    let supervisor = Supervisor::new(connector);
     supervisor.until_up().await.expect("connects");
     supervisor
 }

@@ -27,7 +27,7 @@ async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection
 async fn an_inbox_that_was_up_is_down_until_it_is_back() {
     let client = redis::Client::open("redis://127.0.0.1:1/").expect("an address");
     let store = RedisStore::new(client, Duration::from_secs(1));
-    store.connections.subscriber.vitals.heard();
+    store.connections.subscriber.liveness.heard();
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(store.inbox.link(), LinkState::Down);
 }

@@ -29,7 +29,7 @@ use crate::store::lock_store::KeyspaceAnswer;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::commands::{Commands, refused};
 use crate::store::redis::connection::connector::{Connector, Inbound};
-use crate::store::redis::errors::{bounded, judge, reason, store_error, unexpected};
+use crate::store::redis::errors::{bounded, classify, reason, store_error, unexpected};
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
@@ -41,7 +41,7 @@ const REFUSED: Duration = Duration::from_secs(30);
 const SETTING: &str = "notify-keyspace-events";
 
 pub(crate) struct Keyspace {
-    dial: Connector,
+    connector: Connector,
     commands: Commands,
     grants: Arc<LockWaiters>,
     state: Mutex<KeyspaceState>,
@@ -50,7 +50,7 @@ pub(crate) struct Keyspace {
     /// Sent at every change that may concern a waiting caller.
     changes: watch::Sender<()>,
     /// Whether promised announcements may be missed at present.
-    deaf: AtomicBool,
+    is_unreachable: AtomicBool,
 }
 
 #[derive(Default)]
@@ -77,21 +77,21 @@ struct Announcements {
 }
 
 impl Keyspace {
-    pub(crate) fn new(dial: Connector, commands: Commands, grants: Arc<LockWaiters>) -> Arc<Self> {
+    pub(crate) fn new(connector: Connector, commands: Commands, grants: Arc<LockWaiters>) -> Arc<Self> {
         Arc::new(Self {
-            dial,
+            connector,
             commands,
             grants,
             state: Mutex::default(),
             asked: Arc::default(),
             changes: watch::Sender::new(()),
-            deaf: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
         })
     }
 
     /// Whether all promised announcements arrive.
     pub(crate) fn hears(&self) -> bool {
-        !self.deaf.load(Ordering::Acquire)
+        !self.is_unreachable.load(Ordering::Acquire)
     }
 
     pub(crate) fn close(&self) {
@@ -109,12 +109,12 @@ impl Keyspace {
     /// Forgets keys without waiters.
     fn prune(&self, state: &mut KeyspaceState) {
         state.keys.retain(|key, _| self.grants.anyone_waits(key));
-        self.judge_hearing(state);
+        self.check_events(state);
     }
 
-    fn judge_hearing(&self, state: &KeyspaceState) {
-        let deaf = state.keys.values().any(|standing| standing.promised && !standing.confirmed);
-        self.deaf.store(deaf, Ordering::Release);
+    fn check_events(&self, state: &KeyspaceState) {
+        let is_unreachable = state.keys.values().any(|standing| standing.promised && !standing.confirmed);
+        self.is_unreachable.store(is_unreachable, Ordering::Release);
     }
 
     fn state(&self) -> MutexGuard<'_, KeyspaceState> {
@@ -239,7 +239,7 @@ impl Keyspace {
         let generations = self.commands.generations();
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping
         // the reader takes the lock.
-        let task = runtime.spawn(serve(reader, self.dial.clone(), generations, Arc::clone(&self.asked)));
+        let task = runtime.spawn(serve(reader, self.connector.clone(), generations, Arc::clone(&self.asked)));
         let mut state = self.state();
         if state.number == number && !state.closed {
             state.task = Some(task.abort_handle());
@@ -314,13 +314,13 @@ impl KeyspaceReader {
                     again.extend(standing.promised.then_some(key));
                 }
             }
-            keyspace.judge_hearing(state);
+            keyspace.check_events(state);
             again
         })?;
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in again {
-            drop(keyspace.grants.tell_missed(key, None));
+            drop(keyspace.grants.notify_missed(key, None));
         }
         Some(())
     }
@@ -335,7 +335,7 @@ impl KeyspaceReader {
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in keys {
-            drop(keyspace.grants.tell_missed(&key, None));
+            drop(keyspace.grants.notify_missed(&key, None));
         }
         Some(())
     }
@@ -345,7 +345,7 @@ impl KeyspaceReader {
         if let Some(key) = message.get_channel_name().strip_prefix(prefix)
             && frees(message.get_payload_bytes())
         {
-            drop(keyspace.grants.tell_missed(key, None));
+            drop(keyspace.grants.notify_missed(key, None));
         }
         Some(())
     }
@@ -357,7 +357,7 @@ fn lose(keyspace: &Keyspace, state: &mut KeyspaceState) {
         *confirmed = false;
     }
     state.fresh = state.keys.keys().cloned().collect();
-    keyspace.judge_hearing(state);
+    keyspace.check_events(state);
 }
 
 /// Why a session failed or ended.
@@ -374,15 +374,15 @@ enum SessionEnd {
 /// [`configure`], which has a bound.
 pub(crate) async fn serve(
     reader: KeyspaceReader,
-    dial: Connector,
+    connector: Connector,
     mut generations: watch::Receiver<u64>,
     asked: Arc<Notify>,
 ) {
     let mut backoff = Backoff::new();
     loop {
         let started = Instant::now();
-        let end = session(&reader, &dial, &mut generations, &asked).await;
-        backoff.lived(started.elapsed());
+        let end = session(&reader, &connector, &mut generations, &asked).await;
+        backoff.connected_for(started.elapsed());
         if reader.with(lose).is_none() {
             return;
         }
@@ -430,7 +430,7 @@ pub(crate) async fn serve(
 /// One session, from opening its connection to its end.
 async fn session(
     reader: &KeyspaceReader,
-    dial: &Connector,
+    connector: &Connector,
     generations: &mut watch::Receiver<u64>,
     asked: &Notify,
 ) -> SessionEnd {
@@ -438,14 +438,14 @@ async fn session(
     let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
         return SessionEnd::Done;
     };
-    match configure(&commands, dial.answer).await {
+    match configure(&commands, connector.answer).await {
         Ok(()) => drop(commands),
         Err(why) if why.kind == StoreErrorKind::Refused => {
             return SessionEnd::Refused("CONFIG is refused", why);
         }
         Err(why) => return SessionEnd::Failed(why),
     }
-    let (mut sink, mut messages, mut login) = match dial.inbox().await {
+    let (mut sink, mut messages, mut login) = match connector.inbox().await {
         Ok(Inbound { messages, login, .. }) => {
             let (sink, messages) = messages.split();
             (sink, messages, login)
@@ -453,7 +453,7 @@ async fn session(
         Err(error) => return failed(error),
     };
     // The prefix of the channels' names, which differs by database.
-    let prefix = format!("__keyspace@{}__:", dial.db());
+    let prefix = format!("__keyspace@{}__:", connector.db());
     let channels = |keys: &[Arc<str>]| keys.iter().map(|key| format!("{prefix}{key}")).collect::<Vec<_>>();
     let mut subscribed = HashSet::new();
     let mut ticks = interval(TICK);
@@ -478,8 +478,8 @@ async fn session(
                 None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
             () = asked.notified() => {}
-            issue = dial.login.later_than(login) => {
-                match dial.log_in_for_messages(&mut sink, login, &issue).await {
+            issue = connector.login.later_than(login) => {
+                match connector.log_in_for_messages(&mut sink, login, &issue).await {
                     Ok(present) => login = present,
                     Err(error) => return failed(error),
                 }
@@ -522,7 +522,7 @@ async fn session(
 }
 
 fn failed(error: RedisError) -> SessionEnd {
-    let kind = judge(&error).0;
+    let kind = classify(&error).0;
     let why = store_error(kind, error);
     if kind == StoreErrorKind::Refused {
         return SessionEnd::Refused("SUBSCRIBE to keyspace channels is refused", why);

@@ -30,18 +30,18 @@ use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::{Backoff, STABLE};
 use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
-use crate::store::redis::errors::{OutageLog, bounded, judge, reason, store_error};
+use crate::store::redis::errors::{OutageLog, bounded, classify, reason, store_error};
 use crate::sync::lock;
 
 pub(crate) struct Subscriber {
-    pub(super) dial: Connector,
+    pub(super) connector: Connector,
     commands: Commands,
     /// Those that need messages. Changed under the lock on `task`.
     recipients: watch::Sender<Recipients>,
     task: Mutex<SubscriberTask>,
     /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
     running: AtomicBool,
-    pub(super) vitals: Vitals,
+    pub(super) liveness: Liveness,
 }
 
 /// The recipients, by the ids of their nodes.
@@ -56,14 +56,14 @@ struct SubscriberTask {
 }
 
 impl Subscriber {
-    pub(crate) fn new(dial: Connector, commands: Commands) -> Arc<Self> {
+    pub(crate) fn new(connector: Connector, commands: Commands) -> Arc<Self> {
         Arc::new(Self {
-            dial,
+            connector,
             commands,
             recipients: watch::Sender::default(),
             task: Mutex::default(),
             running: AtomicBool::new(false),
-            vitals: Vitals::new(),
+            liveness: Liveness::new(),
         })
     }
 
@@ -95,7 +95,7 @@ impl Subscriber {
         if let Some(handle) = handle {
             handle.abort();
         }
-        self.vitals.lost();
+        self.liveness.lost();
     }
 
     /// Changes the status of these recipients on behalf of task `number`. False if that task was replaced or the connection is closed.
@@ -109,7 +109,7 @@ impl Subscriber {
         };
         // The status first: a woken waiter checks whether hints arrive.
         for recipient in changed {
-            recipient.tell_missed();
+            recipient.notify_missed();
         }
         true
     }
@@ -120,7 +120,7 @@ impl Subscriber {
 
     /// Passes a message on to the node that has this channel.
     fn deliver(&self, node: Uuid, payload: &[u8]) {
-        self.vitals.heard();
+        self.liveness.heard();
         let recipient = self.recipients.borrow().get(&node).and_then(Weak::upgrade);
         if let Some(recipient) = recipient {
             recipient.deliver(payload);
@@ -130,7 +130,7 @@ impl Subscriber {
     /// The state of a connection without the subscription of a node that needs one.
     pub(super) fn opening(&self) -> LinkState {
         match () {
-            () if self.vitals.last_heard().is_some() => LinkState::Down,
+            () if self.liveness.silent_for().is_some() => LinkState::Down,
             () if !self.running.load(Ordering::Acquire) => LinkState::Idle,
             () if self.commands.down().is_some() => LinkState::Down,
             () => LinkState::Connecting,
@@ -168,7 +168,7 @@ pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
     fn deliver(&self, payload: &[u8]);
 
     /// Messages were lost or will be: wakes each waiter for a lease and the first waiter of each lock.
-    fn tell_missed(&self);
+    fn notify_missed(&self);
 
     /// Asks the server in a background task which other waiters of locks have missed a message. The status is a new one.
     fn look_for_losses(&self, status: InboxStatus);
@@ -213,7 +213,7 @@ impl Subscriber {
         let news = (self.commands.generations(), self.recipients.subscribe());
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the reader
         // takes the lock.
-        let spawned = runtime.spawn(serve(reader, self.dial.clone(), news));
+        let spawned = runtime.spawn(serve(reader, self.connector.clone(), news));
         let mut task = self.task();
         if task.number == number && !task.closed {
             task.handle = Some(spawned.abort_handle());
@@ -234,7 +234,7 @@ impl Drop for MessageReader {
     fn drop(&mut self) {
         let Some(subscriber) = self.subscriber.upgrade() else { return };
         if subscriber.enter(self.number, InboxStatus::Shut, &subscriber.all()) {
-            subscriber.vitals.lost();
+            subscriber.liveness.lost();
             subscriber.task().handle = None;
             // Last, because from here on there may be another task.
             subscriber.running.store(false, Ordering::Release);
@@ -259,9 +259,9 @@ impl MessageReader {
     }
 
     /// Records an event of the connection.
-    fn note(&self, what: impl FnOnce(&Vitals)) {
+    fn note(&self, what: impl FnOnce(&Liveness)) {
         if let Some(subscriber) = self.subscriber.upgrade() {
-            what(&subscriber.vitals);
+            what(&subscriber.liveness);
         }
     }
 
@@ -290,7 +290,7 @@ enum SubscriptionEnd {
 
 impl SubscriptionEnd {
     fn after(error: RedisError) -> Self {
-        if judge(&error).0 == StoreErrorKind::Refused { Self::Refused(error) } else { Self::Failed(error) }
+        if classify(&error).0 == StoreErrorKind::Refused { Self::Refused(error) } else { Self::Failed(error) }
     }
 }
 
@@ -298,24 +298,25 @@ impl SubscriptionEnd {
 /// dropped stores would outlive them.
 async fn serve(
     reader: MessageReader,
-    dial: Connector,
+    connector: Connector,
     (mut generations, mut recipients): (watch::Receiver<u64>, watch::Receiver<Recipients>),
 ) {
     let mut backoff = Backoff::new();
     // The reasons logged of the present outage.
-    let mut told = OutageLog::default();
+    let mut outage_log = OutageLog::default();
     loop {
         let mut confirmed_at = None;
-        let end = subscribed(&reader, &dial, (&mut generations, &mut recipients), &mut confirmed_at).await;
-        let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
-        backoff.lived(lived);
-        if lived >= STABLE {
-            told.forget();
+        let end =
+            subscribed(&reader, &connector, (&mut generations, &mut recipients), &mut confirmed_at).await;
+        let connected_for = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+        backoff.connected_for(connected_for);
+        if connected_for >= STABLE {
+            outage_log.forget();
         }
         let (status, why) = match end {
             SubscriptionEnd::Dropped => return,
             SubscriptionEnd::Moved => (InboxStatus::Shut, None),
-            SubscriptionEnd::NotOpened(error) => (InboxStatus::Shut, Some(dial.failure(error))),
+            SubscriptionEnd::NotOpened(error) => (InboxStatus::Shut, Some(connector.failure(error))),
             SubscriptionEnd::Failed(error) => {
                 (InboxStatus::Shut, Some(store_error(StoreErrorKind::Unavailable, error)))
             }
@@ -324,11 +325,11 @@ async fn serve(
             }
         };
         if let Some(why) = why {
-            let is_news = told.is_news(&why);
+            let is_news = outage_log.is_news(&why);
             warn_if!(log::REDIS, is_news, reason = %reason(&why), "no notifications; waits end by their timers");
             reader.suspect_commands();
         }
-        reader.note(Vitals::lost);
+        reader.note(Liveness::lost);
         if !reader.enter_all(status) {
             return;
         }
@@ -356,12 +357,12 @@ async fn serve(
 /// The subscriptions of one connection, from its opening to its end.
 async fn subscribed(
     reader: &MessageReader,
-    dial: &Connector,
+    connector: &Connector,
     (generations, recipients): (&mut watch::Receiver<u64>, &mut watch::Receiver<Recipients>),
     confirmed_at: &mut Option<Instant>,
 ) -> SubscriptionEnd {
     let mut generation = *generations.borrow_and_update();
-    let Inbound { messages, at, login } = match dial.inbox().await {
+    let Inbound { messages, at, login } = match connector.inbox().await {
         Ok(inbound) => inbound,
         Err(error) => return SubscriptionEnd::NotOpened(error),
     };
@@ -371,9 +372,9 @@ async fn subscribed(
         return SubscriptionEnd::after(error);
     }
     *confirmed_at = Some(Instant::now());
-    reader.note(Vitals::heard);
+    reader.note(Liveness::heard);
     tracing::debug!(target: log::REDIS, "notifications arrive");
-    let mut tending = std::pin::pin!(channels.tend(dial, login, recipients));
+    let mut tending = std::pin::pin!(channels.tend(connector, login, recipients));
     loop {
         tokio::select! {
             message = messages.next() => match message {
@@ -393,7 +394,7 @@ async fn subscribed(
                 if changed.is_err() {
                     return SubscriptionEnd::Dropped;
                 }
-                if dial.has_left(at.as_deref(), generation, latest) {
+                if connector.has_left(at.as_deref(), generation, latest) {
                     return SubscriptionEnd::Moved;
                 }
                 generation = latest;
@@ -432,7 +433,7 @@ impl Channels<'_> {
     /// Pings the server until a ping is not answered, logs the connection in with later credentials, and follows the nodes.
     async fn tend(
         mut self,
-        dial: &Connector,
+        connector: &Connector,
         mut login: u64,
         recipients: &mut watch::Receiver<Recipients>,
     ) -> RedisError {
@@ -440,16 +441,16 @@ impl Channels<'_> {
         loop {
             let done = tokio::select! {
                 () = sleep_until(ping_at) => {
-                    self.reader.note(Vitals::asked);
+                    self.reader.note(Liveness::asked);
                     let answered = bounded(PING, self.sink.ping()).await;
                     if answered.is_ok() {
-                        self.reader.note(Vitals::answered);
+                        self.reader.note(Liveness::answered);
                         ping_at = Instant::now() + PING;
                     }
                     answered.map(drop)
                 }
-                issue = dial.login.later_than(login) => {
-                    dial.log_in_for_messages(&mut self.sink, login, &issue).await.map(|present| login = present)
+                issue = connector.login.later_than(login) => {
+                    connector.log_in_for_messages(&mut self.sink, login, &issue).await.map(|present| login = present)
                 }
                 Ok(()) = recipients.changed() => self.follow(recipients).await,
             };
@@ -460,9 +461,9 @@ impl Channels<'_> {
     }
 }
 
-/// When the inbox was asked and heard from, in microseconds since `born`; 0 for never.
-pub(crate) struct Vitals {
-    born: Instant,
+/// When the inbox was asked and heard from, in microseconds since `created_at`; 0 for never.
+pub(crate) struct Liveness {
+    created_at: Instant,
     heard_at: AtomicU64,
     /// When the ping was sent that is not answered yet.
     asked_at: AtomicU64,
@@ -470,10 +471,10 @@ pub(crate) struct Vitals {
     lag: AtomicU64,
 }
 
-impl Vitals {
+impl Liveness {
     pub(crate) fn new() -> Self {
         Self {
-            born: Instant::now(),
+            created_at: Instant::now(),
             heard_at: AtomicU64::new(0),
             asked_at: AtomicU64::new(0),
             lag: AtomicU64::new(0),
@@ -516,13 +517,13 @@ impl Vitals {
         latest.max(under_way).map(Duration::from_micros)
     }
 
-    pub(crate) fn last_heard(&self) -> Option<Duration> {
+    pub(crate) fn silent_for(&self) -> Option<Duration> {
         let heard_at = self.heard_at.load(Ordering::Relaxed);
         (heard_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(heard_at)))
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+        u64::try_from(self.created_at.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
     }
 }
 
@@ -532,28 +533,28 @@ mod vitals_tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_lag_is_that_of_the_latest_answer_or_of_a_pending_ping_if_longer() {
-        let (vitals, ms) = (Vitals::new(), Duration::from_millis);
+        let (liveness, ms) = (Liveness::new(), Duration::from_millis);
         let pass = async |time| tokio::time::advance(time).await;
         pass(ms(1)).await;
-        assert_eq!((vitals.lag(), vitals.last_heard()), (None, None));
-        vitals.heard();
-        vitals.asked();
+        assert_eq!((liveness.lag(), liveness.silent_for()), (None, None));
+        liveness.heard();
+        liveness.asked();
         pass(ms(5)).await;
-        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(5))));
-        vitals.answered();
+        assert_eq!((liveness.lag(), liveness.silent_for()), (Some(ms(5)), Some(ms(5))));
+        liveness.answered();
         pass(ms(100)).await;
-        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(100))));
-        vitals.asked();
+        assert_eq!((liveness.lag(), liveness.silent_for()), (Some(ms(5)), Some(ms(100))));
+        liveness.asked();
         pass(ms(3)).await;
-        assert_eq!(vitals.lag(), Some(ms(5)));
+        assert_eq!(liveness.lag(), Some(ms(5)));
         pass(ms(3)).await;
-        assert_eq!(vitals.lag(), Some(ms(6)));
-        vitals.lost();
-        assert_eq!(vitals.lag(), None);
-        vitals.answered();
-        assert_eq!(vitals.lag(), None, "it came too late");
-        vitals.asked();
-        vitals.answered();
-        assert_eq!(vitals.lag(), Some(Duration::ZERO));
+        assert_eq!(liveness.lag(), Some(ms(6)));
+        liveness.lost();
+        assert_eq!(liveness.lag(), None);
+        liveness.answered();
+        assert_eq!(liveness.lag(), None, "it came too late");
+        liveness.asked();
+        liveness.answered();
+        assert_eq!(liveness.lag(), Some(Duration::ZERO));
     }
 }

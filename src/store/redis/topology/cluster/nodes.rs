@@ -260,14 +260,14 @@ mod tests {
         Address { host: "h".into(), port }
     }
 
-    fn atlas(ports: &[u16]) -> ClusterNodes {
+    fn cluster_nodes(ports: &[u16]) -> ClusterNodes {
         let urls = ports.iter().map(|port| format!("redis://u:pw@h:{port}/"));
         ClusterNodes::new(ClusterClient::new(urls).expect("nodes"))
     }
 
     /// The nodes that inboxes would go to, one after the other.
-    fn turns(atlas: &ClusterNodes, count: usize) -> Vec<String> {
-        let mut turns: Vec<_> = (0..count).map(|_| atlas.next().expect("there are some").1).collect();
+    fn turns(cluster_nodes: &ClusterNodes, count: usize) -> Vec<String> {
+        let mut turns: Vec<_> = (0..count).map(|_| cluster_nodes.next().expect("there are some").1).collect();
         turns.sort();
         turns
     }
@@ -283,16 +283,17 @@ mod tests {
 
     #[test]
     fn inboxes_use_all_masters_and_before_the_first_map_the_clients_own_nodes() {
-        let atlas = atlas(&[1, 2]);
-        assert_eq!(turns(&atlas, 2), ["h:1", "h:2"]);
-        atlas.learn(&ranges());
-        assert_eq!(turns(&atlas, 4), ["h:3", "h:3", "h:4", "h:4"]);
+        let cluster_nodes = cluster_nodes(&[1, 2]);
+        assert_eq!(turns(&cluster_nodes, 2), ["h:1", "h:2"]);
+        cluster_nodes.learn(&ranges());
+        assert_eq!(turns(&cluster_nodes, 4), ["h:3", "h:3", "h:4", "h:4"]);
     }
 
     #[test]
     fn inboxes_of_a_fleet_do_not_all_go_to_the_same_node() {
-        let atlases: Vec<_> = (0..64).map(|_| atlas(&[1, 2])).collect();
-        let mut first: Vec<_> = atlases.iter().map(|atlas| turns(atlas, 1).remove(0)).collect();
+        let atlases: Vec<_> = (0..64).map(|_| cluster_nodes(&[1, 2])).collect();
+        let mut first: Vec<_> =
+            atlases.iter().map(|cluster_nodes| turns(cluster_nodes, 1).remove(0)).collect();
         first.sort();
         first.dedup();
         assert_eq!(first, ["h:1", "h:2"]);
@@ -300,27 +301,27 @@ mod tests {
 
     #[test]
     fn an_inbox_stays_at_a_node_while_it_is_part_of_the_cluster() {
-        let atlas = atlas(&[1]);
-        assert!(!atlas.has_lost("h:1") && !atlas.has_lost("h:9"), "nothing is known");
-        atlas.learn(&ranges());
+        let cluster_nodes = cluster_nodes(&[1]);
+        assert!(!cluster_nodes.has_lost("h:1") && !cluster_nodes.has_lost("h:9"), "nothing is known");
+        cluster_nodes.learn(&ranges());
         for (node, is_lost) in [("h:1", true), ("h:3", false), ("h:4", false), ("h:5", false)] {
-            assert_eq!(atlas.has_lost(node), is_lost, "{node}");
+            assert_eq!(cluster_nodes.has_lost(node), is_lost, "{node}");
         }
     }
 
     #[test]
     fn everyone_lists_the_clients_nodes_and_all_known_nodes_with_replicas() {
-        let atlas = atlas(&[1]);
-        assert_eq!(atlas.everyone(), [at(1)]);
-        atlas.learn(&ranges());
-        assert_eq!(atlas.everyone(), [at(1), at(3), at(4), at(5)]);
+        let cluster_nodes = cluster_nodes(&[1]);
+        assert_eq!(cluster_nodes.everyone(), [at(1)]);
+        cluster_nodes.learn(&ranges());
+        assert_eq!(cluster_nodes.everyone(), [at(1), at(3), at(4), at(5)]);
     }
 
     #[test]
     fn the_same_nodes_in_another_order_are_the_same_cluster() {
-        assert_eq!(atlas(&[2, 1]).described(), "h:1,h:2");
-        assert_eq!(atlas(&[1, 2]).described(), "h:1,h:2");
-        let example = atlas(&[2, 1]).example().expect("the first");
+        assert_eq!(cluster_nodes(&[2, 1]).described(), "h:1,h:2");
+        assert_eq!(cluster_nodes(&[1, 2]).described(), "h:1,h:2");
+        let example = cluster_nodes(&[2, 1]).example().expect("the first");
         assert_eq!(
             (example.addr().to_string().as_str(), example.redis_settings().username()),
             ("h:2", Some("u"))

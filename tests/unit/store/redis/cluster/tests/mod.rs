@@ -55,7 +55,7 @@ fn key_in(half: u16) -> String {
 }
 
 fn master(cluster: &Cluster, slot: u16) -> Option<Address> {
-    let layout = cluster.state().chart.layout().ok()??;
+    let layout = cluster.state().slot_map.layout().ok()??;
     layout.master(slot).map(|master| master.address.clone())
 }
 
@@ -140,7 +140,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     get(&cluster, &down, SOON).await.expect_err("no server listens");
     assert!(cluster.is_down(&down) && !cluster.is_down(&up));
     assert!(cluster.down().is_none(), "not all of them");
-    assert!(!cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+    assert!(!cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
@@ -165,7 +165,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     node.says(&[(16_383, Some(&node))]);
     eventually("all is well", || cluster.link().1 == Breaker::Closed).await;
     assert_eq!(cluster.coverage().expect("drawn").unserved, 0);
-    assert!(cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+    assert!(cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn a_cluster_with_all_masters_down_is_down() {
     let up = timeout(Duration::from_millis(300), cluster.until_up()).await;
     assert!(up.is_err(), "{up:?}");
     eventually("it is known", || cluster.down().is_some()).await;
-    assert!(!cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+    assert!(!cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
@@ -189,8 +189,8 @@ async fn a_cluster_with_all_masters_down_is_down() {
 #[tokio::test]
 async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let (_nodes, cluster) = halves().await;
-    let shown = cluster.clock_at(Instant::now()).expect("it was read");
-    assert!((1_000_000..1_900_000).contains(&shown), "{shown}");
+    let server_clock = cluster.clock_at(Instant::now()).expect("it was read");
+    assert!((1_000_000..1_900_000).contains(&server_clock), "{server_clock}");
     let ahead = cluster.clock().expect("it was read").ahead_ms;
     let host = i64::try_from(crate::store::redis::topology::endpoint::host_ms()).expect("a time");
     assert!((1_000_000..1_900_000).contains(&(host + ahead)), "{ahead}");
@@ -199,7 +199,7 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
 #[tokio::test]
 async fn a_suspicion_examines_masters_and_slots() {
     let (nodes, cluster) = halves().await;
-    let layout = cluster.state().chart.layout().expect("drawn").expect("drawn");
+    let layout = cluster.state().slot_map.layout().expect("drawn").expect("drawn");
     let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(nodes[0].asked(), before[0].0, "there is no reason to look");
@@ -208,7 +208,7 @@ async fn a_suspicion_examines_masters_and_slots() {
         eventually("both", || node.asked() > asked && node.looked_at() > looked_at).await;
     }
     sleep(Duration::from_millis(50)).await;
-    let again = cluster.state().chart.layout().expect("drawn").expect("drawn");
+    let again = cluster.state().slot_map.layout().expect("drawn").expect("drawn");
     assert!(Arc::ptr_eq(&layout, &again), "it is the same");
     // The number of examinations is limited, even if there is news all the time.
     let asked = nodes[0].asked();
@@ -224,7 +224,7 @@ async fn a_closed_cluster_does_nothing_more() {
     let ([first, second], cluster) = halves().await;
     let kept = cluster.server(&first.address).expect("an address");
     assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
-    let surveyors = cluster.state().surveyors;
+    let refresh_tasks = cluster.state().refresh_tasks;
     let waits = tokio::spawn({
         let cluster = Arc::clone(&cluster);
         async move {
@@ -245,7 +245,7 @@ async fn a_closed_cluster_does_nothing_more() {
     let late = cluster.moved(0, &second.address).expect("an address");
     assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
-    assert_eq!(cluster.state().surveyors, surveyors, "there is no other");
+    assert_eq!(cluster.state().refresh_tasks, refresh_tasks, "there is no other");
 }
 
 #[tokio::test]

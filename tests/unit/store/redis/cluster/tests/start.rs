@@ -58,7 +58,7 @@ async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
     let cluster = cluster(&[&nodes[0]]);
     assert!(get(&cluster, &key_in(1), SOON).await.is_ok());
     eventually("the newer view is used", || master(&cluster, 100) == Some(nodes[1].address.clone())).await;
-    let mut everyone = cluster.atlas.everyone();
+    let mut everyone = cluster.cluster_nodes.everyone();
     everyone.sort();
     everyone.dedup();
     assert_eq!(everyone.len(), 2, "it is known where to ask");
@@ -103,8 +103,8 @@ async fn a_slow_first_connection_counts_as_connecting() {
 #[test]
 fn without_a_runtime_waiting_for_the_slot_map_fails() {
     let client = ClusterClient::new(["redis://127.0.0.1:1/"]).expect("a node");
-    let drawn = futures_util::FutureExt::now_or_never(Cluster::new(client, ANSWER).drawn());
-    assert!(drawn.is_some_and(|drawn| drawn.is_err()));
+    let known_layout = futures_util::FutureExt::now_or_never(Cluster::new(client, ANSWER).known_layout());
+    assert!(known_layout.is_some_and(|known_layout| known_layout.is_err()));
 }
 
 /// A runtime that shuts down ends the surveyor, and also its finding that no node reports slots.
@@ -112,23 +112,23 @@ fn without_a_runtime_waiting_for_the_slot_map_fails() {
 async fn another_runtime_starts_over() {
     let (node, blank) = (Node::start(0).await, Node::start(0).await);
     node.says(&[(16_383, Some(&node))]);
-    let (drawn, unknown) = (cluster(&[&node]), cluster(&[&blank]));
+    let (known_layout, unknown) = (cluster(&[&node]), cluster(&[&blank]));
     let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let elsewhere = elsewhere.expect("a runtime");
-    let clusters = [Arc::clone(&drawn), Arc::clone(&unknown)];
+    let clusters = [Arc::clone(&known_layout), Arc::clone(&unknown)];
     let used = elsewhere.spawn(async move {
         clusters[0].until_up().await.expect("it answers");
         get(&clusters[1], "k", SOON).await.expect_err("there is no slot map");
     });
     used.await.expect("no panic");
     elsewhere.shutdown_background();
-    for cluster in [&drawn, &unknown] {
-        let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().surveyor.is_none();
+    for cluster in [&known_layout, &unknown] {
+        let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().refresh_task.is_none();
         eventually("there is no surveyor", is_over).await;
     }
-    assert!(matches!(unknown.state().chart, SlotMap::Blank), "no surveyor looks any more");
+    assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no surveyor looks any more");
     let asked = node.asked();
-    assert!(get(&drawn, "k", SOON).await.is_ok());
+    assert!(get(&known_layout, "k", SOON).await.is_ok());
     eventually("it is surveyed", || node.asked() > asked).await;
     blank.says(&[(16_383, Some(&node))]);
     assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a chart as the first does");

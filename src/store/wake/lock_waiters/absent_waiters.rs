@@ -15,7 +15,7 @@ use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
 /// The waiters of one lock except the first; those that are found in the queue are removed.
-pub(crate) struct Census {
+pub(crate) struct AbsentWaiters {
     pub(crate) name: LockName,
     waiters: HashMap<Token, Absent>,
 }
@@ -29,18 +29,19 @@ pub(crate) struct Absent {
 
 impl LockWaiters {
     /// The waiters of all locks whose places must be looked for.
-    pub(crate) fn censuses(&self) -> Vec<Census> {
-        lock(&self.registry).waiting.iter().map(|(key, line)| Census::of(key, line)).collect()
+    pub(crate) fn all_absent_waiters(&self) -> Vec<AbsentWaiters> {
+        lock(&self.registry).waiting.iter().map(|(key, line)| AbsentWaiters::of(key, line)).collect()
     }
 
     /// The waiters of the lock with this key; `None` if there is none but the first.
-    pub(crate) fn census(&self, key: &str) -> Option<Census> {
+    pub(crate) fn absent_waiters(&self, key: &str) -> Option<AbsentWaiters> {
         let registry = lock(&self.registry);
-        Some(Census::of(key, registry.waiting.get(key)?)).filter(|census| !census.is_empty())
+        Some(AbsentWaiters::of(key, registry.waiting.get(key)?))
+            .filter(|absent_waiters| !absent_waiters.is_empty())
     }
 }
 
-impl Census {
+impl AbsentWaiters {
     fn of(key: &str, line: &WaitLine) -> Self {
         let absent = |waiter: &Arc<RegisteredLockWaiter>| {
             let asked = waiter.asked.load(Ordering::Relaxed);
@@ -60,9 +61,9 @@ impl Census {
     }
 
     /// Tells the waiter with this token to ask, if it is in this census.
-    pub(crate) fn tell(&self, token: &Token) {
+    pub(crate) fn notify(&self, token: &Token) {
         if let Some(absent) = self.waiters.get(token) {
-            absent.tell();
+            absent.notify();
         }
     }
 
@@ -76,7 +77,7 @@ impl Census {
 
 impl Absent {
     /// Tells the waiter to ask, unless it has asked meanwhile.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         let waiter = &self.waiter;
         // If its last take was answered before the queue was read, it has no place: 0 keeps its next take from looking for
         // one.
@@ -86,6 +87,6 @@ impl Absent {
         {
             return;
         }
-        waiter.tell(LockHints::hear_nothing);
+        waiter.notify(LockHints::hear_nothing);
     }
 }

@@ -34,13 +34,13 @@ use crate::value::entry;
 use crate::value::entry::Entry;
 
 /// How many names are kept unless the builder says otherwise.
-pub(crate) const DEFAULT_MOST_KEPT: usize = 10_000;
+pub(crate) const DEFAULT_MOST_RETAINED: usize = 10_000;
 /// How many keys are remembered whose stored value is known to be newer than the invalidations of everything.
 const MOST_RELOADED: usize = 10_000;
 
 /// The invalidations of one guard that the store has not confirmed.
 #[derive(Debug)]
-pub(crate) struct KeptInvalidations {
+pub(crate) struct RetainedInvalidations {
     /// Whether a read has to look here. Relaxed: a caller that knows that an invalidation has failed sees it.
     any: AtomicBool,
     /// The number of the latest attempt at a change.
@@ -48,7 +48,7 @@ pub(crate) struct KeptInvalidations {
     most: usize,
     /// The tag of everything in the namespace.
     everything: Key,
-    names: Mutex<KeptNames>,
+    names: Mutex<RetainedNames>,
     /// Notified when all are sent.
     all_sent: Notify,
     begin_log: LogEveryMinute,
@@ -56,8 +56,8 @@ pub(crate) struct KeptInvalidations {
 }
 
 #[derive(Debug, Default)]
-struct KeptNames {
-    by_name: HashMap<ChangedName, KeptInvalidation>,
+struct RetainedNames {
+    by_name: HashMap<ChangedName, RetainedInvalidation>,
     /// There were too many names: all of them are the tag of everything.
     overflowed: Option<Overflow>,
     /// What was stored before this moment of the store's clock may be older than an invalidation that was kept as the tag of
@@ -70,7 +70,7 @@ struct KeptNames {
     reloaded: HashMap<ChangedName, u64>,
     is_being_sent: bool,
     /// A warning said that they are kept, and none that they were sent.
-    is_told: bool,
+    is_logged: bool,
 }
 
 /// The names that were kept became too many.
@@ -112,7 +112,7 @@ impl ChangeTarget {
 
 /// One target that is invalidated as soon as the store answers.
 #[derive(Clone, Debug)]
-pub(crate) struct KeptInvalidation {
+pub(crate) struct RetainedInvalidation {
     pub(crate) target: ChangeTarget,
     /// The number of the latest attempt that has ended unconfirmed.
     pub(crate) attempt: u64,
@@ -132,7 +132,7 @@ impl Servable {
     const ALL: Self = Self { is_any: true, since: 0 };
 }
 
-impl KeptInvalidations {
+impl RetainedInvalidations {
     pub(super) fn new(namespace: &str, most: usize) -> Self {
         Self {
             any: AtomicBool::new(false),
@@ -163,29 +163,31 @@ impl KeptInvalidations {
     }
 
     /// Keeps an invalidation that has ended unconfirmed. Returns whether everything is kept from now on, because there was no room.
-    pub(crate) fn keep(&self, kept: KeptInvalidation) -> bool {
+    pub(crate) fn keep(&self, retained: RetainedInvalidation) -> bool {
         let mut names = lock(&self.names);
-        let (is_first, policy) = (names.by_name.is_empty(), Arc::clone(&kept.policy));
-        let is_known = names.by_name.contains_key(&kept.target.name());
+        let (is_first, policy) = (names.by_name.is_empty(), Arc::clone(&retained.policy));
+        let is_known = names.by_name.contains_key(&retained.target.name());
         let overflows = names.overflowed.is_none() && !is_known && names.by_name.len() >= self.most;
         if overflows {
             let mut overflow = Overflow::default();
-            names.by_name.drain().for_each(|(_, kept)| overflow.stands_for(&kept.policy));
+            names.by_name.drain().for_each(|(_, retained)| overflow.stands_for(&retained.policy));
             names.overflowed = Some(overflow);
         }
-        let kept = match &mut names.overflowed {
+        let retained = match &mut names.overflowed {
             Some(overflow) => {
                 overflow.stands_for(&policy);
-                KeptInvalidation { target: ChangeTarget::tag(self.everything.clone()), ..kept }
+                RetainedInvalidation { target: ChangeTarget::tag(self.everything.clone()), ..retained }
             }
-            None => kept,
+            None => retained,
         };
-        let name = kept.target.name();
+        let name = retained.target.name();
         let latest = names.by_name.get(&name).map_or(0, |known| known.attempt);
-        names.by_name.insert(name, KeptInvalidation { attempt: kept.attempt.max(latest), ..kept });
+        names
+            .by_name
+            .insert(name, RetainedInvalidation { attempt: retained.attempt.max(latest), ..retained });
         self.any.store(true, Ordering::Relaxed);
         let is_news = is_first && self.begin_log.is_due();
-        names.is_told |= is_news;
+        names.is_logged |= is_news;
         let misses_values = names.overflowed.is_some_and(|overflow| overflow.misses_values);
         drop(names);
         if is_first {
@@ -197,12 +199,12 @@ impl KeptInvalidations {
             );
         }
         if overflows && self.overflow_log.is_due() {
-            self.tell_overflow(misses_values);
+            self.log_overflow(misses_values);
         }
         overflows
     }
 
-    fn tell_overflow(&self, misses_values: bool) {
+    fn log_overflow(&self, misses_values: bool) {
         let most = self.most;
         if misses_values {
             tracing::error!(
@@ -234,7 +236,7 @@ impl KeptInvalidations {
             return false;
         }
         let mut names = lock(&self.names);
-        if names.by_name.get(name).is_none_or(|kept| kept.attempt > attempt) {
+        if names.by_name.get(name).is_none_or(|retained| retained.attempt > attempt) {
             return false;
         }
         names.by_name.remove(name);
@@ -249,10 +251,10 @@ impl KeptInvalidations {
         }
         if names.by_name.is_empty() {
             self.any.store(names.served_since > 0, Ordering::Relaxed);
-            let is_told = std::mem::take(&mut names.is_told);
+            let is_logged = std::mem::take(&mut names.is_logged);
             drop(names);
             self.all_sent.notify_waiters();
-            if is_told {
+            if is_logged {
                 tracing::info!(target: log::GUARD, "all invalidations that were kept are confirmed");
             }
         }
@@ -260,13 +262,13 @@ impl KeptInvalidations {
     }
 
     /// What is to be sent, the oldest first. If there is nothing, the task that sends ends with this call.
-    pub(crate) fn to_send(&self) -> Vec<KeptInvalidation> {
+    pub(crate) fn to_send(&self) -> Vec<RetainedInvalidation> {
         let mut names = lock(&self.names);
         if names.by_name.is_empty() {
             names.is_being_sent = false;
         }
         let mut all: Vec<_> = names.by_name.values().cloned().collect();
-        all.sort_unstable_by_key(|kept| (kept.attempt, kept.target.is_tag));
+        all.sort_unstable_by_key(|retained| (retained.attempt, retained.target.is_tag));
         all
     }
 
@@ -296,7 +298,7 @@ impl KeptInvalidations {
     }
 
     /// Logs what is forgotten with this process.
-    pub(crate) fn tell_unsent(&self) {
+    pub(crate) fn log_unsent(&self) {
         let left = self.count();
         if left > 0 {
             tracing::warn!(
@@ -358,12 +360,12 @@ impl KeptInvalidations {
     }
 }
 
-impl KeptNames {
+impl RetainedNames {
     fn has_tag<'a>(&self, mut tags: impl Iterator<Item = &'a str>) -> bool {
         self.overflowed.is_some() || tags.any(|tag| self.by_name.contains_key(&ChangedName::Tag(tag.into())))
     }
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/guard_state/kept_tests.rs"]
+#[path = "../../tests/unit/guard_state/retained_tests.rs"]
 mod tests;

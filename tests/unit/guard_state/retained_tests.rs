@@ -4,35 +4,38 @@ use super::*;
 use crate::key::CacheKey;
 use crate::value::entry::{Encoding, EntryKind};
 
-fn kept(text: &str, is_tag: bool, attempt: u64) -> KeptInvalidation {
+fn retained(text: &str, is_tag: bool, attempt: u64) -> RetainedInvalidation {
     let key = Key::new("ns", &CacheKey::from(text));
-    KeptInvalidation { target: ChangeTarget { key, is_tag }, attempt, policy: Arc::default() }
+    RetainedInvalidation { target: ChangeTarget { key, is_tag }, attempt, policy: Arc::default() }
 }
 
 #[test]
 fn a_change_settles_only_what_had_begun_before_it() {
-    let list = KeptInvalidations::new("ns", 10);
+    let list = RetainedInvalidations::new("ns", 10);
     let [first, second, third] = [(); 3].map(|()| list.next_attempt());
-    list.keep(kept("a", false, second));
+    list.keep(retained("a", false, second));
     // A change that began first may have run before the one that is kept.
-    assert!(!list.confirmed(&kept("a", false, 0).target.name(), first, |_| 0));
-    assert!(!list.confirmed(&kept("a", true, 0).target.name(), third, |_| 0), "the tag of that name");
-    list.keep(kept("a", false, first));
-    assert!(!list.confirmed(&kept("a", false, 0).target.name(), first, |_| 0), "the latest attempt counts");
-    assert!(list.confirmed(&kept("a", false, 0).target.name(), third, |_| 0));
+    assert!(!list.confirmed(&retained("a", false, 0).target.name(), first, |_| 0));
+    assert!(!list.confirmed(&retained("a", true, 0).target.name(), third, |_| 0), "the tag of that name");
+    list.keep(retained("a", false, first));
+    assert!(
+        !list.confirmed(&retained("a", false, 0).target.name(), first, |_| 0),
+        "the latest attempt counts"
+    );
+    assert!(list.confirmed(&retained("a", false, 0).target.name(), third, |_| 0));
     assert!(!list.any() && list.count() == 0);
 }
 
 #[test]
 fn a_name_that_is_kept_already_needs_no_room() {
-    let list = KeptInvalidations::new("ns", 1);
-    assert!(!list.keep(kept("a", false, 1)) && !list.keep(kept("a", false, 2)));
-    assert!(list.keep(kept("b", false, 3)) && !list.keep(kept("c", false, 4)));
+    let list = RetainedInvalidations::new("ns", 1);
+    assert!(!list.keep(retained("a", false, 1)) && !list.keep(retained("a", false, 2)));
+    assert!(list.keep(retained("b", false, 3)) && !list.keep(retained("c", false, 4)));
     let everything = ChangedName::tag(&crate::value::entry::tag_of_everything("ns"));
     assert!(!list.confirmed(&everything, 3, |_| 0), "c was kept after that");
     assert!(list.confirmed(&everything, 4, |_| 7));
     assert_eq!(list.count(), 0);
-    let servable = list.servable(&kept("a", false, 0).target.key, &[]);
+    let servable = list.servable(&retained("a", false, 0).target.key, &[]);
     let serves = |stored_at| {
         let (kind, encoding, payload) = (EntryKind::Value, Encoding::RAW, bytes::Bytes::new());
         let (expiry, validator, tags) = Default::default();
@@ -46,12 +49,12 @@ fn a_name_that_is_kept_already_needs_no_room() {
 /// A load of any of them may have begun before its invalidation.
 #[test]
 fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
-    let list = KeptInvalidations::new("ns", 1);
+    let list = RetainedInvalidations::new("ns", 1);
     for (attempt, seconds) in [(1, 5), (2, 60), (3, 1)] {
         let policy = Policy::builder().load_timeout(Duration::from_secs(seconds)).build().expect("valid");
-        list.keep(KeptInvalidation {
+        list.keep(RetainedInvalidation {
             policy: Arc::new(policy),
-            ..kept(&attempt.to_string(), false, attempt)
+            ..retained(&attempt.to_string(), false, attempt)
         });
     }
     let everything = ChangedName::tag(&crate::value::entry::tag_of_everything("ns"));
@@ -65,15 +68,15 @@ fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
 
 #[test]
 fn one_task_sends_and_ends_only_without_work() {
-    let list = KeptInvalidations::new("ns", 10);
+    let list = RetainedInvalidations::new("ns", 10);
     assert!(!list.begin_to_send());
-    list.keep(kept("a", false, 1));
+    list.keep(retained("a", false, 1));
     assert!(list.begin_to_send() && !list.begin_to_send());
     assert_eq!(list.to_send().len(), 1);
-    assert!(list.confirmed(&kept("a", false, 0).target.name(), 2, |_| 0));
-    list.keep(kept("b", false, 3));
+    assert!(list.confirmed(&retained("a", false, 0).target.name(), 2, |_| 0));
+    list.keep(retained("b", false, 3));
     assert!(!list.begin_to_send(), "the task has not ended");
-    assert!(list.confirmed(&kept("b", false, 0).target.name(), 4, |_| 0) && list.to_send().is_empty());
-    list.keep(kept("c", false, 5));
+    assert!(list.confirmed(&retained("b", false, 0).target.name(), 4, |_| 0) && list.to_send().is_empty());
+    list.keep(retained("c", false, 5));
     assert!(list.begin_to_send());
 }
