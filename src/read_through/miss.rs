@@ -18,6 +18,7 @@ use crate::key::{Key, LoadMode};
 use crate::loader::Loader;
 use crate::observe::{Count, log, warn_if};
 use crate::policy::{OnOverload, OnWaitTimeout, Policy};
+use crate::value::entry::{Entry, Freshness, Storage};
 use crate::value::{EntryReader, FlightOutcome};
 
 /// How many flights a caller joins before it loads for itself. It joins again each time that another caller's value has another
@@ -243,6 +244,7 @@ impl CallState<'_> {
 
     /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that it
     /// began under, and the entry's. A caller whose policy has another tag may know of that tag's invalidation, and the flight does not.
+    /// And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
     pub(super) fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
         let entry = match outcome {
             FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) => Some(entry),
@@ -250,6 +252,15 @@ impl CallState<'_> {
             // Only a value must not be older than a change.
             _ => return true,
         };
+        let came = self.now();
+        let had_ended = |entry: &Entry| {
+            entry.expiry.storage() == Storage::Stored
+                && entry.stored_at < came
+                && entry.serves(came) == Freshness::Expired
+        };
+        if entry.is_some_and(had_ended) {
+            return false;
+        }
         let has_tag = |tag: &Key| entry.is_some_and(|entry| entry.tags.id_of(tag).is_some());
         let Call { state, policy, key } = self.call;
         policy.tag_keys(&state.namespace, key).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))

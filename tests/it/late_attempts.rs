@@ -241,3 +241,36 @@ async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime(
     inserted.await.expect("no panic").expect("it was sent once more, or late");
     assert_eq!((led.unwrap(), found.unwrap()), (2, 3));
 }
+
+/// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped then. The flight
+/// of another process that waits for it gives it to the callers that waited, and to none that came after the value had ended.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_ended_before_a_caller_came_is_not_given_to_it_by_a_flight_that_waited_for_it() {
+    let chaos = ChaosStore::new(1);
+    let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
+    let stopped = chaos.replica();
+    let [leads, waits] =
+        [stopped.clone(), chaos.replica()].map(|node| StampedeGuard::new(node).with_policy(policy.clone()));
+    let after = |millis: u64| sleep(Duration::from_millis(millis));
+    let load = |value: u32| move || async move { Ok::<_, String>(value) };
+    let led = leads.get_or_load("k", || async {
+        sleep(Duration::from_millis(300)).await;
+        Ok::<_, String>(1)
+    });
+    let first = async {
+        after(50).await;
+        waits.get_or_load("k", load(2)).await
+    };
+    let late = async {
+        after(700).await;
+        waits.get_or_load("k", load(3)).await
+    };
+    let stops = async {
+        after(250).await;
+        stopped.stop();
+        after(650).await;
+        stopped.resume();
+    };
+    let (led, first, late, ()) = tokio::join!(led, first, late, stops);
+    assert_eq!((led.unwrap(), first.unwrap(), late.unwrap()), (1, 1, 3));
+}
