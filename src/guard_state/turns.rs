@@ -2,7 +2,7 @@
 //!
 //! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
 //! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so
-//! does a flight; the time limit of a command begins with its turn. A turn lasts for commands that have time limits, and never while
+//! does a flight; the time limit of a command begins with its turn. A turn lasts for commands of at most `command_timeout` each, and never while
 //! another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is given up after the
 //! time of two commands; then commands fail at once, and so do those that wait.
 

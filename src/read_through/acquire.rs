@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Span;
 
 use super::batch::Attempt;
@@ -281,12 +281,24 @@ impl Acquisition<'_> {
     /// Runs until the lease is granted (`Ok`) or the attempt has another outcome.
     async fn run(&mut self) -> Result<(), AcquireOutcome> {
         loop {
-            let turn = self.turn().await?;
+            let mut turn = self.turn().await?;
             let Some(within) = self.within() else {
                 self.request.policy.count(Count::budget_exceeded);
                 return Err(AcquireOutcome::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
-            match self.acquire(within).await {
+            let usual = self.request.policy.command_timeout;
+            let acquired = {
+                let mut acquire = pin!(self.acquire(within));
+                match timeout(usual, &mut acquire).await {
+                    Ok(acquired) => acquired,
+                    // It may take as long as a lease, and other flights must not wait for that.
+                    Err(_) => {
+                        turn = None;
+                        acquire.await
+                    }
+                }
+            };
+            match acquired {
                 Ok(Acquired::Granted) => {
                     self.note_expired();
                     return Ok(());
