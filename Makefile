@@ -27,7 +27,7 @@
 # scripts-whole
 #        breaks the connection at every byte, where the other tests take every 61st of long requests: three minutes
 # imports
-#        looks for circles, imports against the floors of DESIGN.md and crates outside their rooms; tests that it finds each
+#        looks for circles, imports against the floors of ARCHITECTURE.md and crates outside their rooms; tests that it finds each
 # pages  README and docs: links, code blocks that tests/guide runs, lengths; whether the pictures are as scripts/pictures draws them
 # compare
 #        the same scenarios for this crate and twelve others (Rust, Python, Node), and docs/comparison.md from their results: half

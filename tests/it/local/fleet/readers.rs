@@ -50,7 +50,7 @@ pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc
             read.reads += 1;
             match value {
                 // A load without the store is not told of changes that other processes make meanwhile, and callers that join it are
-                // given its value (DESIGN.md, "Which callers may have the value of a load?").
+                // given its value (docs/decisions/005-who-may-have-a-value.md).
                 Ok(Some(value)) if !config.strict && value.by == config.process && began < value.ended => {
                     read.joined += 1;
                 }
