@@ -9,7 +9,7 @@ use crate::failure_text::{EncodedError, with_causes};
 use crate::key::{CacheKey, Key};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Why the guard itself could not do what was asked.
+/// Why a call of the guard itself failed.
 ///
 /// Cheap to clone: all waiters of a load share its failure. The text names the phase
 /// and, if there is one, the key's digest; never the key, a value or a credential. The cause is
@@ -27,7 +27,7 @@ struct Repr {
     unconfirmed: Vec<InvalidationTarget>,
 }
 
-/// What an [invalidation](crate::StampedeGuard::invalidation) names.
+/// A target of an [invalidation](crate::StampedeGuard::invalidation).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InvalidationTarget {
@@ -49,9 +49,9 @@ pub enum ErrorKind {
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
-    /// What was given is no address of a server.
+    /// The address is not that of a server.
     InvalidAddress,
-    /// The store could not be reached, or refused.
+    /// The store could not be reached, or refused a command.
     Store,
     /// A time limit passed: that of the load, or that of waiting for another caller's load.
     Timeout,
@@ -61,9 +61,9 @@ pub enum ErrorKind {
     Encode,
     /// A loader of many keys returned no value for this one, and the policy says [`OnAbsent::Fail`](crate::OnAbsent::Fail).
     Absent,
-    /// A load asked for the key that it is loading.
+    /// A load requested the key that it is loading.
     Reentrant,
-    /// The load's task was dropped before it ended, as when its runtime is shut down.
+    /// The load's task was dropped before it ended, for instance because its runtime was shut down.
     Vanished,
     /// The guard was shut down.
     Closed,
@@ -113,8 +113,8 @@ impl Error {
         Self::with_source(kind, format!("{phase} of key #{} failed", key.digest()), Arc::new(source))
     }
 
-    /// The store can not be used. The text has all causes, which say what to change and name rights and commands: a service that
-    /// starts seldom prints more than the text. So there is no source, which a chain printer would print a second time.
+    /// The error of a store that can not be used. The text has all causes, which say what to change and name rights and commands, because
+    /// a service that starts seldom prints more than the text. There is no source, which a chain printer would print a second time.
     pub(crate) fn unusable(what: &str, source: StoreError) -> Self {
         let kind = Self::kind_of(&source);
         let mut text = format!("{what}: {}", with_causes(&source));
@@ -155,7 +155,7 @@ impl Error {
         self.repr.kind
     }
 
-    /// Whether the store could not be reached, or refused.
+    /// Whether the store could not be reached, or refused a command.
     pub fn is_store(&self) -> bool {
         self.kind() == ErrorKind::Store
     }
@@ -164,8 +164,8 @@ impl Error {
     /// [`expire`](crate::StampedeGuard::expire) that are not confirmed; empty for every other error. The guard has retained them, and
     /// sends them as soon as the store answers, unless it was [shut down](crate::StampedeGuard::shutdown).
     ///
-    /// Not among them: an `insert`, which is not retained, a change that the store has confirmed and its
-    /// [replicas](crate::PolicyBuilder::invalidate_replicas) have not, and names that were refused.
+    /// They do not include an `insert`, which is not retained, a change that the store has confirmed and its
+    /// [replicas](crate::PolicyBuilder::invalidate_replicas) have not, and invalid names.
     pub fn unconfirmed(&self) -> &[InvalidationTarget] {
         &self.repr.unconfirmed
     }
@@ -295,7 +295,7 @@ impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
     }
 }
 
-/// Why a load ended without a value, as all waiters of the flight are told.
+/// Why a load ended without a value: the failure that all waiters of the flight receive.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// The loader returned an error: its text, the error itself for callers in this process with the same error type, and the
@@ -316,12 +316,12 @@ impl Failure {
         ))
     }
 
-    /// The failure of a loader of which only the text is known.
+    /// The failure of a loader if only its text is known.
     pub(crate) fn with_text(text: impl Into<Arc<str>>) -> Self {
         Self::Loader { text: text.into(), source: None, shared: None }
     }
 
-    /// The error for a caller with a loader of errors of type `E`; `read` makes one of the bytes of another process.
+    /// Converts the failure for a caller whose loader has errors of type `E`; `read` decodes an error of another process.
     pub(crate) fn into_load_error<E: Send + Sync + 'static>(
         self,
         read: impl FnOnce(&EncodedError) -> Option<Arc<E>>,
@@ -348,7 +348,7 @@ mod tests {
     use super::*;
     use crate::store::{StoreError, StoreErrorKind};
 
-    /// What a store knows to advise, and the server's words.
+    /// A store's advice, with the server's message as its cause.
     #[derive(Debug)]
     struct Advice(std::io::Error);
 
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_store_is_told_with_the_remedy_and_a_chain_repeats_nothing() {
+    fn the_error_of_an_unusable_store_names_the_remedy_and_a_chain_repeats_nothing() {
         let cause: Arc<dyn std::error::Error + Send + Sync> =
             Arc::new(Advice(std::io::Error::other("refused by the server")));
         let source = StoreError { kind: StoreErrorKind::Unavailable, source: Some(cause) };
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_gives_no_reason_is_told_with_what_to_look_at() {
+    fn a_store_error_without_a_cause_names_what_to_check() {
         let error = Error::unusable("connecting failed", StoreError::new(StoreErrorKind::TimedOut));
         let text = error.to_string();
         assert!(text.ends_with("can be reached; StampedeGuard::doctor examines it"), "{text}");

@@ -1,5 +1,5 @@
-//! The texts of errors and panics: of a loader's, which stands for it in other processes beside the error as bytes, and of an error
-//! with its causes.
+//! The texts of errors and panics: the text of a loader's error or panic, which other processes receive, if possible with the encoded
+//! error; and the text of an error with its causes.
 
 use std::any::Any;
 use std::error::Error;
@@ -17,12 +17,12 @@ pub(crate) struct EncodedError {
 }
 
 impl EncodedError {
-    /// The longest payload, in bytes: what is published for a failure reaches each waiting process.
+    /// The longest payload, in bytes. It is limited because a published failure reaches each waiting process.
     pub(crate) const LONGEST: usize = 1024;
 }
 
 /// The text of a loader's error, cut at a character boundary to the length that is sent between processes. Includes the
-/// causes if the error prints them with `{:#}` (`anyhow` does), because the receiver cannot ask for them.
+/// causes if the error prints them with `{:#}` (`anyhow` does), because the receiver has no other access to them.
 pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
     const LONGEST: usize = 1024;
     let mut text = format!("{error:#}");
@@ -33,7 +33,7 @@ pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
     text.into()
 }
 
-/// The text of an error and of its causes. Some errors repeat the text of their cause; that is not told twice.
+/// The text of an error and of its causes. If an error repeats the text of its cause, that is not appended again.
 pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in successors(error.source(), |&cause| cause.source()).map(ToString::to_string) {

@@ -1,7 +1,7 @@
-//! The decoders of foreign bytes, each with the property that must hold for all of them.
+//! Readers for the fuzzer: each decodes foreign bytes and checks the property that must hold for any bytes.
 //!
-//! The way in for the fuzzer (`fuzz/fuzz_targets/readers.rs`), which has no other to what is private; the tests run
-//! the same over `tests/corpus`. Not part of the crate as it is used.
+//! The fuzzer (`fuzz/fuzz_targets/readers.rs`) reaches private decoders only through this module; the tests run the same
+//! readers over `tests/corpus`. Compiled only for tests and the fuzzer.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::value::FlightOutcome;
 use crate::value::codec::Codec;
 use crate::value::entry::{Encoding, Entry, sealed};
 
-/// Reads any bytes, and panics where what must hold does not.
+/// Reads any bytes, and panics if its property does not hold.
 pub type Reader = fn(&[u8]);
 
 /// The readers by name.
@@ -43,7 +43,7 @@ pub const READERS: &[(&str, Reader)] = &[
     ("location", crate::http::fuzzed::location),
 ];
 
-/// Gives the rest of `text` to the reader that its first line names.
+/// Passes the rest of `text` to the reader that its first line names.
 pub fn run(text: &[u8]) {
     let end = text.iter().position(|&byte| byte == b'\n').unwrap_or(text.len());
     let (name, rest) = (&text[..end], text.get(end + 1..).unwrap_or_default());
@@ -59,8 +59,8 @@ fn the_key() -> Key {
 /// The longest payload of a compressed entry.
 const LONGEST: usize = 64 * 1024;
 
-/// An entry with a right checksum, which chance does not come upon. The guard tells the store which bytes it has read by
-/// encoding them again, so that has to give the same.
+/// Adds a valid checksum, which random bytes would not have. The guard identifies stored bytes to the store by encoding
+/// their entry again, so encoding must return the same bytes.
 fn entry(bytes: &[u8]) {
     let raw = sealed(bytes.to_vec());
     if let Ok(entry) = Entry::decode(raw.clone(), &the_key(), LONGEST) {
@@ -88,8 +88,8 @@ fn key(bytes: &[u8]) {
     assert!(name.len() <= 200 && name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
     // A brace in it would move the key to another slot of a cluster.
     assert!(!name.contains(['{', '}']), "{name}");
-    let apart = CacheKey::from((String::from_utf8_lossy(one), String::from_utf8_lossy(other)));
-    assert_ne!(Key::new("ns", &apart).full(), joined.full(), "two parts are not one");
+    let in_two_parts = CacheKey::from((String::from_utf8_lossy(one), String::from_utf8_lossy(other)));
+    assert_ne!(Key::new("ns", &in_two_parts).full(), joined.full(), "two parts are not one");
 }
 
 fn value(bytes: &[u8]) {

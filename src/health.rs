@@ -1,9 +1,8 @@
-//! The state of a guard's store: [`Health`], a snapshot of what the guard knows, and [`Report`], the findings of an examination.
+//! The state of a guard's store: [`Health`], a snapshot of what the guard knows, and [`Report`], the findings of an examination of the
+//! deployment, with their costs and remedies.
 //!
 //! [`StampedeGuard::health`](crate::StampedeGuard::health) sends nothing and costs nothing: for a status page, or a gauge.
 //! [`StampedeGuard::doctor`](crate::StampedeGuard::doctor) asks the server: for a deployment, or an incident.
-//!
-//! The findings of an examination of the deployment, with their costs and remedies.
 
 use std::fmt;
 use std::time::Duration;
@@ -35,7 +34,7 @@ pub enum LinkState {
     Up,
     /// The connection was lost or cannot be opened; it is opened again in the background.
     Down,
-    /// The server refuses the commands that the connection is for. Tried again every half minute.
+    /// The server refuses the commands that the connection is for. Retried every half minute.
     Refused,
     /// The guard was shut down.
     Closed,
@@ -85,8 +84,8 @@ pub struct Health {
     pub topology: Topology,
     /// The connection that carries commands.
     pub commands: LinkState,
-    /// The connection on which this process is told that a load has ended. Opened by the first load; without it, waits
-    /// end by their timers.
+    /// The connection on which this process is notified that a load has ended. Opened by the first load; without it,
+    /// waits end by their timers.
     pub inbox: LinkState,
     /// Whether commands are sent.
     pub breaker: Breaker,
@@ -114,14 +113,14 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalTierHealth {
-    /// How many copies there are. Copies of values that were changed count until their place is needed.
+    /// How many copies there are. Copies of values that were changed count until their space is needed.
     pub copies: u64,
     /// How many bytes they take, by estimate.
     pub bytes: u64,
     /// How many bytes they may take.
     pub capacity: u64,
     /// How long this process may still serve from memory, unless the lease is renewed, which happens at each third of its term while
-    /// copies are asked for. Zero while it is not renewed: the store is down, or no caller has asked for a copy for some terms.
+    /// callers request copies. Zero while it is not renewed: the store is down, or no caller has requested a copy for some terms.
     pub lease_remaining: Duration,
 }
 
@@ -180,8 +179,8 @@ impl fmt::Display for Health {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
             write!(f, " clock={ahead_ms:+}ms read={age:.1}s jump={jump}ms")?;
         }
-        if let Some(heard) = silent_for {
-            write!(f, " heard={:.1}s", heard.as_secs_f32())?;
+        if let Some(silence) = silent_for {
+            write!(f, " heard={:.1}s", silence.as_secs_f32())?;
         }
         if let Some(lag) = inbox_lag {
             write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;

@@ -1,8 +1,8 @@
 //! Cache-stampede protection for a whole fleet: one load per cold key across all replicas.
 //!
-//! When a hot cache entry expires, thousands of requests miss at once, and all of them ask the database behind the cache.
+//! When a hot cache entry expires, thousands of requests miss at once, and all of them query the database behind the cache.
 //! Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per resource on
-//! Redis, so that **one request in the whole fleet** loads; the others sleep until they are told, and read the cache. The
+//! Redis, so that **one request in the whole fleet** loads; the others sleep until they are notified, and read the cache. The
 //! cache is Redis itself.
 //!
 //! ```
@@ -37,7 +37,7 @@
 //! - The key is scheme, host, path and query. A successful `POST`, `PUT` or `DELETE` invalidates its URI.
 //! - Authentication, sessions and cookies belong inside the guard; tracing, compression, CORS and request ids outside.
 //!
-//! The module `http` has the whole of it.
+//! The module `http` documents all of it.
 //!
 //! # Where to read on
 //!
@@ -58,7 +58,7 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the layer for HTTP services and clients |
-//! | `local` | yes | hits from this process's memory that no invalidation misses: `PolicyBuilder::local_for` |
+//! | `local` | yes | hits from this process's memory, which every invalidation reaches: `PolicyBuilder::local_for` |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
@@ -107,7 +107,7 @@ pub mod testing;
 mod tracker;
 mod value;
 
-/// Traits that every suitable type has by itself, so that the compiler names what is missing where another type is given. There is nothing to
+/// Traits that are implemented for every suitable type. For an unsuitable type the compiler names what is missing. There is nothing to
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
     #[cfg(feature = "macros")]
@@ -141,15 +141,15 @@ pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, Polic
 pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
 
-/// What the attribute [`macro@memoize`] writes is made of this. It changes without notice.
+/// Used by the code that the attribute [`macro@memoize`] writes. It changes without notice.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __macros {
     pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
 }
 
-/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others are given its value or its failure, as
-/// those of [`get_or_load`](StampedeGuard::get_or_load).
+/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others receive its value or its failure, as
+/// those of [`get_or_load`](StampedeGuard::get_or_load) do.
 ///
 /// | setting | what |
 /// |---|---|
@@ -160,18 +160,18 @@ pub mod __macros {
 /// | `fresh_for = "30s"` | changes a setting of the guard's policy for this function; so do `negative_for`, `stale_while_revalidate`, `stale_if_error`, `back_off`, `error_for`, `soft_timeout`, `load_timeout` and `local_for` |
 /// | `policy = \|policy\| ..` | changes any setting, by a function from [`PolicyBuilder`] to `PolicyBuilder` that captures nothing |
 ///
-/// A function with the ending `_key` is made beside it: it returns the key for the same arguments, for
-/// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key. These calls have the policy of
+/// The attribute also writes a function with the suffix `_key`. It returns the key for the same arguments, for
+/// [`invalidate`](StampedeGuard::invalidate) and the like. It has the arguments that are in the key. These calls use the policy of
 /// the guard, not the function's: [`insert`](StampedeGuard::insert) does not know the function's lifetimes and tags.
 ///
 /// **The attribute sees the signature, and not the `impl` around it.** With `name`, the method of each instance of a generic `impl`,
 /// and a trait's default method in each type, have one key. If the result depends on a type parameter of the `impl`, or on
-/// `Self`, write a `key` with a part that tells the types apart. Type parameters and `Self` in the signature's own result are
+/// `Self`, write a `key` with a part that differs for each type. Type parameters and `Self` in the signature's own result are
 /// refused with `name`.
 ///
 /// The function returns a [`Result`] with a [`LoadError<E>`](LoadError), or an error made [of one](bounds::FromLoadError); in both
-/// cases the body's error is `E`. The body owns what it names: clones of `self` and of what references refer to, which are made for
-/// each call, and other arguments as they are.
+/// cases the body's error is `E`. The body owns the arguments that it names: `self` and the referents of references are cloned for each
+/// call, and other arguments are moved.
 ///
 /// The repository's guide has a page: docs/attribute.md.
 ///

@@ -1,6 +1,7 @@
-//! A caller's loader, boxed: its input, and its result as all waiters share it. Knows no Redis, no HTTP.
+//! A caller's boxed loader, its input, and its result as all waiters share it. Knows no Redis, no HTTP.
 //!
-//! The chain of loads a task runs inside. It detects re-entrance: a load that asks for its own key would wait for itself.
+//! [`LoadScope`] is the chain of loads inside which a task runs. It detects re-entrance: a load that requests its own key would wait for
+//! itself.
 
 use std::future::Future;
 use std::num::NonZeroU64;
@@ -27,12 +28,12 @@ use crate::value::lz4::Packed;
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
-/// Tells a load's waiters that its value is on its way.
+/// Announces to a load's waiters that its value is on its way.
 #[derive(Debug)]
 pub(crate) struct Announcer {
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) waiters: flight::Announcer<Loader, FlightOutcome>,
-    /// The load's identity, if spans of waits are wanted.
+    /// The id of the load, if spans are enabled.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) flight: Option<FlightId>,
 }
@@ -64,17 +65,17 @@ pub(crate) struct Loader {
     pub(crate) span: tracing::Span,
     /// The chain of loads inside which the caller runs.
     pub(crate) within: Option<Arc<LoadScope>>,
-    /// When the caller came; joining again does not change it.
+    /// When the caller came. It stays the same if the caller joins again.
     pub(crate) came: CallerOrder,
     /// When the caller began to wait on a flight.
     pub(crate) since: Option<Instant>,
-    /// The load that the caller waits for, as far as it is known.
+    /// The load that the caller waits for, if that is known.
     pub(crate) waits_for: OnceLock<FlightId>,
-    /// The batch with the call that it is a part of, if it is.
+    /// The batch that the loader belongs to, if any.
     pub(crate) batch: Option<BatchId>,
 }
 
-/// Tells the batches of a process apart.
+/// Identifies a batch within its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchId(NonZeroU64);
 
@@ -96,23 +97,23 @@ pub(crate) enum LeaseState {
     Alone,
 }
 
-/// What a loader receives.
+/// The input of a loader.
 #[derive(Debug)]
 pub(crate) struct LoadInput {
     pub(crate) mode: LeaseState,
-    /// The value that is to be loaded anew, if the store still has it.
+    /// The older value that the load replaces, if the store still has it.
     pub(crate) previous: Option<Entry>,
     /// When the load is aborted.
     pub(crate) deadline: Instant,
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
-    /// Tells the load's waiters that its value is on its way.
+    /// Announces to the load's waiters that its value is on its way.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) announcer: Option<Announcer>,
 }
 
 impl LoadInput {
-    /// The input of a load that answers only its own caller.
+    /// The input of a load whose result is for its own caller only.
     pub(crate) fn alone(load_timeout: Duration) -> Self {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
@@ -121,11 +122,11 @@ impl LoadInput {
     }
 }
 
-/// What a loader returned.
+/// The output of a loader.
 pub(crate) struct LoadOutput {
     pub(crate) result: LoadResult,
-    /// Called once the other waiters were told, or once the caller's budget for that is used up: completes
-    /// the client's response, or its error.
+    /// Called once the result is published, or once the caller's budget for that is used up, before the other waiters are
+    /// answered: completes the client's response, or its error.
     pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -139,10 +140,10 @@ impl LoadOutput {
     }
 }
 
-/// What a loader returned, and how it may be shared.
+/// The result of a load, and how it may be shared.
 pub(crate) enum LoadResult {
-    /// A value. Without any lifetime it is shared with the current waiters only; other processes are then
-    /// given `status_only` instead, if there is one.
+    /// A value. Without any lifetime it is shared with the current waiters only; other processes then receive
+    /// `status_only` instead, if there is one.
     Value {
         encoding: Encoding,
         payload: Bytes,
@@ -157,11 +158,11 @@ pub(crate) enum LoadResult {
         /// What it means for the older value if it is not stored.
         unstored: Unstored,
     },
-    /// Only the loading caller may have the value.
+    /// A value that only the loading caller may have.
     Uncacheable {
         unstored: Unstored,
-        /// Whether to store a marker, for a while, which says that callers need not queue for the resource. It takes the place of no
-        /// older value that callers are served and that stays.
+        /// Whether to store a marker for a while, which says that callers need not queue for the resource. The marker never replaces an
+        /// older value that stays and is still served.
         mark: bool,
     },
     /// No value.
@@ -170,13 +171,13 @@ pub(crate) enum LoadResult {
         /// As in [`Unstored::Failure`].
         before: u64,
     },
-    /// Valid for its own caller only, because the other waiters ask for something else, or because it began before the lease was held;
-    /// the next waiter loads.
+    /// A result for its own caller only, because the other waiters request something else, or because the load began before the lease was
+    /// held; the next waiter loads.
     OnlyForCaller,
 }
 
 impl LoadResult {
-    /// No answer came.
+    /// A failure without an answer of the origin.
     pub(crate) fn failed(failure: Failure) -> Self {
         Self::Failed { failure, before: u64::MAX }
     }
@@ -204,12 +205,12 @@ impl From<LoadResult> for LoadOutput {
 }
 
 impl Loader {
-    /// Whether the caller runs inside a load that holds this turn.
+    /// Whether the caller runs inside a load that holds this permit.
     pub(crate) fn is_within(&self, turn: &LoadPermitId) -> bool {
         self.within.as_ref().is_some_and(|outer| outer.holds(turn))
     }
 
-    /// Records which load the caller waits for. The first one counts.
+    /// Records which load the caller waits for. Only the first call counts.
     pub(crate) fn waits_for(&self, flight: FlightId) {
         let _ = self.waits_for.set(flight);
     }
@@ -252,7 +253,7 @@ impl Drop for AbortOnDrop {
 /// The loads inside which a task runs, innermost first.
 #[derive(Debug)]
 pub(crate) struct LoadScope {
-    /// One load, or those that one call is the load of.
+    /// One load, or all loads that one call for many keys makes.
     loads: Vec<RunningLoad>,
     outer: Option<Arc<Self>>,
 }
@@ -270,7 +271,7 @@ struct RunningLoad {
 pub(crate) enum LoadPermitId {
     /// One of the `limit` permits of this namespace in this store, shared by all guards.
     Permit { store_id: u64, namespace: Box<str>, limit: u32 },
-    /// One of a guard's places for loads without the store.
+    /// One of a guard's slots for loads without the store.
     Store(Uuid),
 }
 
@@ -289,7 +290,7 @@ impl LoadScope {
         LOADING.try_with(|_| ()).is_ok()
     }
 
-    /// Runs `load` as a load of `key` that holds no turn.
+    /// Runs `load` as a load of `key` that holds no permit.
     pub(crate) fn scope<F: Future>(
         store_id: u64,
         key: &Key,
@@ -299,7 +300,7 @@ impl LoadScope {
         Self::scope_with(store_id, key, None, outer, load)
     }
 
-    /// Runs `load` as a load of `key` that may hold a turn.
+    /// Runs `load` as a load of `key` that may hold a permit.
     pub(crate) fn scope_with<F: Future>(
         store_id: u64,
         key: &Key,
@@ -311,8 +312,9 @@ impl LoadScope {
         LOADING.scope(Arc::new(Self { loads, outer }), load)
     }
 
-    /// The chain of a call that is the load of several keys: the innermost load of each chain, and the loads around the first. Loads
-    /// of one call run inside the same loads. (A flat list: a chain as long as the keys would be dropped by as many nested calls.)
+    /// The chain of a call that loads several keys: the innermost loads of all chains, inside the outer loads of the first chain. (All
+    /// loads of one call run inside the same outer loads.) It is a flat list, because dropping a chain with a link for each key would
+    /// nest as many calls.
     pub(crate) fn joined(chains: impl IntoIterator<Item = Arc<Self>>) -> Option<Arc<Self>> {
         let mut chains = chains.into_iter();
         let first = chains.next()?;
@@ -326,13 +328,13 @@ impl LoadScope {
         LOADING.scope(self, load)
     }
 
-    /// Whether one of these loads is the load of `key`: a caller inside it that waits for it would wait for itself.
+    /// Whether one of these loads is a load of `key`: a caller that waits for it from inside it would wait for itself.
     pub(crate) fn includes(&self, store_id: u64, key: &Key) -> bool {
         self.any(|loading| loading.store_id == store_id && loading.key == *key)
     }
 
-    /// Whether one of these loads holds such a turn. Each of them waits for the loads inside it, so an inner load that waited
-    /// for another turn might wait for theirs, a deadlock.
+    /// Whether one of these loads holds such a permit. Each load waits for the loads inside it, so an inner load that waited for
+    /// another permit might wait for the outer load's: a deadlock.
     pub(crate) fn holds(&self, turn: &LoadPermitId) -> bool {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }
@@ -349,7 +351,7 @@ mod tests {
     use super::*;
     use crate::key::CacheKey;
 
-    /// A worker thread has two megabytes of stack.
+    /// A worker thread has only two megabytes of stack.
     #[test]
     fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
         let scope = |n: u32| {

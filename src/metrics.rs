@@ -2,7 +2,7 @@
 //! and bounds of buckets.
 //!
 //! Install a recorder; nothing else needs to be called. A guard describes its metrics when it is made, and counts from zero on; a
-//! recorder that is installed later is told of all that was counted before. Counters and gauges are published once a second and
+//! recorder that is installed later receives all earlier counts. Counters and gauges are published once a second and
 //! when the guard ends, histograms at each record.
 //!
 //! A histogram can be aggregated across replicas only if all have the same buckets, and exporters without buckets make quantiles of
@@ -74,7 +74,7 @@ const fn histogram(name: &'static str, labels: &'static [&'static str], help: &'
 }
 
 const POLICY: &[&str] = &["policy"];
-/// A gauge is set by one guard, and a process may have several: the namespace tells them apart.
+/// A gauge is set by one guard, and a process may have several: the namespace distinguishes them.
 const GUARD: &[&str] = &["namespace"];
 
 /// All metrics of the guard.

@@ -1,7 +1,7 @@
-//! Settings as a file has them: each by its name, with texts for durations and choices.
+//! The form of settings in a file: each has a name; durations and choices are texts.
 //!
-//! A [`Table`] lists the settings of one kind of policy once, for reading and for writing. Errors are made where a value is read, because a
-//! format such as TOML adds the line there.
+//! A [`Table`] lists the settings of one kind of policy once, for reading and for writing. An error is returned while the
+//! value is being read, because a format such as TOML then adds the line.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,18 +23,18 @@ pub(crate) enum Value {
     Table(Vec<(String, Self)>),
 }
 
-/// One setting of `D`, which is read, and of `S`, which is written.
+/// One setting: it is read into a `D` and written from an `S`.
 pub(crate) struct Setting<D, S> {
     pub(crate) name: &'static str,
     pub(crate) set: fn(&mut D, Value) -> Result<(), String>,
-    /// `None`: the file leaves it out.
+    /// `None` if the setting is not written.
     pub(crate) get: fn(&S) -> Option<Value>,
 }
 
-/// All settings, in the order in which they are set, whatever their order in the file is.
+/// All settings, in the order in which they are applied, whatever their order in the file is.
 pub(crate) type Table<D, S> = [Setting<D, S>];
 
-/// The text for a duration without end, and for a number without a bound: TOML has no number of 64 bits.
+/// The text for a duration without end, and for a number without a bound: TOML has no unsigned 64-bit number.
 const ENDLESS: &str = "max";
 
 impl Value {
@@ -51,7 +51,7 @@ impl Value {
         })
     }
 
-    /// A whole number, or a text for none.
+    /// A whole number, or the text for no bound.
     pub(crate) fn bound(self) -> Result<usize, String> {
         match self {
             Self::Text(text) if text == ENDLESS => Ok(usize::MAX),
@@ -60,7 +60,7 @@ impl Value {
         }
     }
 
-    /// What [`bound`](Self::bound) reads.
+    /// The inverse of [`bound`](Self::bound).
     pub(crate) fn of_bound(number: usize) -> Self {
         match number {
             usize::MAX => ENDLESS.into(),
@@ -68,7 +68,7 @@ impl Value {
         }
     }
 
-    /// A whole number that fits.
+    /// A whole number that fits into `N`.
     pub(crate) fn number<N: TryFrom<u64>>(self) -> Result<N, String> {
         let most = u64::MAX >> (64 - 8 * size_of::<N>().clamp(1, 8));
         match self {
@@ -127,8 +127,8 @@ impl Value {
     }
 
     /// The name of this choice.
-    pub(crate) fn of_choice<T: PartialEq>(choices: &[(&str, T)], chosen: &T) -> Option<Self> {
-        choices.iter().find(|(_, choice)| choice == chosen).map(|(name, _)| (*name).into())
+    pub(crate) fn of_choice<T: PartialEq>(choices: &[(&str, T)], value: &T) -> Option<Self> {
+        choices.iter().find(|(_, choice)| choice == value).map(|(name, _)| (*name).into())
     }
 
     fn is_no(&self, expected: &str) -> String {
@@ -145,14 +145,14 @@ impl Value {
     }
 }
 
-/// The duration of a text such as "1h 30m". Each span is read alone, because humantime panics where their sum overflows by a second.
+/// The duration of a text such as "1h 30m". Each span is parsed separately, because humantime panics if their sum overflows
+/// by a second.
 fn sum_of_spans(text: &str) -> Result<Duration, humantime::DurationError> {
     let (mut sum, mut rest) = (Duration::ZERO, text);
     loop {
         let unit = rest.find(char::is_alphabetic).unwrap_or(rest.len());
         let (number, after) = rest.split_at(unit);
-        let end =
-            after.find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
+        let end = after.find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
         let (span, further) = rest.split_at(end);
         let overflow = humantime::DurationError::NumberOverflow;
         sum = sum.checked_add(humantime::parse_duration(span)?).ok_or(overflow)?;
@@ -216,7 +216,7 @@ where
 pub(crate) fn read_value<D: Default, S>(table: &Table<D, S>, value: Value) -> Result<D, String> {
     let mut values: Vec<Option<Value>> = table.iter().map(|_| None).collect();
     for (name, value) in value.table()? {
-        let at = place(table, &name, &values)?;
+        let at = index_of(table, &name, &values)?;
         values[at] = Some(checked(&table[at], value)?);
     }
     all_set(table, values)
@@ -224,12 +224,12 @@ pub(crate) fn read_value<D: Default, S>(table: &Table<D, S>, value: Value) -> Re
 
 /// The settings of `S` by name.
 pub(crate) fn get<D, S>(table: &Table<D, S>, settings: &S) -> Vec<(String, Value)> {
-    let told = |setting: &Setting<D, S>| Some((setting.name.to_owned(), (setting.get)(settings)?));
-    table.iter().filter_map(told).collect()
+    let named = |setting: &Setting<D, S>| Some((setting.name.to_owned(), (setting.get)(settings)?));
+    table.iter().filter_map(named).collect()
 }
 
-/// Where a setting stands in the table.
-fn place<D, S>(table: &Table<D, S>, name: &str, values: &[Option<Value>]) -> Result<usize, String> {
+/// The index of a setting in the table; an error if there is no such setting or it already has a value.
+fn index_of<D, S>(table: &Table<D, S>, name: &str, values: &[Option<Value>]) -> Result<usize, String> {
     let Some(at) = table.iter().position(|setting| setting.name == name) else {
         let names: Vec<_> = table.iter().map(|setting| setting.name).collect();
         return Err(format!("{name}: there is no such setting; there are {}", names.join(", ")));
@@ -240,10 +240,11 @@ fn place<D, S>(table: &Table<D, S>, name: &str, values: &[Option<Value>]) -> Res
     Ok(at)
 }
 
-/// The value, if the setting takes it: tried on defaults, because it is set only when all others are known.
+/// The value, if the setting accepts it. It is checked on a default `D`, because the result is built only when all values
+/// are known.
 fn checked<D: Default, S>(setting: &Setting<D, S>, value: Value) -> Result<Value, String> {
-    let tried = (setting.set)(&mut D::default(), value.clone());
-    tried.map(|()| value).map_err(|text| format!("{}: {text}", setting.name))
+    let result = (setting.set)(&mut D::default(), value.clone());
+    result.map(|()| value).map_err(|text| format!("{}: {text}", setting.name))
 }
 
 fn all_set<D: Default, S>(table: &Table<D, S>, values: Vec<Option<Value>>) -> Result<D, String> {
@@ -267,7 +268,7 @@ impl<'de, D: Default, S> Visitor<'de> for Reader<D, S> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<D, A::Error> {
         let mut values: Vec<Option<Value>> = self.0.iter().map(|_| None).collect();
-        // The name is checked while it is read, and the value likewise, so that the format can tell the line.
+        // Name and value are checked while they are being read, so that the format can report the line.
         while let Some(at) = map.next_key_seed(Name(self.0, &values))? {
             values[at] = Some(map.next_value_seed(Checked(&self.0[at]))?);
         }
@@ -283,11 +284,11 @@ impl<'de, D, S> DeserializeSeed<'de> for Name<'_, D, S> {
 
     fn deserialize<De: Deserializer<'de>>(self, from: De) -> Result<usize, De::Error> {
         let name = String::deserialize(from)?;
-        place(self.0, &name, self.1).map_err(de::Error::custom)
+        index_of(self.0, &name, self.1).map_err(de::Error::custom)
     }
 }
 
-/// Reads a value that the setting takes.
+/// Reads a value that the setting accepts.
 struct Checked<'a, D, S>(&'a Setting<D, S>);
 
 impl<'de, D: Default, S> DeserializeSeed<'de> for Checked<'_, D, S> {

@@ -1,4 +1,4 @@
-//! The synchronization primitives of the in-process coalescing, in one place.
+//! The synchronization primitives of the in-process coalescing.
 //!
 //! `tests/models` compiles `flight/` and `store/wake/lease_waiters` with a scheduler's own primitives under this module's name, so
 //! those files import primitives only from here.
@@ -9,18 +9,18 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use tokio::sync::Notify;
 
-/// Locks and ignores poisoning: no user code runs under the locks
-/// of this crate, and every update under them is complete before anything can panic.
+/// Locks and ignores poisoning: no user code runs under the locks of this crate, and every update under them is complete before
+/// anything can panic.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for a lock that readers share.
+/// As [`lock`], for a reader of a `RwLock`.
 pub(crate) fn read<T: ?Sized>(shared: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     shared.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for the one that changes what they read.
+/// As [`lock`], for a writer of a `RwLock`.
 pub(crate) fn write<T: ?Sized>(shared: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     shared.write().unwrap_or_else(PoisonError::into_inner)
 }

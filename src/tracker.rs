@@ -1,4 +1,4 @@
-//! Counts of running things (tasks, leases, waiters) that can be awaited until they are zero.
+//! Counts of tasks, leases and waiters, which can be awaited until they are zero.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
-/// A count of running things, awaitable until zero.
+/// A count that can be awaited until it is zero.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     count: AtomicUsize,
@@ -48,7 +48,7 @@ impl Tracker {
     }
 }
 
-/// A count of waiters, which can be told to stop waiting.
+/// A count of waiters, which can be made to stop waiting.
 #[derive(Debug, Default)]
 pub(crate) struct StoppableWaiters {
     present: Arc<Tracker>,
@@ -78,7 +78,7 @@ impl StoppableWaiters {
     }
 }
 
-/// One thing that a [`Tracker`] counts, until it is dropped.
+/// One task, lease or waiter that a [`Tracker`] counts until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tracked {
     gauge: Arc<Tracker>,

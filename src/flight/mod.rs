@@ -1,19 +1,19 @@
 //! In-process coalescing: the first caller of a key leads, the others follow. No I/O; the only time is when a flight began.
 //!
-//! A flight is in the map while it can be joined. It ends with one outcome, which all its waiters are given. Invariants:
+//! A flight is in the map while it can be joined. It ends with one outcome, which all its waiters receive. Invariants:
 //!
 //! 1. At most one joinable flight per key. A caller that finds none in the map starts one, under the map's lock.
-//! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is given out, and slots are
+//! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Before that, an [`Announcer`] may give
+//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, an [`Announcer`] may publish
 //!    another outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
 //!    That loader is used if no caller waits. It no longer has a slot.
 //!
 //! Locks nest in the order map, flight, slot. No waker and no user code (a loader's drop) runs under any of them. The slots are
-//! not iterated under the map's lock, except now and then to remove closed ones. A single flight is in `waiter`.
+//! not iterated under the map's lock, except now and then to remove closed ones. A single flight is implemented in `waiter`.
 
 pub(crate) mod order;
 pub(crate) mod shared_read;
@@ -63,7 +63,7 @@ where
         Self { shards, hasher: S::default(), joinable: AtomicUsize::new(0), limit }
     }
 
-    /// Takes a slot on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
+    /// Takes a slot on the key's flight, or starts one. A leader that is dropped before it finishes the flight ends it with
     /// `abandoned`. A flight has at most `slots` slots.
     pub(crate) fn join(
         self: &Arc<Self>,
@@ -75,8 +75,8 @@ where
         self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). A caller that has `has_looked_up` and found nothing does not join a flight that lost the store; it
-    /// replaces it, once.
+    /// As [`join`](Self::join). With `has_looked_up`, the caller's look-up found nothing: it does not join a flight that lost the store,
+    /// but replaces it, once.
     pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,
@@ -86,25 +86,25 @@ where
         has_looked_up: bool,
     ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        let is_left = |flight: &&Arc<Flight<L, O>>| has_looked_up && flight.store_link() == StoreLink::Lost;
-        let left = map.get(key).filter(is_left).cloned();
-        if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
+        let is_lost = |flight: &&Arc<Flight<L, O>>| has_looked_up && flight.store_link() == StoreLink::Lost;
+        let lost = map.get(key).filter(is_lost).cloned();
+        if let Some(flight) = map.get(key).filter(|_| lost.is_none()) {
             if flight.is_full(slots) {
                 return Joined::TooManyWaiters(loader);
             }
             return Joined::Waiter(flight.attach(loader));
         }
-        // Only a bound on memory: a few more do no harm.
-        if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
+        // The limit only bounds memory: a few flights more do no harm.
+        if lost.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
-        let store_link = if left.is_some() { StoreLink::Replacement } else { StoreLink::Connected };
+        let store_link = if lost.is_some() { StoreLink::Replacement } else { StoreLink::Connected };
         let flight = Arc::new(Flight::new(store_link));
         let waiter = flight.attach(loader);
         if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
             self.joinable.fetch_add(1, Ordering::Relaxed);
         }
-        drop((map, left));
+        drop((map, lost));
         let own = waiter.slot();
         let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
         Joined::Leader(leader, waiter)
@@ -149,10 +149,10 @@ where
     }
 
     /// Detaches the flights of the keys that match.
-    pub(crate) fn detach_if(&self, is_such: impl Fn(&K) -> bool) {
+    pub(crate) fn detach_if(&self, matches: impl Fn(&K) -> bool) {
         for shard in &*self.shards {
             // Collected, to drop the flights after the lock is released: dropping a flight without a leader drops its slots.
-            let removed: Vec<_> = lock(shard).extract_if(|key, _| is_such(key)).collect();
+            let removed: Vec<_> = lock(shard).extract_if(|key, _| matches(key)).collect();
             self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
         }
     }
@@ -189,7 +189,7 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
     }
 }
 
-/// The duty to end a flight. (`Drop` needs the type bounds.)
+/// The leader of a flight: dropping it ends the flight. (`Drop` needs the type bounds.)
 pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
     key: K,
@@ -237,11 +237,11 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     }
 
     /// Ends the wait of the callers whose loader matches, with this outcome. They keep their loaders.
-    pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
-        self.flight.leave_if(outcome, is_such);
+    pub(crate) fn leave_if(&self, outcome: &O, matches: impl Fn(&L) -> bool) {
+        self.flight.leave_if(outcome, matches);
     }
 
-    /// Shows the loaders of the callers that wait.
+    /// Calls `see` with the loader of each caller that waits.
     pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
         self.flight.each_loader(see);
     }
@@ -256,7 +256,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.is_awaited_by(&self.own)
     }
 
-    /// Says that from now on the flight learns of no invalidation. `may_another_do_better`: a replacement may reach the store.
+    /// Records that the flight learns of no invalidation from now on. `may_another_do_better`: a replacement may reach the store.
     pub(crate) fn lose_store(&self, may_another_do_better: bool) {
         self.flight.lose_store(may_another_do_better);
     }
@@ -272,7 +272,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flights.remove(&self.key, &self.flight);
     }
 
-    /// Ends the flight: all its waiters are given the outcome.
+    /// Ends the flight: all its waiters receive the outcome.
     pub(crate) fn finish(mut self, outcome: O) {
         self.outcome = outcome;
     }

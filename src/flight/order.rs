@@ -1,17 +1,17 @@
-//! The order of callers' arrivals and questions to the store in this process. A clock cannot give it: two instants may be equal.
+//! The order of incoming callers and of questions to the store in this process. A clock cannot give it: two instants may be equal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
-/// How many questions this process has asked whose answer may be older than a caller accepts.
+/// How many questions this process has sent whose answers may be older than a caller accepts.
 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// When a caller came. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerOrder(u64);
 
-/// When the store was asked.
+/// When a question was sent to the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentAt {
     order: u64,
@@ -23,7 +23,7 @@ impl CallerOrder {
         Self(QUESTIONS.load(Ordering::SeqCst))
     }
 
-    /// Whether the caller came after the question was asked, so that it may know of a change that the answer does not show.
+    /// Whether the caller came after the question was sent, so that it may know of a change that the answer does not include.
     pub(crate) fn is_after(self, question: SentAt) -> bool {
         self.0 >= question.order
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn arrivals_and_questions_at_one_instant_are_ordered() {
+    async fn callers_and_questions_at_one_instant_are_ordered() {
         let (before, question, after) = (CallerOrder::now(), SentAt::now(), CallerOrder::now());
         assert!(!before.is_after(question) && after.is_after(question));
         let next = SentAt::now();

@@ -1,21 +1,21 @@
 //! Concurrent look-ups of one key share one read, which begins after the last of them arrived.
 //!
 //! Joining a read that is already on its way would be cheaper and wrong: a caller that arrives after
-//! an invalidation was acknowledged could be given an entry that was read before it. So a caller that arrives while a
+//! an invalidation was acknowledged could receive an entry that was read before it. So a caller that arrives while a
 //! read is on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
 //! costs a handful of reads.
 //!
 //! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first caller to
-//! queue behind it is given the [`BatchReader`] to read for the queue, which it spawns as a task: no caller depends on another
+//! queue behind it receives the [`BatchReader`] that reads for the queue, and spawns it as a task: no caller depends on another
 //! caller being polled. That task depends on its runtime, which may stand still. So a caller of another runtime waits for it for a
-//! limited time, and then takes the duty over.
+//! limited time, and then takes over from it.
 //!
 //! Invariants:
 //!
 //! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
-//! 2. While a queue has a caller, a [`BatchReader`] for it exists. Dropping the duty answers the queue with nothing.
-//! 3. A duty has a number. A duty that was taken over has no effect any more: a reader that goes on late answers the queue that it
-//!    has closed, and no later one.
+//! 2. While a queue has a caller, a [`BatchReader`] for it exists. Dropping that reader answers the queue with nothing.
+//! 3. A reader has a number. A reader that was taken over has no effect any more: if it goes on late, it answers the queue that it has
+//!    closed, and no later one.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -34,7 +34,7 @@ use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 pub(crate) struct SharedReads<K, R, S> {
     shards: Box<[Shard<K, R, S>]>,
     hasher: S,
-    /// Numbers lone reads and duties.
+    /// Numbers the readers.
     numbers: AtomicUsize,
 }
 
@@ -49,11 +49,11 @@ struct KeyReads<R> {
     /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
     /// The number of the [`BatchReader`] that reads for the queue, if there is one.
-    duty: Option<usize>,
+    reader: Option<usize>,
     /// The runtime of the task that reads for the queue, once it is known. That task may stand still if its runtime does, so callers of
     /// another runtime wait for it for a limited time.
     runtime: Option<Id>,
-    /// Tells the duty that the lone read has ended.
+    /// Notifies the reader that the lone read has ended.
     ended: Option<Arc<Oneshot<()>>>,
 }
 
@@ -61,8 +61,8 @@ struct KeyReads<R> {
 pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     Solo(SoloRead<'a, K, R, S>),
-    /// Wait for the queue's answer. A caller that gets the duty first spawns the task that reads for the queue. The id is
-    /// the runtime of that task, if it is known.
+    /// Wait for the queue's answer. A caller that receives the queue's reader first spawns it as a task. The id is the
+    /// runtime of that task, if it is known.
     Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
 }
 
@@ -77,36 +77,37 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
     pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> ReadRole<'a, K, R, S> {
         let mut map = lock(self.shard(key));
         let Some(reads) = map.get_mut(key) else {
-            let (queue, patience, duty, runtime, ended) = (None, Duration::ZERO, None, None, None);
-            map.insert(key.clone(), KeyReads { first: true, queue, patience, duty, runtime, ended });
+            let (queue, patience, reader, runtime, ended) = (None, Duration::ZERO, None, None, None);
+            map.insert(key.clone(), KeyReads { first: true, queue, patience, reader, runtime, ended });
             drop(map);
             return ReadRole::Solo(SoloRead { look_ups: self, key });
         };
         let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(ReadQueue::new()))));
         reads.patience = reads.patience.max(patience);
-        let new_duty = reads.duty.is_none();
-        let number = *reads.duty.get_or_insert_with(|| self.next_number());
-        let duty = new_duty.then(|| {
+        let is_new_reader = reads.reader.is_none();
+        let number = *reads.reader.get_or_insert_with(|| self.next_number());
+        let reader = is_new_reader.then(|| {
             (reads.runtime, reads.ended) = (None, reads.first.then(|| Arc::new(Oneshot::new())));
             let (look_ups, key) = (Arc::clone(self), key.clone());
             BatchReader { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
         // Under the map's lock, so that no caller enters a closed queue.
-        ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, duty)
+        ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, reader)
     }
 
-    /// Takes over the duty that a caller has waited for in vain, if no other caller has done so. Gives up the lone read in front too.
+    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Gives up the lone read in
+    /// front too.
     pub(crate) fn take_over(
         self: &Arc<Self>,
         key: &K,
         queued: &QueuedRead<R>,
     ) -> Option<BatchReader<K, R, S>> {
         let mut map = lock(self.shard(key));
-        let reads = map.get_mut(key).filter(|reads| reads.duty == Some(lock(&queued.queue).duty))?;
+        let reads = map.get_mut(key).filter(|reads| reads.reader == Some(lock(&queued.queue).reader))?;
         let number = self.next_number();
-        (reads.duty, reads.first, reads.runtime) = (Some(number), false, None);
+        (reads.reader, reads.first, reads.runtime) = (Some(number), false, None);
         if let Some(queue) = &reads.queue {
-            lock(queue).duty = number;
+            lock(queue).reader = number;
         }
         let ended = reads.ended.take();
         drop(map);
@@ -123,7 +124,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
 
     /// How many keys have a read on its way.
     #[cfg(test)]
-    #[allow(dead_code, reason = "asked by the models, which compile this file too")]
+    #[allow(dead_code, reason = "used by the models, which compile this file too")]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
@@ -151,24 +152,24 @@ pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        // This read may have been given up. If another lone read has begun since, this ends that one early, which costs one
+        // A take-over may have abandoned this read. If another lone read has begun since, this ends that one early, which costs one
         // read.
         let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
-        if reads.duty.is_none() {
+        if reads.reader.is_none() {
             map.remove(self.key);
             return;
         }
         let ended = reads.ended.take();
         drop(map);
         if let Some(ended) = ended {
-            // The duty may have stopped waiting for this.
+            // The reader may have stopped waiting for this.
             let _ = ended.offer(());
         }
     }
 }
 
-/// The duty to read for a key's queue until it is empty.
+/// Reads for a key's queue until it is empty.
 pub(crate) struct BatchReader<K: Hash + Eq, R, S: BuildHasher> {
     look_ups: Arc<SharedReads<K, R, S>>,
     key: K,
@@ -185,7 +186,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     /// Records the runtime of the task. Callers that queue before that assume that it is not theirs.
     pub(crate) fn runs_in(&self, runtime: Option<Id>) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
-            && reads.duty == Some(self.number)
+            && reads.reader == Some(self.number)
         {
             reads.runtime = runtime;
         }
@@ -194,7 +195,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     /// Gives up the lone read in front of the queue: its caller may not be polled any more.
     pub(crate) fn give_up_first(&self) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
-            && reads.duty == Some(self.number)
+            && reads.reader == Some(self.number)
         {
             reads.first = false;
         }
@@ -206,10 +207,10 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// Closes the queue, which is then to be read for. `None`, and the duty is over, if no caller is in it.
+    /// Closes the queue, for which the caller must then read. `None`, and this reader is over, if no caller is in the queue.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
-        let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.duty == Some(self.number)) else {
+        let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.reader == Some(self.number)) else {
             self.over = true;
             return None;
         };
@@ -218,7 +219,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
             return Some(Batch { queue, patience });
         }
         self.over = true;
-        (reads.duty, reads.ended) = (None, None);
+        (reads.reader, reads.ended) = (None, None);
         if !reads.first {
             map.remove(&self.key);
         }
@@ -226,7 +227,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     }
 }
 
-/// Invariant 2. Runs when the task that had the duty is dropped by its runtime.
+/// Invariant 2. Also runs when its runtime drops the task that reads.
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     fn drop(&mut self) {
         while !self.over {
@@ -271,25 +272,25 @@ impl<R> Drop for Batch<R> {
     }
 }
 
-/// The callers that are given one read's answer. They share one allocation and one lock, because there is a queue per read
+/// The callers that receive one read's answer. They share one allocation and one lock, because there is a queue per read
 /// only, but a caller per request.
 struct ReadQueue<R> {
     answer: Option<Option<R>>,
-    /// Indexed by the callers' places, until there is an answer.
+    /// By the `index` of a [`QueuedRead`], until there is an answer.
     wakers: Vec<Option<Waker>>,
     /// How many callers have not left.
     awaiting: usize,
-    /// The number of the duty to read for this queue.
-    duty: usize,
+    /// The number of the [`BatchReader`] that reads for this queue.
+    reader: usize,
 }
 
 impl<R> ReadQueue<R> {
     fn new() -> Self {
-        Self { answer: None, wakers: Vec::new(), awaiting: 0, duty: 0 }
+        Self { answer: None, wakers: Vec::new(), awaiting: 0, reader: 0 }
     }
 }
 
-/// A queued caller: a future of the answer, or of `None` if the duty was dropped.
+/// A queued caller: a future of the answer, or of `None` if the reader was dropped.
 ///
 /// # Cancel safety
 ///
@@ -300,10 +301,10 @@ pub(crate) struct QueuedRead<R> {
 }
 
 impl<R> QueuedRead<R> {
-    fn enter(queue: Arc<Mutex<ReadQueue<R>>>, duty: usize) -> Self {
+    fn enter(queue: Arc<Mutex<ReadQueue<R>>>, reader: usize) -> Self {
         let index = {
             let mut queue = lock(&queue);
-            queue.duty = duty;
+            queue.reader = reader;
             queue.awaiting += 1;
             queue.wakers.push(None);
             queue.wakers.len() - 1

@@ -1,11 +1,9 @@
 //! One flight and its waiters: their slots, their loaders, and their outcomes. No I/O; the only time is when the flight began.
-//!
 //! The invariants are listed in `flight`, which has the map.
 //!
-//! A slot for one message to a future that may be dropped at any moment.
-//!
-//! [`Oneshot::offer`] gives the message back if the reader is gone. [`Oneshot::close`] returns a message that was
-//! left and never read. So a message that must not be lost (a turn, a baton) can always be passed on.
+//! [`Oneshot`] is a slot for one message to a future that may be dropped at any moment. [`Oneshot::offer`] returns the message if the
+//! reader was dropped, and [`Oneshot::close`] returns a message that was never read. So a message that must not be lost (a turn, a
+//! baton) can always be passed on.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,7 +19,7 @@ use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 #[derive(Debug)]
 pub(crate) struct Flight<L, O> {
     begun: Instant,
-    /// The names of the tags that the flight checks before it gives out a value. Set before the flight can end.
+    /// The names of the tags that the flight checks before it publishes a value. Set before the flight can end.
     checked: OnceLock<Box<[Box<str>]>>,
     /// How many callers have a slot.
     waiters: AtomicUsize,
@@ -32,15 +30,15 @@ pub(crate) struct Flight<L, O> {
 struct FlightState<L, O> {
     /// In the order in which they were taken; closed slots are removed now and then.
     all: Vec<Arc<WaiterSlot<L, O>>>,
-    /// The outcome that all waiters are given ahead of the end.
+    /// The outcome that all waiters receive ahead of the end.
     announced: Option<O>,
-    /// Its callers do not wait: their number has no bound.
+    /// Whether the number of callers has no bound, because they do not wait.
     is_open_to_all: bool,
     store_link: StoreLink,
     leftover: LeftoverLoader<L, O>,
 }
 
-/// Whether the flight still learns of invalidations, hence whether a caller that has looked may join it.
+/// Whether the flight still learns of invalidations, hence whether a caller may join it after its look-up found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreLink {
     /// The flight learns of invalidations.
@@ -64,7 +62,7 @@ enum LeftoverLoader<L, O> {
     Unneeded,
 }
 
-/// One caller's place on a flight.
+/// One caller's slot on a flight.
 #[derive(Debug)]
 pub(crate) struct WaiterSlot<L, O> {
     outcome: Oneshot<O>,
@@ -88,7 +86,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Says which tags the flight checks. Only the first call counts.
+    /// Records which tags the flight checks. Only the first call counts.
     pub(crate) fn checks(&self, tags: Box<[Box<str>]>) {
         let _ = self.checked.set(tags);
     }
@@ -98,7 +96,7 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
-    /// Whether the callers with a slot are as many as `slots`, and wait.
+    /// Whether all `slots` slots are taken by callers that wait.
     pub(crate) fn is_full(&self, slots: usize) -> bool {
         self.waiters.load(Ordering::Relaxed) >= slots && !lock(&self.state).is_open_to_all
     }
@@ -150,18 +148,18 @@ impl<L, O: Clone> Flight<L, O> {
         own.notify(outcome);
     }
 
-    /// Removes the slots whose loader matches `is_such` from this flight, and gives their callers `outcome`. They keep their loaders, so
-    /// they can join again.
-    pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
-        // Removed before they are told, so that none of their loaders is the next one.
-        let leave = |slot: &mut Arc<WaiterSlot<L, O>>| lock(&slot.loader).as_ref().is_some_and(&is_such);
+    /// Removes the slots whose loader `matches` from this flight, and gives their callers `outcome`. They keep their loaders, so they can
+    /// join again.
+    pub(crate) fn leave_if(&self, outcome: &O, matches: impl Fn(&L) -> bool) {
+        // Removed before they are notified, so that none of their loaders is the next one.
+        let leave = |slot: &mut Arc<WaiterSlot<L, O>>| lock(&slot.loader).as_ref().is_some_and(&matches);
         let left: Vec<_> = lock(&self.state).all.extract_if(.., leave).collect();
         for slot in left {
             slot.notify(outcome.clone());
         }
     }
 
-    /// Shows the loaders of the callers that wait. `see` runs under the locks.
+    /// Calls `see` with the loader of each caller that waits, under the locks.
     pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
         for slot in &lock(&self.state).all {
             if let Some(loader) = &*lock(&slot.loader) {
@@ -259,7 +257,7 @@ impl<L, O> Waiter<L, O> {
         self.slot.take_loader()
     }
 
-    /// Whether the flight checks this tag before it gives out a value.
+    /// Whether the flight checks this tag before it publishes a value.
     pub(crate) fn is_checked(&self, tag: &str) -> bool {
         self.flight.checked.get().is_some_and(|checked| checked.iter().any(|known| **known == *tag))
     }
@@ -314,7 +312,7 @@ impl<M> Oneshot<M> {
         Self { state: Mutex::new(OneshotState { message: None, waker: None, closed: false }) }
     }
 
-    /// Leaves a message and wakes the reader; gives it back if the reader is gone or has one.
+    /// Stores a message and wakes the reader; returns the message if the reader was dropped or already has one.
     pub(crate) fn offer(&self, message: M) -> Result<(), M> {
         let waker = {
             let mut state = lock(&self.state);
@@ -347,7 +345,7 @@ impl<M> Oneshot<M> {
         Poll::Pending
     }
 
-    /// Closes the slot for the reader; returns a message that was left and not read.
+    /// Closes the slot for the reader; returns a message that was not read.
     pub(crate) fn close(&self) -> Option<M> {
         let mut state = lock(&self.state);
         state.closed = true;

@@ -1,4 +1,4 @@
-//! Settings that are made once for a guard and all its policies.
+//! [`StampedeGuardBuilder`]: the settings of a guard that hold for all its policies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::policy::Policy;
 use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 
-/// The bounds of `local_term`: a shorter one is at the mercy of a scheduler's pause, a longer one makes invalidations wait for too long.
+/// The bounds of `local_term`: a shorter term may end during a scheduler's pause, a longer one makes invalidations wait for too long.
 const SHORTEST_TERM: Duration = Duration::from_millis(200);
 const LONGEST_TERM: Duration = Duration::from_secs(60);
-/// Below this, hardly one copy has room.
+/// A smaller capacity has hardly room for one copy.
 const LEAST_CAPACITY: u64 = 64 * 1024;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
@@ -53,7 +53,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidAddress`] for what is no address of a server.
+    /// [`ErrorKind::InvalidAddress`] if this is not the address of a server.
     ///
     /// # Examples
     ///
@@ -73,7 +73,7 @@ impl StampedeGuard {
         A::Error: std::error::Error + Send + Sync + 'static,
     {
         let backend = address.try_into().map_err(|error| {
-            // No part of the address, which may hold a password.
+            // The text has no part of the address, which may have a password.
             let text = "this is no address of a Redis server: write redis://user:password@host:port/database, rediss:// for TLS \
                         (feature `tls`), or unix:///path/to/socket";
             Error::with_source(ErrorKind::InvalidAddress, text, Arc::new(error))
@@ -107,7 +107,7 @@ impl StampedeGuardBuilder {
         }
     }
 
-    /// The guard, with valid settings: the defaults, or those that `build` has checked.
+    /// Makes the guard. The settings must be valid: the defaults, or settings that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans, .. } = self;
         let retained = self.most_kept_invalidations;
@@ -118,10 +118,10 @@ impl StampedeGuardBuilder {
     }
 
     pub(crate) const DEFAULT_NAMESPACE: &str = "default";
-    /// Beyond this many different cold keys at once memory is the problem: a caller and its flight take some 18 kB.
+    /// With more different cold keys at once, memory becomes the limit: a caller and its flight take some 18 kB.
     const DEFAULT_MAX_FLIGHTS: usize = 50_000;
 
-    /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different ones.
+    /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different namespaces.
     /// 1 to 64 characters. Defaults to `default`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
@@ -136,16 +136,16 @@ impl StampedeGuardBuilder {
 
     /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
     /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) such a load would have
-    /// no permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) these callers are given a stale value if one may
-    /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 10,000.
+    /// no permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) these callers receive a stale value if one may
+    /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 50,000.
     pub fn max_flights(mut self, max_flights: usize) -> Self {
         self.max_flights = max_flights;
         self
     }
 
-    /// How many invalidations are kept that the store has not confirmed, each key and each tag once. They are sent as soon as the
-    /// store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything in
-    /// the namespace takes their place: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
+    /// How many invalidations the guard retains that the store has not confirmed, each key and each tag once. They are sent as soon as
+    /// the store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything
+    /// in the namespace replaces them: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
     /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
     /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
     /// other processes may serve them until they expire. Defaults to 10,000.
@@ -155,16 +155,16 @@ impl StampedeGuardBuilder {
     }
 
     /// How many bytes of copies the process keeps in its memory, if a policy has
-    /// [`local_for`](crate::PolicyBuilder::local_for). Counted are the values, their decoded forms by estimate, and the maps'
-    /// overhead. The memory is allocated as it is used; what has not been asked for goes first. Defaults to 64 MiB.
+    /// [`local_for`](crate::PolicyBuilder::local_for). The count includes the values, an estimate of their decoded forms, and the maps'
+    /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Defaults to 64 MiB.
     #[cfg(feature = "local")]
     pub fn local_capacity(mut self, bytes: u64) -> Self {
         self.local_capacity = bytes;
         self
     }
 
-    /// How long a volume lease lasts: the longest time that an invalidation waits for a process that keeps copies and is dead, hung,
-    /// paused or cut off. It is renewed at each third while copies are asked for. 200 ms to one minute; defaults to two seconds.
+    /// How long a volume lease lasts: the longest time that an invalidation waits for a process that has local copies and is dead, hung,
+    /// paused or cut off. While copies are read, it is renewed at each third of this time. 200 ms to one minute; defaults to two seconds.
     ///
     /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
     #[cfg(feature = "local")]
@@ -173,8 +173,8 @@ impl StampedeGuardBuilder {
         self
     }
 
-    /// Links the spans of loads and of the callers that wait for them, across processes. Defaults to no links; the field `flight` of
-    /// the spans is there in any case.
+    /// Links the spans of loads and of the callers that wait for them, across processes. Defaults to no links; the spans have the
+    /// field `flight` in any case.
     pub fn span_links(mut self, links: impl SpanLinks) -> Self {
         self.spans = Spans::linked_by(links);
         self
@@ -184,7 +184,7 @@ impl StampedeGuardBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no kept invalidations at all, a `local_term`
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, a `local_term`
     /// out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         let length = escape_namespace(&self.namespace).len();

@@ -1,8 +1,7 @@
-//! Changes of stored entries, which the store has to confirm.
+//! Changes of stored entries, which the store must confirm.
 //!
-//! One attempt at a change: it is counted, and kept if it invalidates something, unless the store confirms it.
-//!
-//! The task that sends kept invalidations: one for all clones of a guard, as soon as the store can be reached.
+//! A [`ChangeAttempt`] that the store does not confirm is counted as unconfirmed, and retained if it invalidates something. [`Resending`]
+//! is the task that sends retained invalidations as soon as the store can be reached: one task for all clones of a guard.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,23 +23,23 @@ use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{Insert, LATEST, Reply, StoreError, StoreErrorKind};
 
-/// How long a change is repeated until the store confirms it.
+/// How long a change is retried until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
 
 impl ChangeAttempt {
     /// Makes the change: invalidates the target, or replaces its value by `insert`.
     pub(super) async fn make(mut self, until: Instant, insert: Option<Insert>) -> Result<(), Error> {
         let replicated = self.reaches_all(until, insert).await?;
-        // A flight that began before the store had the change may hold an entry that was read before it.
+        // A flight that began before the store made the change may hold an entry that was read before it.
         self.detach_flights();
         self.made();
         self.succeeds(replicated)
     }
 
-    /// Waits until the store has the change and no process serves an older copy. `Err` inside: the replicas lack it.
+    /// Waits until the store has made the change and no process serves an older copy. The inner `Err`: the replicas lack the change.
     async fn reaches_all(&self, until: Instant, insert: Option<Insert>) -> Result<Result<(), Error>, Error> {
         let Self { guard, target, .. } = self;
-        // First, so that replicas that have the later change have this one too.
+        // The reports' tag first: replicas that have the later change then have this one too.
         let of_reports = match self.of_reports() {
             Some(tag) => {
                 let change = guard.change(tag.name());
@@ -111,22 +110,22 @@ impl StampedeGuard {
         let attempt = ChangeAttempt::of_value(self, key, "the refresh", false);
         let change = self.change(ChangedName::value(key));
         match change.announce_and_wait(Instant::now() + LONGEST).await {
-            // As far as is known there are no copies, so the refresh does not depend on the store.
+            // No copies are known, so the refresh does not depend on the store.
             Err(_) if !self.policy.local_elsewhere && !self.state.local.knows_of_copies() => {}
             announced => announced.map_err(|error| attempt.unannounced(error))?,
         }
         attempt.succeeds(Ok(()))
     }
 
-    /// Removes the id of a tag, as a part of another change, which waits for the announcement.
+    /// Removes the id of a tag as a part of another change; that change waits until the announcement has reached all processes.
     async fn remove_tag(&self, change: &Change<'_>, tag: &Key, until: Instant) -> Result<Answer, StoreError> {
         let forget =
             |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as Reply<'_, _>;
         self.retry_until(tag, until, forget).await
     }
 
-    /// Sends a kept invalidation, and waits until no process serves a copy of what it invalidates. It detaches no flights: they were
-    /// detached when it was kept, and flights that began after that hold nothing that it invalidates.
+    /// Sends a retained invalidation, and waits until no process serves a copy that it invalidates. Detaches no flights: they were
+    /// detached when it was retained, and flights that began after that hold nothing that it invalidates.
     pub(super) async fn send_retained(
         &self,
         retained: &RetainedInvalidation,
@@ -142,7 +141,7 @@ impl StampedeGuard {
         Ok(())
     }
 
-    /// An attempt with this number was confirmed. Returns whether that settles a kept invalidation.
+    /// Called when an attempt with this number was confirmed. Returns whether this settles a retained invalidation.
     pub(super) fn settle(&self, name: &ChangedName, attempt: u64) -> bool {
         let state = &self.state;
         let loads_end = |load_timeout: Duration| {
@@ -160,7 +159,7 @@ impl StampedeGuard {
         })
     }
 
-    /// Begins a change: this process drops its copies, even if the store cannot be reached.
+    /// Begins a change: this process drops its copies first, even if the store cannot be reached.
     fn change(&self, name: ChangedName) -> Change<'_> {
         self.state.local.forget(&name);
         self.state.local.change(name, self.policy.local_elsewhere)
@@ -173,18 +172,18 @@ impl StampedeGuard {
         reply.await.inspect_err(|_| self.state.count(GuardCount::store_errors))
     }
 
-    /// Repeats a command until `until`, past the coordination budget, because the caller asked for this change only.
+    /// Retries a command until `until`, beyond the coordination budget, because the caller needs nothing but this change.
     pub(super) async fn retry_until<'a, T>(
         &'a self,
         key: &Key,
         until: Instant,
         command: impl Fn(Duration) -> Reply<'a, T>,
     ) -> Result<T, StoreError> {
-        let mut retry_until = StoreError::new(StoreErrorKind::Unavailable);
+        let mut last_error = StoreError::new(StoreErrorKind::Unavailable);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(retry_until);
+                return Err(last_error);
             }
             // Unlike a load, a change waits for a reconnect.
             let done = match self.count_errors(self.state.store.reach(key.name(), left)).await {
@@ -197,7 +196,7 @@ impl StampedeGuard {
                     if error.is_final() {
                         return Err(error);
                     }
-                    retry_until = error;
+                    last_error = error;
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
                 }
             }
@@ -205,7 +204,7 @@ impl StampedeGuard {
     }
 }
 
-/// The answer to one attempt at a change: the id of its announcement, and what became of that.
+/// The answer to one attempt at a change: the id of its announcement, and how the store handled that.
 pub(super) type Answer = (Uuid, Announced);
 
 fn answered<'a>(
@@ -220,20 +219,20 @@ fn answered<'a>(
     })
 }
 
-/// A change on its way. It counts as not confirmed unless it succeeds: also if its caller, which may have a bound of its own, drops it.
+/// A running change. It counts as unconfirmed unless it succeeds, also if its caller, which may have its own time limit, drops it.
 pub(super) struct ChangeAttempt {
     pub(super) guard: StampedeGuard,
     pub(super) target: ChangeTarget,
     /// The name of the operation in errors.
     pub(super) what: &'static str,
     number: u64,
-    /// It is kept if it ends now.
+    /// Whether the change is retained if it ends now.
     is_retained: bool,
     succeeded: bool,
 }
 
 impl ChangeAttempt {
-    /// An invalidation of the target. This process drops its copies and detaches its flights at once, independent of the store.
+    /// An invalidation of the target. This process drops its copies and detaches its flights at once, before any command is sent.
     pub(super) fn invalidation(guard: &StampedeGuard, target: ChangeTarget) -> Self {
         let what = if target.is_tag { "the invalidation by the tag" } else { "the invalidation" };
         let attempt = Self::new(guard, target, what, true);
@@ -242,7 +241,7 @@ impl ChangeAttempt {
         attempt
     }
 
-    /// Another change of this key's value, which is kept as an invalidation if it `invalidates`.
+    /// Another change of this key's value. If it `invalidates` and ends unconfirmed, it is retained as an invalidation.
     pub(super) fn of_value(guard: &StampedeGuard, key: &Key, what: &'static str, invalidates: bool) -> Self {
         Self::new(guard, ChangeTarget::value(key.clone()), what, invalidates)
     }
@@ -252,12 +251,12 @@ impl ChangeAttempt {
         Self { guard: guard.clone(), target, what, number, is_retained, succeeded: false }
     }
 
-    /// Whether the target's server is known to be down. In a cluster each key may be on another one.
+    /// Whether the target's server is known to be down. In a cluster each key may be on a different server.
     pub(super) fn is_unreachable(&self) -> bool {
         self.guard.state.store.is_down(self.target.key.name())
     }
 
-    /// The store has made the change, and no process serves an older copy: nothing is left to send.
+    /// Called when the store has made the change and no process serves an older copy: nothing remains to send.
     pub(super) fn made(&mut self) {
         self.is_retained = false;
         for target in self.targets() {
@@ -265,7 +264,7 @@ impl ChangeAttempt {
         }
     }
 
-    /// How the change ends for its caller.
+    /// Ends the attempt with the result for its caller.
     pub(super) fn succeeds(mut self, replicated: Result<(), Error>) -> Result<(), Error> {
         self.succeeded = replicated.is_ok();
         replicated
@@ -276,7 +275,7 @@ impl ChangeAttempt {
         self.failed("not confirmed yet", error)
     }
 
-    /// The error of a change that was made, and of which other processes could not be told.
+    /// The error of a change that the store has made, but whose announcement has not reached all other processes.
     pub(super) fn unannounced(&self, error: StoreError) -> Error {
         self.failed("not announced yet to the other processes", error)
     }
@@ -304,7 +303,7 @@ impl ChangeAttempt {
         Error::with_source(Error::kind_of(&error), text, Arc::new(error)).with_unconfirmed(vec![target])
     }
 
-    /// Keeps what it invalidates. The order is part of the proof: the name, the copies, the flights.
+    /// Retains the invalidation. The order matters, see the invariants of `guard_state::retained`: the name, the copies, the flights.
     fn keep(&self) {
         let (state, policy) = (&self.guard.state, &self.guard.policy);
         for target in self.targets() {
@@ -330,13 +329,13 @@ impl ChangeAttempt {
         let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
         match is_tag {
             true if key.is_path() => state.detach_path(key),
-            // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
+            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new ones.
             true => state.flights.detach_all(),
             false => state.detach_resource(key),
         }
     }
 
-    /// What the change invalidates: the target and, for an HTTP resource, the responses to requests with reports of proxies.
+    /// The targets of the change: its own and, for an HTTP resource, the tag of [`of_reports`](Self::of_reports).
     fn targets(&self) -> impl Iterator<Item = ChangeTarget> {
         [self.of_reports(), Some(self.target.clone())].into_iter().flatten()
     }
@@ -361,18 +360,18 @@ impl Drop for ChangeAttempt {
     }
 }
 
-/// How many are sent at once.
+/// How many retained invalidations are sent at once.
 const AT_ONCE: usize = 64;
 
-/// How long one wait for the store lasts. The task keeps a guard that was dropped for as long.
+/// How long one wait for the store lasts. The task may keep the state of a dropped guard alive for that long.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// The pause after a round that has failed, and the longest one.
+/// The first pause after a failed round, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl StampedeGuard {
-    /// Starts the task, if something is kept and there is no task.
+    /// Starts the task that sends retained invalidations, if there are any and no such task runs.
     pub(super) fn send_retained_later(&self) {
         let Ok(runtime) = Handle::try_current() else { return };
         if self.state.retained.begin_to_send() {
@@ -384,12 +383,13 @@ impl StampedeGuard {
 /// The task's reference to the guard. Weak: dropping the guard ends its task.
 struct Resending {
     state: Weak<GuardState>,
-    /// All are sent, and another task sends what is kept from now on; or the store is closed, and there is no other task.
+    /// Whether the task has ended on purpose: all invalidations are sent, and later ones start another task; or the store is closed, and
+    /// no other task is needed.
     is_over: bool,
 }
 
 impl Drop for Resending {
-    /// The task ended with its runtime: the next call that needs a key starts another.
+    /// If the task ended with its runtime, the next call that needs a key starts another.
     fn drop(&mut self) {
         if let Some(state) = self.state.upgrade()
             && !self.is_over
@@ -405,13 +405,13 @@ impl Resending {
         loop {
             let Some(state) = self.state.upgrade() else { return };
             let mut retained = state.retained.to_send();
-            // In a cluster each key may be on another server.
+            // In a cluster each key may be on a different server.
             let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
             let Some(first) = retained.iter().find(is_up).or_else(|| retained.first()) else {
                 self.is_over = true;
                 return;
             };
-            // This waits for a reconnect, and ends with it.
+            // Waits for a reconnect.
             if let Err(error) = state.store.reach(first.target.key.name(), REACHES).await {
                 self.is_over = error.kind == StoreErrorKind::Closed;
                 if self.is_over {
@@ -422,7 +422,7 @@ impl Resending {
                 continue;
             }
             if pause > PAUSE {
-                // None was confirmed in the last round. One at a time finds out when that ends; not the same one each time.
+                // None was confirmed in the last round: probe the store with one at a time, and not always the same one.
                 let one = retained.swap_remove(fastrand::usize(..retained.len()));
                 retained = vec![one];
             }
@@ -446,7 +446,7 @@ impl Resending {
     }
 }
 
-/// Sends one of them, unless its server is known to be down. Returns why it is still kept.
+/// Sends one invalidation, unless its server is known to be down. Returns the error if it is still retained.
 async fn send(state: &Arc<GuardState>, retained: RetainedInvalidation) -> Option<StoreError> {
     if state.store.is_down(retained.target.key.name()) {
         return Some(StoreError::new(StoreErrorKind::Unavailable));

@@ -1,4 +1,5 @@
-//! A guard's reports on itself: [`health`](StampedeGuard::health) from memory, [`doctor`](StampedeGuard::doctor) by asking the server.
+//! A guard's reports on itself: [`health`](StampedeGuard::health) from memory, [`doctor`](StampedeGuard::doctor) with commands to the
+//! server.
 
 use uuid::Uuid;
 
@@ -22,7 +23,7 @@ impl StampedeGuard {
     /// persistence, and this guard's settings against them.
     ///
     /// On Redis it opens two extra connections for a moment, so that it does not disturb the guard's. It
-    /// uses one key of this guard's namespace, which is gone when it returns. It makes do with the rights it has: for the
+    /// uses one key of this guard's namespace, and removes it before it returns. It works with the rights that its user has: for the
     /// documented minimal user `INFO` and `CONFIG` are refused (a line each in the server's `ACL LOG`), and the checks that
     /// need them are reported as not permitted. It never fails: a server that cannot be reached is a finding. It
     /// takes ten seconds at the most; on a sound server, milliseconds.
@@ -70,7 +71,7 @@ impl StampedeGuard {
         Key::new(&self.state.namespace, &name)
     }
 
-    /// The local tier, if a policy of this guard keeps copies.
+    /// The finding about the local tier, if a policy of this guard uses it.
     fn local_tier(&self) -> Option<Finding> {
         let LocalTierHealth { copies, bytes, lease_remaining, .. } = self.state.local.health()?;
         let found = format!("{copies} copies in {bytes} bytes");
@@ -83,7 +84,7 @@ impl StampedeGuard {
         })
     }
 
-    /// Entries that this process has found and could not use: other processes may load them in turn with it.
+    /// The finding about entries that this process could not use: this process and others may replace each other's entries.
     fn unusable_entries(&self) -> Option<Finding> {
         let reasons = self.state.unusable.reasons();
         let (_, _, advice) = reasons.iter().max_by_key(|(count, ..)| *count)?;

@@ -1,8 +1,5 @@
-//! Calls without a loader: they read and replace stored values directly.
-//!
-//! Calls for many keys at once.
-//!
-//! The deadline of a call that makes many changes.
+//! Calls that read, store and remove entries directly, without a loader; calls for many keys at once, with and without a loader; and
+//! [`SharedDeadline`], which bounds a call that makes many changes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,8 +30,8 @@ use crate::value::entry::{Entry, EntryKind, TagList};
 use crate::value::lz4::Packed;
 
 impl StampedeGuard {
-    /// Returns the stored value of `key`; never loads. `None` if there is no value that may be served and is
-    /// a `T`. A stale value is returned within
+    /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is
+    /// not a `T`. A stale value is returned within
     /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate).
     ///
     /// # Errors
@@ -50,8 +47,8 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(ask, &TypedReader::new())
+        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
+        peek(call, &TypedReader::new())
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -84,8 +81,8 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(ask, &SharedReader(TypedReader::new()))
+        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
+        peek(call, &SharedReader(TypedReader::new()))
             .await
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
@@ -122,9 +119,9 @@ impl StampedeGuard {
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
         let guard = self.current();
-        let ask = Call { state: &guard.state, policy: &guard.policy, key };
+        let call = Call { state: &guard.state, policy: &guard.policy, key };
         let stored =
-            read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))?;
+            read_entry(call).await.map_err(|error| Error::store("looking up the entry", key, error))?;
         Ok(stored.and_then(|stored| stored.value().cloned()))
     }
 
@@ -143,7 +140,7 @@ impl StampedeGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If the future is dropped, the insertion may or may not have happened.
     pub async fn insert<T>(&self, key: impl Into<CacheKey>, value: &T) -> Result<(), Error>
     where
         T: Serialize + Sync + 'static,
@@ -201,7 +198,7 @@ impl StampedeGuard {
         T: Serialize + Sync + 'static,
     {
         let Self { state, policy, .. } = self;
-        // The program has a newer value, so the older one is outdated also if the newer one can not be stored.
+        // The program has a newer value, so the older one is outdated even if the newer one can not be stored.
         let not_stored = async |error: Error| {
             let removal = ChangeAttempt::invalidation(self, ChangeTarget::value(key.clone()));
             removal.make(until, None).await?;
@@ -231,50 +228,51 @@ impl StampedeGuard {
         if let Some(most) = over() {
             return not_stored(over_limit(most)).await;
         }
-        // An insertion that fails is not kept: the program may have no loader that makes the value again.
+        // A failed insertion is not retained as an invalidation: the program may have no loader that could load the value again.
         let attempt = ChangeAttempt::of_value(self, key, "the insertion", false);
         attempt.detach_flights();
         let inserted = attempt.make(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
-            // The attempt has learned the limit.
+            // The limit of the server became known only by this attempt.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
             _ => inserted,
         }
     }
 
-    /// Removes `key`, also against loads that are running: their values are not stored. For several keys, tags and paths at once:
-    /// [`invalidation`](Self::invalidation).
+    /// Removes `key`. Loads that are running do not bring it back: their values are not stored. For several keys, tags and paths at
+    /// once: [`invalidation`](Self::invalidation).
     ///
-    /// Where processes keep copies (`local_for`), it then waits until each of them has dropped its copy: a round trip or so, and for one
-    /// `local_term` (two seconds) at most for a process that is dead, hung, paused or cut off.
+    /// Where processes have local copies (`local_for`), it then waits until each of them has dropped its copy: about a round trip, or at
+    /// most one `local_term` (two seconds) for a process that is dead, hung, paused or cut off.
     ///
     /// # Errors
     ///
-    /// An empty key, or a store that did not confirm it within two seconds, in which case it may or may not
-    /// have happened. It is kept then, and sent again as soon as the store answers: no need to repeat it.
+    /// An empty key, or a store that did not confirm the invalidation within two seconds, in which case it may or may not
+    /// have happened. The guard then retains it, and sends it again as soon as the store answers: no need to repeat it.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened in the store; it is kept as after an error. In this process running loads are detached
-    /// at once.
+    /// If the future is dropped, the invalidation may or may not have happened in the store; it is retained as after an error. In this
+    /// process running loads are detached at once.
     ///
     /// # Consistency
     ///
-    /// After an error, or once it is dropped, this process serves no value that was stored before, from the store or from memory. Other
-    /// processes may until it is sent; a process that dies before forgets it
+    /// After an error, or once the future is dropped, this process serves no value that was stored before, from the store or from
+    /// memory. Other processes may serve one until the invalidation is sent; it is lost if this process dies before
     /// ([`most_kept_invalidations`](crate::StampedeGuardBuilder::most_kept_invalidations)).
     ///
-    /// Once it has returned `Ok`, no later caller in this process is given a value that was loaded before. Nor is one in another process:
-    /// a caller that joined a load there after its lease was last known to be held asks again when the store refuses the load's
-    /// value. There are two exceptions: a store that cannot be reached then, and clients that read an HTTP response while it arrives,
-    /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
+    /// Once it has returned `Ok`, no later caller in any process receives a value that was loaded before. (In another process a caller
+    /// may join a load after the last moment at which its lease was known to be held. Such a caller looks again when the store refuses
+    /// the load's value.) There are two exceptions: a store that cannot be reached at that moment, and clients that read an HTTP response
+    /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
+    /// at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         self.invalidation().key(key).send().await
     }
 
-    /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
-    /// kept to stand in should that load fail, for as long as it had within
-    /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error); without such a window this is
+    /// Marks the value of `key` stale: the next caller loads, and the values of loads that are running are not stored. The old
+    /// value stays stored and is served if that next load fails, for the rest of its
+    /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error) window; without such a window this is
     /// [`invalidate`](Self::invalidate).
     ///
     /// # Errors
@@ -287,20 +285,21 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate); what is kept after an error is sent as an invalidation. A value that is stored between this
-    /// call's read and its write is invalidated, and a value that is invalidated in between stays invalidated.
+    /// As [`invalidate`](Self::invalidate); after an error the guard retains an invalidation and sends that. A value that is stored
+    /// between this call's read and its write is invalidated, and a value that is invalidated in between stays invalidated.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let guard = self.current();
         let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
-        // Begins before the read: an invalidation that is kept after it is not settled by this change, which may store what was read.
+        // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
+        // that is retained after the read.
         let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
-        let ask = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        // A read counts its own errors.
-        let read = guard.retry_until(&key, until, |_| Box::pin(read_entry(ask))).await;
+        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
+        // The read itself counts its errors.
+        let read = guard.retry_until(&key, until, |_| Box::pin(read_entry(call))).await;
         let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
-        let retained = match read.as_ref().and_then(|stored| stored.value()) {
+        let expired = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
                 let (times, over) = (entry.expiry.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
@@ -309,12 +308,12 @@ impl StampedeGuard {
             _ => None,
         };
         attempt.detach_flights();
-        attempt.make(until, retained).await
+        attempt.make(until, expired).await
     }
 
-    /// Removes every value with this tag, also against loads that are running: one command, however many values
-    /// there are. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
-    /// those that their loader gave them ([`LoadContext::tag`](crate::LoadContext::tag)).
+    /// Removes every value with this tag by one command, however many values there are; the values of loads that are running are not
+    /// stored. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
+    /// those that their loader added ([`LoadContext::tag`](crate::LoadContext::tag)).
     ///
     /// # Errors
     ///
@@ -326,9 +325,9 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it has returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
-    /// no late load or eviction brings it back. A failover to a replica that has not heard of it, or a restart from an
-    /// older data set, can; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
+    /// Once it has returned, no later caller in any process receives a value that was loaded before. It stays invalidated:
+    /// no late load or eviction brings it back. A failover to a replica that has not received the invalidation, or a restart from an
+    /// older data set, can bring it back; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
     /// replicas.
     ///
     /// # Examples
@@ -370,12 +369,12 @@ impl StampedeGuard {
         guard.invalidation().tag(CacheKey::reserved(entry::EVERYTHING)).send().await
     }
 
-    /// The policy's tags and a value's own, for a value that is stored directly.
+    /// The policy's tags and a value's own tags, with their ids, for a value that is stored directly.
     async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { state, policy, .. } = self;
         let mut tags = policy.tag_keys(&state.namespace, key);
         tags.extend(own);
-        // No command is needed. If the store is down, the change itself reports that.
+        // Without tags no command is needed. If the store is down, the change itself reports that.
         if tags.is_empty() {
             return Ok(TagList::new(&[]));
         }
@@ -395,29 +394,29 @@ fn too_long(length: usize, setting: &str, most: usize) -> Error {
 }
 
 impl StampedeGuard {
-    /// Returns the stored values of many keys, and loads those that are missing by one call of `load` for each thousand: each key once
+    /// Returns the stored values of many keys, and loads the missing ones, by one call of `load` for each thousand: each key once
     /// in the whole fleet.
     ///
-    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked for together, many by one
-    /// command. Then each missing key has its own lease: `load` is called with exactly the keys that this call is to load, those of the
-    /// leases that it was given, and returns their values in any order. The other keys are awaited from the callers that load them, in
-    /// this process or in another, while the call runs.
+    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked up together, many by one
+    /// command. Then each missing key has its own lease: `load` receives exactly the keys for which this call got the lease, and returns
+    /// their values in any order. Meanwhile the call waits for the values of the other keys, which other callers load, in this process
+    /// or in another.
     /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
     /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
     ///
     /// A key for which `load` returns no value is answered with `None`, which is stored for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
-    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not asked for is ignored.
+    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not requested is ignored.
     ///
-    /// `load` is called again only for keys that another caller was to load and did not: its process died, its load panicked, or its
-    /// value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
+    /// `load` is called again only for keys that another caller began to load without success: its process died, its load panicked, or
+    /// its value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
     /// one permit, for all its keys; its [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load.
     /// [`Stats::loads`](crate::Stats::loads) counts keys.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; where keys fail
-    /// apart, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
+    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; for keys that fail
+    /// separately, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
     /// `answers.into_iter().collect::<Result<Vec<_>, _>>()?`.
     ///
     /// # Panics
@@ -430,7 +429,7 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys are not of one moment.
+    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
     ///
     /// # Examples
     ///
@@ -520,7 +519,7 @@ impl StampedeGuard {
         answers.into_iter().map(|answer| answer.result).collect()
     }
 
-    /// Returns the stored values of many keys, in their order; never loads. One read looks for all keys.
+    /// Returns the stored values of many keys, in their order; never loads. One read looks up all keys.
     ///
     /// # Errors
     ///
@@ -561,17 +560,17 @@ impl StampedeGuard {
         answers.collect()
     }
 
-    /// Stores many values, as [`insert`](Self::insert) does with each; in their order. Of a key that occurs twice the last value is
-    /// stored, and its answer is that of both.
+    /// Stores many values, as [`insert`](Self::insert) does with each; the answers are in their order. If a key occurs twice, its last
+    /// value is stored, and both have the answer of that insertion.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert), for each key. Once the store has confirmed none for two seconds, those that are left are not tried.
+    /// As [`insert`](Self::insert), for each key. Once the store has confirmed none for two seconds, the remaining ones are not sent.
     /// For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, some may have happened.
+    /// If the future is dropped, some insertions may have happened.
     pub async fn insert_many<K, T>(&self, values: impl IntoIterator<Item = (K, T)>) -> Vec<Result<(), Error>>
     where
         K: Into<CacheKey>,
@@ -581,11 +580,11 @@ impl StampedeGuard {
         let deadline = SharedDeadline::new(&guard.policy);
         let (keys, values): (Vec<Result<Key, Error>>, Vec<T>) =
             values.into_iter().map(|(key, value)| (guard.key(key), value)).unzip();
-        // The changes are under way at once and are repeated, so two of one key would end in any order.
-        let places = keys.iter().enumerate();
+        // The changes run concurrently and are retried, so two changes of one key would end in any order.
+        let positions = keys.iter().enumerate();
         let last: HashMap<_, _> =
-            places.clone().filter_map(|(at, key)| Some((key.as_ref().ok()?.name(), at))).collect();
-        let places: Vec<_> = places
+            positions.clone().filter_map(|(at, key)| Some((key.as_ref().ok()?.name(), at))).collect();
+        let positions: Vec<_> = positions
             .map(|(at, key)| key.as_ref().ok().and_then(|key| last.get(key.name())).copied().unwrap_or(at))
             .collect();
         let insert = async |(at, (key, value)): (usize, (&Result<Key, Error>, &T))| {
@@ -596,25 +595,26 @@ impl StampedeGuard {
             let insert = async |until| guard.insert_until(key, value, Vec::new(), until).await;
             (at, Box::pin(deadline.holds(guard.state.store.is_down(key.name()), insert)).await)
         };
-        let inserts = keys.iter().zip(&values).enumerate().filter(|(at, _)| places[*at] == *at);
+        let inserts = keys.iter().zip(&values).enumerate().filter(|(at, _)| positions[*at] == *at);
         let answers: HashMap<_, _> = stream::iter(inserts.map(insert)).buffered(CHANGES).collect().await;
-        places.iter().filter_map(|at| answers.get(at).cloned()).collect()
+        positions.iter().filter_map(|at| answers.get(at).cloned()).collect()
     }
 
-    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; in their order.
+    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; the answers are in their order.
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, those that are left are not
-    /// tried in this call: they are kept, as those that were. For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
+    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, this call sends no more:
+    /// the remaining ones are retained, as the unconfirmed ones are. For the first error of all:
+    /// `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, some may have happened in the store; all that were not confirmed are kept, as after an error.
+    /// If the future is dropped, some may have happened in the store; all unconfirmed ones are retained, as after an error.
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate), for each key. Values that are always removed together have a tag in common:
+    /// As [`invalidate`](Self::invalidate), for each key. If values are always removed together, give them a common tag:
     /// [`invalidate_tag`](Self::invalidate_tag) is one command.
     ///
     /// # Examples
@@ -638,20 +638,21 @@ impl StampedeGuard {
     }
 }
 
-/// How many changes of one call are under way at once. Hits of other callers wait behind so many commands.
+/// How many changes of one call run at once. A hit of another caller waits behind that many commands at most.
 pub(super) const CHANGES: usize = 32;
 
-/// Until when the changes of one call are repeated. While the store is away, all of them together take no longer than one.
+/// Until when the changes of one call are retried. While the store is away, all of them together take no longer than one.
 pub(super) struct SharedDeadline {
-    /// A change that the store has made may fail later, because replicas lack it: such a failure says nothing about the store.
+    /// Whether changes wait for replicas. A change that the store has made may then fail later, because replicas lack it: such a
+    /// failure says nothing about the store.
     asks_replicas: bool,
     state: Mutex<DeadlineState>,
 }
 
 struct DeadlineState {
-    /// Moved on by each change that succeeds, or fails before it.
+    /// Each change that succeeds, or that fails before this moment, moves it on.
     until: Instant,
-    /// A change has failed after it.
+    /// A change has failed after `until`.
     has_passed: bool,
 }
 
@@ -661,7 +662,7 @@ impl SharedDeadline {
         Self { asks_replicas: policy.replicas.is_some(), state: Mutex::new(state) }
     }
 
-    /// Makes a change, given its deadline. `is_down`: its server is known to be down.
+    /// Calls `change` with its deadline. `is_down`: the change's server is known to be down.
     pub(super) async fn holds(
         &self,
         is_down: bool,

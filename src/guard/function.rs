@@ -1,6 +1,7 @@
-//! What the attribute `memoize` writes for an async function: one call of the guard, under a policy with the function's settings.
+//! The functions and traits that the code of the attribute `memoize` uses: it makes one call of the guard, under a policy with the
+//! function's settings.
 //!
-//! Its traits are those of every suitable type, as in [`bounds`](super::memoize).
+//! The traits are implemented for every suitable type, as those of [`memoize`](super::memoize) are.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -14,7 +15,7 @@ use crate::key::CacheKey;
 use crate::policy::{Policy, PolicyBuilder};
 use crate::sync::{read, write};
 
-/// What a memoized function returns: a [`Result`], because a load can fail. There is nothing to implement.
+/// The return type of a memoized function: a [`Result`], because a load can fail. There is nothing to implement.
 #[diagnostic::on_unimplemented(
     message = "a memoized function returns a `Result`, and `{Self}` is none",
     label = "no `Result`",
@@ -22,9 +23,9 @@ use crate::sync::{read, write};
     note = "docs/attribute.md: what the function returns"
 )]
 pub trait FunctionResult: Sized {
-    /// What is stored.
+    /// The type of the stored value.
     type Value;
-    /// What the function returns if there is no value.
+    /// The error of the function if there is no value.
     type Error;
     /// The result itself.
     fn of(result: Result<Self::Value, Self::Error>) -> Self;
@@ -39,17 +40,17 @@ impl<T, E> FunctionResult for Result<T, E> {
     }
 }
 
-/// The error of a memoized function: [`LoadError<E>`](LoadError), where the body's error is `E`, or a type that is made of a `LoadError`
-/// of itself ([`FromLoadError`]). There is nothing to implement.
+/// The error of a memoized function: [`LoadError<E>`](LoadError), where the body's error is `E`, or a type `E` that converts from
+/// `LoadError<E>` ([`FromLoadError`]). There is nothing to implement.
 pub trait FunctionError: Sized {
     /// The error of the body.
     type Failure;
-    /// The guard's error, as the function's.
+    /// Converts the guard's error to the function's.
     fn of(error: LoadError<Self::Failure>) -> Self;
 }
 
-/// An error that is made of a [`LoadError`] of itself, by [`From`], as `anyhow::Error` and `Box<dyn Error + Send + Sync>` are. There is
-/// nothing else to implement.
+/// An error type that converts from a [`LoadError`] of itself, by [`From`], as `anyhow::Error` and `Box<dyn Error + Send + Sync>` do.
+/// There is nothing else to implement.
 #[diagnostic::on_unimplemented(
     message = "a memoized function can not return the error of a load as a `{Self}`",
     label = "not made of a `LoadError`",
@@ -89,8 +90,8 @@ pub trait LoaderArgument: Send + 'static {}
 #[diagnostic::do_not_recommend]
 impl<T: Send + 'static> LoaderArgument for T {}
 
-/// What an argument of a memoized function refers to: any type of which an owned copy can be made ([`ToOwned`], as is every [`Clone`]), and
-/// that is [`Send`], [`Sync`] and `'static`. There is nothing to implement.
+/// The referent of a reference that is an argument of a memoized function: any type with an owned copy ([`ToOwned`], which every [`Clone`]
+/// is) that is [`Send`], [`Sync`] and `'static`. There is nothing to implement.
 #[diagnostic::on_unimplemented(
     message = "the loader of a memoized function needs a copy of this argument, and `{Self}` is not `Clone + Send + Sync`",
     label = "can not be copied for the loader",
@@ -128,11 +129,12 @@ pub trait KeyPart: fmt::Display {}
 #[diagnostic::do_not_recommend]
 impl<T: fmt::Display + ?Sized> KeyPart for T {}
 
-/// What the body of a function that returns `R` returns.
+/// The return type of the body of a function that returns `R`.
 pub type BodyOf<R> =
     Result<<R as FunctionResult>::Value, <<R as FunctionResult>::Error as FunctionError>::Failure>;
 
-/// An argument as a part of the key. Not as a `T`, so that one that is no part is one error, and not another one for the tuple.
+/// An argument as a part of the key. The return type is not `T`: an unsuitable argument is then one error, without another one for the
+/// tuple.
 pub fn part<T: KeyPart>(argument: &T) -> &dyn fmt::Display {
     argument
 }
@@ -145,7 +147,7 @@ pub fn owned<T: LoaderReferent + ?Sized>(argument: &T) -> T::Owned {
     argument.to_owned()
 }
 
-/// What makes the loader's clone of `self`.
+/// The function that makes the loader's clone of `self`.
 pub fn receiver<T: LoaderReceiver>() -> fn(&T) -> T {
     T::clone
 }
@@ -172,22 +174,22 @@ pub struct FunctionSettings {
     made: RwLock<Vec<Made>>,
 }
 
-/// A policy that was made for a function. It is owned here and the guard is not, so a static keeps no connection open.
+/// A policy that was made for a function. The static owns the policy and not the guard, so it keeps no connection open.
 #[derive(Debug)]
 struct Made {
-    /// The guard's policy, of which this one was made. Weak, and still compared by address: while it is kept here, no other policy has
-    /// this address.
+    /// The guard's policy, from which this one was made. It is compared by address: even a weak reference prevents that another policy
+    /// gets this address.
     of: Weak<Policy>,
     policy: Arc<Policy>,
 }
 
 impl FunctionSettings {
-    /// The settings that `change` makes.
+    /// The settings of a function, which `change` makes in a policy.
     pub const fn new(change: fn(PolicyBuilder) -> PolicyBuilder) -> Self {
         Self { change, made: RwLock::new(Vec::new()) }
     }
 
-    /// The guard, with its present policy changed by these settings: made once for each policy of a guard.
+    /// The guard, with its present policy changed by these settings. The changed policy is made once for each policy of a guard.
     pub fn on(&self, guard: &StampedeGuard) -> Result<StampedeGuard, Error> {
         let current = guard.current();
         let made = self.find(&current.policy).map_or_else(|| self.make(&current), Ok)?;
@@ -209,7 +211,7 @@ impl FunctionSettings {
         guard.state.takes(&mut policy);
         let (of, policy) = (Arc::downgrade(&guard.policy), Arc::new(policy));
         let mut made = write(&self.made);
-        // Policies that were replaced, and those of guards that are gone.
+        // Removes the policies that were made for replaced policies and for dropped guards.
         made.retain(|made| made.of.strong_count() > 0);
         made.push(Made { of, policy: Arc::clone(&policy) });
         Ok(policy)

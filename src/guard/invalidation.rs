@@ -46,7 +46,7 @@ impl StampedeGuard {
 #[derive(Clone, Debug)]
 pub struct Invalidation {
     guard: StampedeGuard,
-    /// What the caller has named, and what that is in the store.
+    /// Each target as the caller named it, and its changes in the store.
     targets: Vec<(InvalidationTarget, Result<Vec<ChangeTarget>, Error>)>,
 }
 
@@ -82,7 +82,7 @@ impl Invalidation {
         self
     }
 
-    /// The guard under whose policy it is made.
+    /// The guard with the policy of this invalidation.
     #[cfg(feature = "http")]
     pub(crate) fn guard(&self) -> &StampedeGuard {
         &self.guard
@@ -93,24 +93,24 @@ impl Invalidation {
     ///
     /// # Errors
     ///
-    /// If the store has not confirmed all of them: [`Error::unconfirmed`] lists the others. They have been tried for two seconds in all,
+    /// If the store has not confirmed all of them: [`Error::unconfirmed`] lists the others. They were retried for two seconds in all,
     /// or, if there are more than 32, for two seconds since the last confirmation. They are retained, and sent as soon as the store
     /// answers: no need to repeat them. The kind is that of the first failure.
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is no path,
+    /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is not a path,
     /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) for a path under a policy without an authority; all others are invalidated
     /// nevertheless.
     ///
     /// # Cancel safety
     ///
     /// From this call on this process drops its copies and shares no load that began before. The commands are sent by polling the
-    /// future. Dropped, also if it was never polled, some may have happened in the store; all that were not confirmed are retained as
-    /// after an error.
+    /// future. If the future is dropped, even without a poll, some may have happened in the store; all unconfirmed ones are retained
+    /// as after an error.
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](StampedeGuard::invalidate), for each. They are not atomic: a reader may be given the newer value of one and the
-    /// older value of another until this has returned.
+    /// As [`invalidate`](StampedeGuard::invalidate), for each. They are not atomic: until this has returned, a reader may receive the newer
+    /// value of one and the older value of another.
     pub fn send(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut named = HashSet::new();
         self.targets.retain(|(target, _)| named.insert(target.clone()));
@@ -121,15 +121,15 @@ impl Invalidation {
         }
     }
 
-    /// Begins all changes, before the first command is sent: from now on an error or a cancellation loses none.
+    /// Begins all changes before the first command is sent: from now on an error or a cancellation loses none of them.
     pub(crate) fn begin(self) -> BegunInvalidation {
         let Self { guard, targets } = self;
-        let (mut places, mut attempts) = (HashMap::new(), Vec::new());
-        let mut begin = |target: ChangeTarget| match places.entry(target) {
-            hash_map::Entry::Occupied(known) => *known.get(),
-            hash_map::Entry::Vacant(index) => {
-                attempts.push(Ok(ChangeAttempt::invalidation(&guard, index.key().clone())));
-                *index.insert(attempts.len() - 1)
+        let (mut positions, mut attempts) = (HashMap::new(), Vec::new());
+        let mut begin = |target: ChangeTarget| match positions.entry(target) {
+            hash_map::Entry::Occupied(position) => *position.get(),
+            hash_map::Entry::Vacant(vacant) => {
+                attempts.push(Ok(ChangeAttempt::invalidation(&guard, vacant.key().clone())));
+                *vacant.insert(attempts.len() - 1)
             }
         };
         let targets = targets
@@ -143,17 +143,17 @@ impl Invalidation {
     }
 }
 
-/// An invalidation that has begun. Dropped, it is retained.
+/// An invalidation that has begun. If it is dropped, it is retained.
 pub(crate) struct BegunInvalidation {
     guard: StampedeGuard,
-    /// Each change once. `Err`: it was retained without a try.
+    /// Each change once. `Err`: it was retained without an attempt to send it.
     attempts: Vec<Result<ChangeAttempt, FailedChange>>,
     targets: Vec<BegunTarget>,
 }
 
 struct BegunTarget {
     named: InvalidationTarget,
-    /// The places of its changes among the attempts.
+    /// The indices of its changes in `attempts`.
     changes: Result<Vec<usize>, Error>,
 }
 
@@ -163,38 +163,38 @@ struct FailedChange {
     error: Error,
 }
 
-/// A target that is not invalidated everywhere.
+/// A target whose invalidation has failed, at least in part.
 pub(crate) struct FailedTarget {
     named: InvalidationTarget,
-    /// The key of the change that has failed; `None` if the target is no name.
+    /// The key of the failed change; `None` if the target was not valid.
     key: Option<Key>,
     pub(crate) error: Error,
 }
 
 impl BegunInvalidation {
-    /// Retains the changes on servers that are known to be down, without a try. Returns how many.
+    /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many.
     #[cfg(feature = "http")]
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
-        for index in &mut self.attempts {
-            if let Ok(attempt) = index
+        for entry in &mut self.attempts {
+            if let Ok(attempt) = entry
                 && attempt.is_unreachable()
             {
                 let error = attempt.unconfirmed(StoreError::new(StoreErrorKind::Unavailable));
-                *index = Err(FailedChange { key: attempt.target.key.clone(), error });
+                *entry = Err(FailedChange { key: attempt.target.key.clone(), error });
                 retained += 1;
             }
         }
         retained
     }
 
-    /// Whether any changes are left to make.
+    /// Whether any changes remain to be made.
     #[cfg(feature = "http")]
     pub(crate) fn has_attempts(&self) -> bool {
         self.attempts.iter().any(Result::is_ok)
     }
 
-    /// Makes all changes. Returns the answer to each target, in their order.
+    /// Makes all changes. Returns the result of each target, in their order.
     pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
         let Self { guard, attempts, targets } = self;
         let deadline = &SharedDeadline::new(&guard.policy);
@@ -211,7 +211,7 @@ impl BegunInvalidation {
 }
 
 impl BegunTarget {
-    /// The answer to this target: if several of its changes have failed, one that is not confirmed.
+    /// The result of this target. If several of its changes have failed, the error is that of an unconfirmed one.
     fn answer(self, made: &[Result<(), FailedChange>]) -> Result<(), FailedTarget> {
         let Self { named, changes } = self;
         let changes = match changes {
@@ -235,7 +235,7 @@ impl FailedTarget {
     }
 }
 
-/// Never the key itself: an error's text names digests.
+/// Never prints the key itself: an error's text names digests.
 impl fmt::Display for FailedTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.named {
@@ -248,7 +248,7 @@ impl fmt::Display for FailedTarget {
     }
 }
 
-/// The answer to all targets together.
+/// The result of all targets together.
 fn joined(all: usize, failed: Vec<FailedTarget>) -> Result<(), Error> {
     let Some(first) = failed.first().map(|failed| failed.error.clone()) else { return Ok(()) };
     if all == 1 {
@@ -271,7 +271,7 @@ fn joined(all: usize, failed: Vec<FailedTarget>) -> Result<(), Error> {
     Err(first.with_text(texts.join("; ")).with_unconfirmed(unconfirmed))
 }
 
-/// The first of them as a text, and how many more there are.
+/// The texts of the first failed targets, and how many more there are.
 fn listed(all: &[FailedTarget], text: impl Fn(&FailedTarget) -> String) -> String {
     let mut texts: Vec<_> = all.iter().take(NAMED).map(text).collect();
     let more = all.len().saturating_sub(NAMED);

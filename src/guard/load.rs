@@ -1,6 +1,4 @@
-//! Calls with a loader.
-//!
-//! Calls whose answer says how the value was had, and how old it is.
+//! Calls with a loader for one key; some of them also return how the caller was answered, and how old the value is ([`AnswerInfo`]).
 
 use std::fmt;
 use std::future::Future;
@@ -19,18 +17,18 @@ use crate::value::entry::{Entry, Freshness};
 use crate::value::{EntryReader, SharedValue};
 
 impl StampedeGuard {
-    /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
+    /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers need it at
     /// once.
     ///
-    /// One caller's `load` runs, in a separate task; all others, in every process, are given its value,
-    /// or its failure. They keep their own `load` for when it is needed: the first caller's process dies, its `load`
-    /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
+    /// One caller's `load` runs, in a separate task; all others, in every process, receive its value,
+    /// or its failure. Their own `load` is used only if the first caller's process dies, if its `load`
+    /// panics, or if [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
     ///
     /// So `load` outlives its caller and must own all it uses: clone an `Arc`, or a pool, into it. It has no task-locals. It must
     /// not block its thread for as long as the [`lease`](crate::PolicyBuilder::lease), which could not be renewed: use `spawn_blocking`.
     ///
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
-    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as `None`.)
+    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and are decoded as `None`.)
     ///
     /// A value whose encoding is longer than [`max_body`](crate::PolicyBuilder::max_body), or that cannot be encoded or
     /// read back (a field that is skipped one way only, a NaN in JSON), goes only to the caller that loaded it:
@@ -61,8 +59,8 @@ impl StampedeGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping this ends only this caller's wait. A load that has begun goes on and is stored; one that
-    /// has not begun is led by another caller, if there is one. But a load that this caller runs for itself, outside the
+    /// Dropping this ends only this caller's wait. A load that has begun goes on and is stored; if it
+    /// has not begun, another caller leads it, if there is one. But a load that this caller runs for itself, outside the
     /// protocol (beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights)), is cancelled.
     ///
     /// # Consistency
@@ -91,7 +89,7 @@ impl StampedeGuard {
         guard.answer(&key, &reader, audits, loader, |own, _| own).await.1
     }
 
-    /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process are given one decoded value.
+    /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process receive one decoded value.
     ///
     /// A hit of the local tier (`PolicyBuilder::local_for`) neither decodes nor copies: all its callers have the
     /// same `Arc`.
@@ -107,7 +105,7 @@ impl StampedeGuard {
     /// # Consistency
     ///
     /// As [`get_or_load`](Self::get_or_load). A local hit is as current as a read of the store: once an invalidation has returned, no
-    /// later caller in any process is given an older value.
+    /// later caller in any process receives an older value.
     ///
     /// # Examples
     ///
@@ -147,7 +145,7 @@ impl StampedeGuard {
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
-    /// and its validator, the deadline of the load, and setters for how long its value is kept.
+    /// and its validator, the deadline of the load, and setters for how long its value is stored.
     ///
     /// # Errors
     ///
@@ -201,8 +199,8 @@ impl StampedeGuard {
     /// # Errors
     ///
     /// As [`get_or_load`](Self::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
-    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes keep copies
-    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was there and does not confirm the announcement
+    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes have local copies
+    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was reachable and does not confirm the announcement
     /// to them within two seconds.
     ///
     /// # Cancel safety
@@ -211,12 +209,13 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it has returned a value that was stored, no later caller in any process is given an older one, from the store or from
-    /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then for all copies.
-    /// The same holds for a value that can not be stored, or must not be
-    /// ([`do_not_store`](crate::LoadContext::do_not_store)): it removes the older one. A
-    /// value that is not stored, because it was loaded without the store or its lease was lost, or of which the store has not said so
-    /// by then, is returned without an error of its own, and what was stored before may be served further.
+    /// Once it has returned a value that was stored, no later caller in any process receives an older one, from the store or from
+    /// memory: it waits until the store has the value, for a [`lease`](crate::PolicyBuilder::lease) at most, and then until all older
+    /// copies are dropped. The same holds for a value that can not be stored, or must not be
+    /// ([`do_not_store`](crate::LoadContext::do_not_store)): it removes the older one.
+    ///
+    /// A value is returned without an error even if it is not stored, because it was loaded without the store or its lease was lost, or
+    /// if the store has not confirmed it by then. In these cases the older value may still be served.
     ///
     /// # Examples
     ///
@@ -272,12 +271,12 @@ impl StampedeGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AnswerInfo {
-    /// From where the value came.
+    /// Where the value came from.
     pub outcome: Outcome,
     /// How long ago the value was stored, in milliseconds of the store's clock. Zero for a value that its own caller has just loaded.
     pub age: Duration,
-    /// For how much longer the value is fresh: zero for a stale value, and for one that was not stored, as after a load without the
-    /// store.
+    /// For how much longer the value is fresh: zero for a stale value, and for a value that was not stored, such as one that was loaded
+    /// without the store.
     pub fresh_for: Duration,
 }
 
@@ -290,7 +289,7 @@ pub(crate) struct Times {
 
 impl Times {
     pub(crate) fn of(entry: &Entry, now: u64) -> Self {
-        // A caller that waited for the load came before its value was stored.
+        // A caller that waited for the load came before the value was stored, so its `now` may be earlier.
         let now = now.max(entry.stored_at);
         Self {
             age: Duration::from_millis(now.saturating_sub(entry.stored_at)),
@@ -298,12 +297,12 @@ impl Times {
         }
     }
 
-    /// Of a value that was just loaded; `None` if no other caller may have it.
+    /// The times of a value that was just loaded; `None` if no other caller may have the value.
     fn of_loaded(entry: Option<&Entry>) -> Self {
         entry.map_or_else(Self::default, |entry| Self::of(entry, entry.stored_at))
     }
 
-    /// Of a value that its own caller has just loaded.
+    /// The times of a value that its own caller has just loaded.
     #[cfg(feature = "http")]
     pub(crate) fn just_loaded(fresh_for: Duration) -> Self {
         Self { age: Duration::ZERO, fresh_for }
@@ -330,7 +329,7 @@ impl<R: EntryReader> EntryReader for TimedReader<R> {
 }
 
 impl StampedeGuard {
-    /// As [`get_or_load`](Self::get_or_load), with how the caller was answered and how old its value is. Costs nothing more.
+    /// As [`get_or_load`](Self::get_or_load), and also returns how the caller was answered and how old its value is, at no extra cost.
     ///
     /// # Errors
     ///
@@ -372,7 +371,7 @@ impl StampedeGuard {
         self.with_outcome(key.into(), TimedReader(reader), load, |own| own).await
     }
 
-    /// As [`get_or_load_shared`](Self::get_or_load_shared), with how the caller was answered and how old its value is.
+    /// As [`get_or_load_shared`](Self::get_or_load_shared), and also returns how the caller was answered and how old its value is.
     ///
     /// # Errors
     ///

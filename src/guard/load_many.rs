@@ -1,6 +1,5 @@
-//! The loader of many keys: one call for each round of a batch, and a loader of one key for each flight.
-//!
-//! Warm-up: the values of many keys are loaded before callers ask for them.
+//! Loads of many keys: the caller's `load` is called once for each round of a batch, and each flight has a loader of one key, which waits
+//! for its part of that call. Also the warm-up, which loads the values of many keys before callers need them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,24 +35,24 @@ use crate::read_through::look_up::{Lookup, look_many};
 use crate::sync::lock;
 use crate::value::entry::Storage;
 
-/// What one call of a caller's `load` returns.
+/// The result of one call of a caller's `load`.
 type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
 pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
 type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
-/// How many keys one call of a caller's `load` is given at most. So many leases are held, and so many values are stored, in much less
-/// than the shortest lease, also by a slow server.
+/// How many keys one call of a caller's `load` receives at most. Even a slow server grants this many leases, and stores this many values,
+/// in much less time than the shortest lease.
 const MOST_TOGETHER: usize = 1_000;
 
 /// How one key's caller was answered.
 pub(super) struct Answer<T, E> {
     pub(super) outcome: Outcome,
-    /// Of a value that this caller has loaded.
+    /// Whether the value is stored, if this caller has loaded it.
     pub(super) storage: Storage,
     pub(super) result: Result<Option<T>, LoadError<E>>,
 }
 
-// Derived, it would want an `E` that can be cloned.
+// Not derived: a derived implementation would require `E: Clone`.
 impl<T: Clone, E> Clone for Answer<T, E> {
     fn clone(&self) -> Self {
         Self { result: self.result.clone(), ..*self }
@@ -67,14 +66,14 @@ impl<T, E> Answer<T, E> {
     }
 }
 
-/// One key's part of a call.
+/// One key's part of the result of a call.
 enum Part<T, E> {
     Loaded(Option<T>),
     Failed(Arc<E>),
     Panicked(Arc<str>),
 }
 
-/// A loader that waits for its part.
+/// The sender to a loader that waits for its part.
 type Awaits<T, E> = oneshot::Sender<Part<T, E>>;
 
 /// How one call ended.
@@ -91,7 +90,7 @@ struct Parts<K, T, E> {
     load: Arc<Load<K, T, E>>,
 }
 
-/// A loader that returns pairs, as one that may fail for each key.
+/// Converts a loader that returns pairs to one that returns a result for each key.
 pub(super) fn paired<K, T, E, F, Fut, V>(
     load: F,
 ) -> impl Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static
@@ -119,18 +118,18 @@ impl StampedeGuard {
         F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Loaded<K, T, E>> + Send + 'static,
     {
-        // In an async block: a `load` that panics as it is called is a load that panics.
+        // `load` is called in an async block: a panic of the call itself is then handled like a panic of its future.
         let load = Arc::new(load);
         let load: Load<K, T, E> = Box::new(move |keys| {
             let load = Arc::clone(&load);
             Box::pin(async move { load(keys).await })
         });
-        let mut places = HashMap::with_capacity(keys.len());
+        let mut positions = HashMap::with_capacity(keys.len());
         let mut distinct = Vec::with_capacity(keys.len());
         let order: Vec<usize> = keys
             .into_iter()
             .map(|key| {
-                *places.entry(key.clone()).or_insert_with(|| {
+                *positions.entry(key.clone()).or_insert_with(|| {
                     distinct.push(key);
                     distinct.len() - 1
                 })
@@ -218,9 +217,9 @@ impl StampedeGuard {
         E: fmt::Display + Send + Sync + 'static,
     {
         let name = call.key;
-        // A hit without a place in the batch needs a loader only for its audit, which is by itself.
+        // A hit is not in the batch: it needs a loader only for its audit, which loads alone.
         let loader = move |own: &OwnResult<Option<T>, E>| match member {
-            Some(index) => parts.loader(index, self.parts(), name, own),
+            Some(member) => parts.loader(member, self.parts(), name, own),
             None => parts.alone(key, self.parts(), name, own),
         };
         let (outcome, answer) = match lookup {
@@ -238,15 +237,16 @@ impl StampedeGuard {
     }
 }
 
-/// One key of a caller, after step 2; `None` if the caller is answered by its own load.
+/// One key of a caller, after step 2.
 struct Ask<'a, K, T> {
     key: K,
     call: Call<'a>,
+    /// `None` if the caller receives the value of its own load.
     lookup: Option<Lookup<'a, (Option<T>, Storage)>>,
 }
 
 impl<K, T> Ask<'_, K, T> {
-    /// Whether the key may be loaded: it is missing, or stale and loaded in the background.
+    /// Whether the key may be loaded: it is missing, or due for a background refresh.
     fn may_load(&self) -> bool {
         match &self.lookup {
             None | Some(Lookup::Miss(_) | Lookup::Hit { refresh: Some(_), .. }) => true,
@@ -261,7 +261,7 @@ where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + Send + Sync + 'static,
 {
-    /// The batch of these keys, and a member for each.
+    /// Makes the batch of these keys, with a member for each.
     fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<Member>) {
         let size = keys.len();
         let awaited = keys.iter().map(|_| Mutex::default()).collect();
@@ -273,7 +273,7 @@ where
         (parts, members)
     }
 
-    /// The loader of one key that is loaded by itself.
+    /// The loader of one key that is loaded alone.
     fn alone(
         self: &Arc<Self>,
         key: K,
@@ -284,7 +284,7 @@ where
         let (parts, members) = Self::batch(vec![key], &self.load);
         let mut members = members.into_iter().enumerate();
         match members.next() {
-            Some(index) => parts.loader(index, of, name, own),
+            Some(member) => parts.loader(member, of, name, own),
             None => Loader::new(|_| async { LoadResult::failed(Failure::vanished()).into() }),
         }
     }
@@ -314,14 +314,14 @@ where
                 Err(_) => resume_unwind(Box::new("the runtime of the call of many keys was shut down")),
             };
             let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
-            let (result, retained) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
-            *lock(&own) = Some(retained);
+            let (result, own_result) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
+            *lock(&own) = Some(own_result);
             result.into()
         });
         Loader { batch, ..loader }
     }
 
-    /// One call for the members of a round. It ends without a result when no member waits for it.
+    /// One call for the members of a round. It is dropped as soon as no member waits for it any more.
     async fn call(self: Arc<Self>, round: Vec<usize>) {
         let mut awaited: Vec<(K, Awaits<T, E>)> = round
             .into_iter()
@@ -335,7 +335,7 @@ where
         let call = AssertUnwindSafe((self.load)(keys)).catch_unwind();
         drop(self);
         let loaded = tokio::select! {
-            biased; // One run of the simulation is like the other; and a result is worth more than an end without one.
+            biased; // Keeps the simulation deterministic, and prefers a result to an end without one.
             loaded = call => loaded,
             _ = join_all(awaited.iter_mut().map(|(_, sender)| sender.closed())) => return,
         };
@@ -345,7 +345,7 @@ where
             Err(panic) => CallEnd::Panicked(panic_text(&*panic)),
         };
         for (key, sender) in awaited {
-            // A loader that was aborted meanwhile has no use for its part.
+            // A loader that was aborted meanwhile has dropped its receiver.
             let _ = sender.send(ended.part(&key));
         }
     }
@@ -365,7 +365,7 @@ impl<K: Eq + Hash, T, E> CallEnd<K, T, E> {
     }
 }
 
-/// The result for a key that the loader left out, where the policy says that this is a failure.
+/// The result for a key for which the loader returned no value, under [`OnAbsent::Fail`].
 fn absent<T, E>(key: &Key, own: &OwnResult<T, E>) -> LoadOutput {
     let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
     let error = Error::new(ErrorKind::Absent, text);
@@ -373,50 +373,50 @@ fn absent<T, E>(key: &Key, own: &OwnResult<T, E>) -> LoadOutput {
     LoadResult::failed(Failure::Guard(error)).into()
 }
 
-/// How long a warm-up waits, in milliseconds, before it looks again for a free permit, or for the store.
+/// How long a warm-up waits, in milliseconds, before it checks again for a free permit and the store.
 const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
 
 /// How long one wait for a connection lasts.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// How often a warm-up loads a key until the store has its value.
+/// How often a warm-up loads a key at most, until the store has its value.
 const TRIES: usize = 3;
 
-/// What a warm-up has done: each key is counted once.
+/// The result of a warm-up: each key is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warmed {
     /// Keys that this warm-up has loaded, and that the store has confirmed.
     pub stored: u64,
-    /// Keys with a value that was there, or that another caller or process has loaded.
+    /// Keys with a value that was stored already, or that another caller or process has loaded.
     pub found: u64,
-    /// Keys with a value that was loaded and may not be stored, as one that is longer than
+    /// Keys with a value that was loaded and may not be stored, for instance because it is longer than
     /// [`max_body`](crate::PolicyBuilder::max_body).
     pub unstorable: u64,
-    /// Keys that the store has not confirmed in three tries: it failed each time, or the key was invalidated during each load.
+    /// Keys that the store has not confirmed in three attempts: it failed each time, or the key was invalidated during each load.
     pub unconfirmed: u64,
     /// Keys that were not loaded, because the guard is [bypassed](StampedeGuard::set_bypass) or on
-    /// [trial](crate::PolicyBuilder::shadow): its loads answer their own callers.
+    /// [trial](crate::PolicyBuilder::shadow): the results of its loads are for their own callers.
     pub bypassed: u64,
-    /// Keys with a load that failed, or that were left out because the guard was shut down.
+    /// Keys with a load that failed, or that were not loaded because the guard was shut down.
     pub failed: u64,
 }
 
 impl StampedeGuard {
-    /// Loads the values of many keys before callers ask for them, as at the start of a process.
+    /// Loads the values of many keys before callers need them, for instance at the start of a process.
     ///
     /// Takes the keys in groups of `at_once`, one group after the other, each by one call of `load`, as
-    /// [`get_or_load_many`](Self::get_or_load_many) does. Values that are there are not loaded again. Replicas that warm the same keys
-    /// share the work: each takes the groups in its own order, and each key is loaded once in the fleet. So a process that starts
-    /// again loads only what no replica has loaded.
+    /// [`get_or_load_many`](Self::get_or_load_many) does. Values that are stored already are not loaded again. Replicas that warm the same
+    /// keys share the work: each takes the groups in a random order, and each key is loaded once in the fleet. So a process that
+    /// restarts loads only the keys that no replica has loaded.
     ///
-    /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while a permit
-    /// is free. While the store is away it waits, because values that are not stored warm nothing; a value that the store has not taken
-    /// is loaded again, twice at most. **Neither wait has a bound**: put
-    /// `tokio::time::timeout` around it, or an outage of Redis keeps new processes from starting. After
-    /// [`set_policy`](Self::set_policy) the groups that are left have the new policy.
+    /// It yields to live traffic: under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) a group begins only while
+    /// a permit is free. While the store is away it waits, because values that are not stored warm nothing; a value that the store has
+    /// not confirmed is loaded again, twice at most. **Neither wait has a bound**: put
+    /// `tokio::time::timeout` around it, or an outage of Redis prevents new processes from starting. After
+    /// [`set_policy`](Self::set_policy) the remaining groups have the new policy.
     ///
-    /// Await it before the process says that it is ready, or spawn it beside the traffic. Errors are counted in [`Warmed`]; the
+    /// Await it before the process reports that it is ready, or spawn it and serve traffic meanwhile. Errors are counted in [`Warmed`]; the
     /// metrics and logs of loads have their causes.
     ///
     /// # Panics
@@ -425,7 +425,7 @@ impl StampedeGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it begins no further group; the call that runs goes on and its values are stored.
+    /// If the future is dropped, no further group begins; a running call goes on and its values are stored.
     ///
     /// # Examples
     ///
@@ -512,7 +512,7 @@ impl StampedeGuard {
     async fn may_begin<K: Into<CacheKey> + Clone>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
-        // In a cluster each key may be on another server. A key that is refused has none.
+        // In a cluster each key may be on a different server. Invalid keys are left out.
         let keys: Vec<Key> = group.iter().filter_map(|key| guard.key(key.clone()).ok()).collect();
         while !state.is_closed() {
             if guard.reaches(&keys).await && has_room(state, policy).await {

@@ -1,13 +1,12 @@
-//! The guard around any tower service, with a function from request to key.
+//! The guard around any tower service, with a function from request to key; and the traits that name the guard's requirements on a
+//! wrapped service, so that the compiler can say what is missing.
 //!
 //! `poll_ready` is always ready: a hit never touches the inner service, and capacity reserved for a request
 //! that only waits for the store would be lost to other requests. A clone of the inner service is made ready
 //! just before it is called. So there is no back-pressure through `poll_ready`; put a load limit inside.
 //!
-//! What a guard needs of a service that it wraps, by names under which the compiler can say what is missing.
-//!
-//! The traits are those of every suitable type: `do_not_recommend` makes the compiler report the trait and its text, instead of the first
-//! bound of the blanket implementation that fails.
+//! The traits are implemented for every suitable type. `do_not_recommend` makes the compiler report the trait and its text, instead of
+//! the first bound of the blanket implementation that fails.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -57,7 +56,7 @@ pub struct MemoizeLayer<K, R> {
     requests: PhantomData<fn(&R)>,
 }
 
-// Not derived, which would ask for requests that are `Clone`.
+// Not derived: a derived implementation would require `R: Clone`.
 impl<K: Clone, R> Clone for MemoizeLayer<K, R> {
     fn clone(&self) -> Self {
         Self { guard: self.guard.clone(), key: self.key.clone(), requests: PhantomData }
@@ -70,8 +69,8 @@ impl<K, R> fmt::Debug for MemoizeLayer<K, R> {
     }
 }
 
-// The bounds of the service, so that a type that does not fit is an error here. At `service.oneshot(..)` the compiler would say no more than
-// that there is no such method.
+// The layer repeats the bounds of the service, so that the compiler reports an unsuitable type here. At `service.oneshot(..)` it would only
+// report that there is no such method.
 impl<K, S, R, T, E, F> Layer<S> for MemoizeLayer<K, R>
 where
     K: Clone,
@@ -101,8 +100,8 @@ impl<K, S: fmt::Debug> fmt::Debug for Memoize<K, S> {
     }
 }
 
-/// A service for requests of type `R`, as [`memoize`](StampedeGuard::memoize) wraps it: every [`Service`] is one, and there is nothing to
-/// implement.
+/// A service for requests of type `R` that [`memoize`](StampedeGuard::memoize) can wrap: every [`Service`] is one, and there is nothing
+/// to implement.
 #[diagnostic::on_unimplemented(
     message = "`memoize` has a key for `{R}`, and `{Self}` is no service for such requests",
     label = "no `tower::Service<{R}>`",
@@ -132,7 +131,7 @@ impl<S: Service<R>, R> MemoizedService<R> for S {
     type Pending = S::Future;
 }
 
-// Each bound on a type parameter, not on a projection: a service that is none then is one error, and not one for each projection.
+// The bounds are on type parameters, not on projections: an unsuitable service is then one error instead of one for each projection.
 impl<K, S, R, T, E, F> Service<R> for Memoize<K, S>
 where
     K: Fn(&R) -> CacheKey,
@@ -188,7 +187,7 @@ impl<T, E> Future for MemoizeFuture<T, E> {
 
 /// A service that is [`Clone`], as all suitable ones are; there is nothing to implement.
 ///
-/// A load belongs to no caller, so it takes a clone of the service along.
+/// A load belongs to no caller, so it owns a clone of the service.
 #[diagnostic::on_unimplemented(
     message = "a guard clones the service that it wraps, and `{Self}` is not `Clone`",
     label = "not `Clone`",
@@ -228,7 +227,7 @@ pub trait SharedError: fmt::Display + fmt::Debug + Send + Sync + 'static {}
 #[diagnostic::do_not_recommend]
 impl<E: fmt::Display + fmt::Debug + Send + Sync + 'static> SharedError for E {}
 
-/// The response of a service that is memoized: any type that serde encodes and reads back, and that is [`Send`] and `'static`; there
+/// The response of a service that is memoized: any type that serde encodes and decodes, and that is [`Send`] and `'static`; there
 /// is nothing to implement.
 #[diagnostic::on_unimplemented(
     message = "`memoize` stores what is returned, and `{Self}` is not `Serialize + DeserializeOwned + Send + 'static`",

@@ -1,14 +1,12 @@
-//! [`StampedeGuard`], the handle to all functions of the crate.
+//! [`StampedeGuard`], the handle to all functions of the crate; and the policy of a running guard, which [`StampedeGuard::set_policy`]
+//! replaces.
 //!
-//! The policy of a running guard, which [`StampedeGuard::set_policy`] replaces.
+//! A handle has the policy that it was made with, and the version of that. All its clones share a [`PolicySlot`] with the newest policy:
+//! each call compares the versions, and reads the newest policy only if they differ. So a call has one policy from its first step to its
+//! last.
 //!
-//! A handle knows the policy that it was made with, and its version. All its clones share a slot for the newest one: each call compares the
-//! versions, and looks for a newer policy only if they differ. So a call has one policy from its first step to its last.
-//!
-//! The newest policy of a handle and its clones, and what each thread remembers of it.
-//!
-//! Handles that are older than the newest policy stay in use, in layers and in the program's state. So that their hits neither lock nor
-//! write to memory that processors share, each thread remembers the policies that it has found.
+//! Handles that are older than the newest policy stay in use, in layers and in the program's state. Their hits must neither lock nor
+//! write to memory that processors share, so each thread caches the policies that it has read from slots.
 
 pub(crate) mod builder;
 mod change;
@@ -75,7 +73,7 @@ pub struct StampedeGuard {
     policy: Arc<Policy>,
     /// How often the policy had been replaced when the handle was made.
     version: u64,
-    /// Where its requests are counted, if they have a route.
+    /// The counters for its requests, if they have a route.
     route: Option<Arc<Requests>>,
 }
 
@@ -87,12 +85,11 @@ pub struct Shutdown {
     pub finished: bool,
     /// Leases of loads that were still running at the deadline and that were then handed to another process or freed.
     pub handed_over: usize,
-    /// Leases for which the store has not confirmed that within the second after the deadline, or after the load's own
-    /// end, and leases that this process may hold without knowing. Waiters in other processes wait for such a lease
-    /// until its TTL ends.
+    /// Leases whose end the store has not confirmed, within the second after the deadline or at the end of their load, and leases
+    /// that this process may hold without knowing it. Waiters in other processes wait for such a lease until its TTL ends.
     pub abandoned: usize,
-    /// Keys and tags with a retained invalidation that the store has not confirmed. Other processes may serve what they invalidate
-    /// until it expires. An invalidation that another task is still sending is not counted: that task is given the error.
+    /// Keys and tags with a retained invalidation that the store has not confirmed. Other processes may serve the values that they
+    /// invalidate until those expire. An invalidation that another task is still sending is not counted: that task receives the error.
     pub unsent_invalidations: usize,
 }
 
@@ -115,7 +112,7 @@ impl StampedeGuard {
 
     /// The same guard with another policy: connections, running loads and counters are shared.
     ///
-    /// No setting of the old policy stays, not even those that keep one user's answers from others: to change some settings,
+    /// No setting of the old policy stays, not even those that keep one user's answers from other users: to change some settings,
     /// begin with [`policy().to_builder()`](Policy::to_builder).
     ///
     /// If callers with two policies share one load, the leader's policy decides how it is led and stored. The connections keep
@@ -127,11 +124,11 @@ impl StampedeGuard {
     }
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
-    /// [`Stats::bypassed`], and over HTTP each request passes. What is stored stays, loads that run are stored, and changes are made as
-    /// ever: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](Self::refresh) returns what its own load returns, and stores
-    /// it if the lease of its key is free.
+    /// [`Stats::bypassed`], and over HTTP each request passes through. Stored values stay, loads that are running are stored, and changes
+    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](Self::refresh) returns the value of its own load,
+    /// and stores it if the lease of its key is free.
     ///
-    /// For a flag that an operator turns without a restart. [`get`](Self::get) still returns what is stored.
+    /// For a flag that an operator can change without a restart. [`get`](Self::get) still returns the stored value.
     ///
     /// # Examples
     ///
@@ -165,15 +162,15 @@ impl StampedeGuard {
         format!("#{}", Key::new(&self.state.namespace, &key.into()).digest())
     }
 
-    /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server
-    /// supports loads. The script leaves no key behind. If the policy keeps local copies, gets the volume lease.
+    /// Opens the connections, so that the first request need not wait for them, and tests with a script whether the server
+    /// supports loads. The script leaves no key behind. If the policy has local copies, gets the volume lease.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
-    /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
+    /// whichever is longer: the guard goes on connecting in the background. The same if the server runs no scripts, or if it lacks a
     /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
     /// can be reached is tested; if all of them say that the cluster is down, that is an error too, as it is for a single server that
     /// is loading or busy.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). Other findings
@@ -210,22 +207,22 @@ impl StampedeGuard {
         counters.snapshot([flights.len(), tasks.count(), retained.count()])
     }
 
-    /// Ends the guard. Later calls ask the store nothing and share one load of their key in this process.
+    /// Ends the guard. Later calls send nothing to the store and share one load of their key in this process.
     ///
     /// Loads that are running are awaited until `deadline` from now. Then their leases are handed to other processes, or freed,
     /// which takes a round trip each, and at most one second more than `deadline`. If all loads end before `deadline`, this call
     /// waits until leases that were acquired without an answer are released, for two seconds at most and within the deadline.
     ///
-    /// Then callers that wait for one of its [`locks`](Self::locks) are sent away, and the releases that they leave in the background
+    /// Then callers that wait for one of its [`locks`](Self::locks) receive an error, and their releases in the background
     /// are awaited: within the deadline and for two seconds at most, or within that second. Locks that are still held stay held
-    /// until their TTL ends. Invalidations that are kept because the store has not confirmed them are sent in the same time; those that
-    /// are left are logged. So end requests with handlers that hold locks or invalidate before this call. Calls without a loader
+    /// until their TTL ends. Retained invalidations, which the store has not confirmed, are sent in the same time; a warning says how
+    /// many remain. So before this call, end the requests whose handlers hold locks or invalidate. Calls without a loader
     /// then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
     /// memory, which has no connections to close, answers them as before.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the shutdown stops where it is; it does not undo its steps.
+    /// If the future is dropped, the shutdown stops at its present step; the steps before are not undone.
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.state.close();
         self.state.local.give_up();
@@ -235,7 +232,7 @@ impl StampedeGuard {
         let finished = self.state.tasks.empty(deadline).await;
         let held = self.state.leases.count();
         let end = if finished {
-            // Once the store is closed, an unreleased lease ends only by its TTL, so wait a little for releases.
+            // Once the store is closed, an unreleased lease ends only by its TTL, so wait briefly for releases.
             deadline.min(Instant::now() + LAST_RELEASES)
         } else {
             self.state.leave();
@@ -262,14 +259,14 @@ impl StampedeGuard {
         }
     }
 
-    /// Waits until no lease is held. Doubtful leases first: one that turns out to be granted counts as held from then on.
+    /// Waits until no lease is held. Waits for possible leases first: one that turns out to be granted counts as held from then on.
     async fn free_leases(&self, end: Instant) {
         self.state.possible_leases.empty(end).await;
         self.state.leases.empty(end).await;
     }
 
     /// Ends the waits for locks, after the loads, which may wait for locks themselves. Waits for the background releases, because a
-    /// place that stays in a queue delays the waiters behind it by a TTL.
+    /// waiter that stays in a lock's queue delays the waiters behind it by a TTL.
     async fn end_locks(&self, end: Instant) {
         self.state.waiters.send_away(end).await;
         self.state.background.empty(end).await;
@@ -285,7 +282,7 @@ impl StampedeGuard {
         self.state.answered(self.requests(), key, outcome);
     }
 
-    /// The same, for a request that this route has matched, if any.
+    /// As [`count_answer`](Self::count_answer), for a request that was matched by this route, if any.
     #[cfg(feature = "http")]
     pub(crate) fn count_answer_on(&self, route: Option<&str>, key: &Key, outcome: Outcome) {
         match route {
@@ -304,7 +301,7 @@ impl StampedeGuard {
         self.route.as_ref().unwrap_or_else(|| self.policy.counters.requests())
     }
 
-    /// The same guard, for a request that this route has matched.
+    /// The same guard, for a request that was matched by this route.
     #[cfg(feature = "http")]
     pub(crate) fn on_route(mut self, route: &str) -> Self {
         self.route = Some(self.policy.counters.routes.of(route));
@@ -322,7 +319,7 @@ impl StampedeGuard {
         if key.is_empty() {
             return Err(Error::empty_key());
         }
-        // The runtime of the task that sends them may have ended. Each call that the store may answer comes here.
+        // The runtime of the task that sends retained invalidations may have ended. Each call that may use the store comes here.
         if self.state.retained.any() {
             self.send_retained_later();
         }
@@ -339,7 +336,7 @@ impl fmt::Debug for StampedeGuard {
     }
 }
 
-/// A handle that knows the newest policy, for one call.
+/// A handle with the newest policy, for one call.
 pub(crate) enum Current<'a> {
     Same(&'a StampedeGuard),
     Newer(StampedeGuard),
@@ -375,7 +372,7 @@ impl StampedeGuard {
         (version != self.version).then_some(version)
     }
 
-    /// This handle, or one that knows the newest policy: a call uses it for all its steps.
+    /// This handle, or one with the newest policy: a call uses it for all its steps.
     #[inline]
     pub(crate) fn current(&self) -> Current<'_> {
         match self.newer_version() {
@@ -392,7 +389,7 @@ impl StampedeGuard {
         Self { state, policy, version, route: self.route.clone() }
     }
 
-    /// A hit from memory, before anything else is done; or whether a later hit is to be audited.
+    /// A hit from memory on the fast path. Otherwise `Err` says whether a hit of the following look-up is to be audited.
     #[inline]
     fn hit_at_once<R: EntryReader>(&self, key: &CacheKey, reader: &R) -> Result<R::Value, bool> {
         let Some(version) = self.newer_version() else { return self.hit_under(&self.policy, key, reader) };
@@ -414,22 +411,22 @@ impl StampedeGuard {
         hit.ok_or(audits)
     }
 
-    /// Gives this guard another policy while it runs: this handle, all its clones, and the layers and services that were made of
-    /// them. Each call that begins later has it; calls and loads that run end with the policy that they began with, except that
-    /// [`warm`](Self::warm) takes the newest for each group. Handles that [`with_policy`](Self::with_policy) has made keep theirs:
-    /// each of them can be set by itself.
+    /// Replaces the policy of this guard while it runs: of this handle, all its clones, and the layers and services that were made
+    /// from them. Each call that begins later has the new policy; running calls and loads end with the policy that they began with,
+    /// except that [`warm`](Self::warm) takes the newest for each group. Handles that [`with_policy`](Self::with_policy) has made keep
+    /// their own policies, which can be replaced separately.
     ///
-    /// What is stored keeps the lifetimes and tags that it was stored with. A new
-    /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) is another queue: until the loads of the old one have
-    /// ended, both may run. The connections keep the `command_timeout` after which they are opened anew, as with `with_policy`.
+    /// Stored values keep the lifetimes and tags that they were stored with. A new
+    /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) is a new queue: until the loads of the old one have
+    /// ended, loads of both may run. The connections keep the `command_timeout` after which they are opened anew, as with `with_policy`.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidPolicy`](crate::ErrorKind::InvalidPolicy), and the policy stays, if a setting differs that cannot change
-    /// at run time: `name`, under which counters count; `codec`; over HTTP what makes the keys (the kind of the policy, `scheme`,
-    /// `authority`, `behind_proxy`, and in a private cache the credentials), because invalidations would miss what is stored under
-    /// the old ones. Likewise if a function or type is missing (`audit_by`, `share_errors`, `key`, `personal_extension`), or if such
-    /// a function is new: a policy that was read from a file has none.
+    /// at run time: `name`, under which counters count; `codec`; over HTTP the settings that make the keys (the kind of the policy,
+    /// `scheme`, `authority`, `behind_proxy`, and in a private cache the credentials), because invalidations would miss the values that
+    /// are stored under the old keys. Likewise if a function or type is missing (`audit_by`, `share_errors`, `key`,
+    /// `personal_extension`), or if such a function is new: a policy that was read from a file has none.
     ///
     /// # Examples
     ///
@@ -439,9 +436,9 @@ impl StampedeGuard {
     ///
     /// let guard = StampedeGuard::in_memory();
     /// let layer = guard.clone();
-    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
-    /// guard.set_policy(brief.clone())?;
-    /// assert_eq!(*layer.policy(), brief);
+    /// let changed = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// guard.set_policy(changed.clone())?;
+    /// assert_eq!(*layer.policy(), changed);
     /// # Ok::<(), stampede_guard::Error>(())
     /// ```
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
@@ -449,26 +446,26 @@ impl StampedeGuard {
     }
 }
 
-/// What the clones of one handle share: the guard state, and their newest policy.
+/// The part that all clones of one handle share: the guard state and the newest policy.
 #[derive(Debug)]
 struct PolicySlot {
     state: Arc<GuardState>,
-    /// Unlike an address, never that of another slot.
+    /// Unlike an address, an id is never reused by another slot.
     id: u64,
     /// How often the policy was replaced.
     version: AtomicU64,
     newest: Mutex<Arc<Policy>>,
 }
 
-/// A policy that a thread has found in a slot.
+/// A policy that a thread has read from a slot.
 struct Found {
     slot: u64,
-    /// The version before the policy was read: a policy that is newer than that is only looked for once more.
+    /// The version, read before the policy. If the policy is newer than this version, the only cost is that it is read once more.
     version: u64,
     policy: Arc<Policy>,
 }
 
-/// Of this many slots a thread remembers the policies. Slots that share a place displace each other.
+/// The size of a thread's cache of policies. Slots with the same index in the cache replace each other's policies.
 const SLOTS: usize = 8;
 
 thread_local! {
@@ -491,22 +488,22 @@ impl PolicySlot {
     /// The policy of this version, or a newer one.
     #[inline]
     fn find(&self, version: u64) -> Found {
-        // Taken out of its place, so that no count of owners changes.
-        let found = place_of(self.id, Cell::take).flatten();
+        // Taken out of the cache, and put back by `remember`: a clone would write to the reference count.
+        let found = with_cached(self.id, Cell::take).flatten();
         match found {
             Some(found) if (found.slot, found.version) == (self.id, version) => found,
             _ => self.read(version),
         }
     }
 
-    /// Replaces the policy, if it allows that.
+    /// Replaces the policy, if the difference is allowed.
     fn replace(&self, mut policy: Policy) -> Result<(), Error> {
         let mut newest = lock(&self.newest);
         if let Some(text) = policy.refusal_after(&newest) {
             return Err(Error::new(ErrorKind::InvalidPolicy, text));
         }
         if policy != **newest {
-            // Its name is known, so no recorder is told of new counters under this lock.
+            // The policy's name has counters already, so nothing is published under this lock.
             self.state.takes(&mut policy);
             *newest = Arc::new(policy);
             self.version.fetch_add(1, Ordering::Release);
@@ -523,15 +520,15 @@ impl PolicySlot {
 impl Found {
     #[inline]
     fn remember(self) {
-        place_of(self.slot, |index| index.set(Some(self)));
+        with_cached(self.slot, |cell| cell.set(Some(self)));
     }
 }
 
-/// Where this thread remembers the policy of a slot; `None` while the thread ends.
+/// Calls `change` with this thread's cache cell for a slot; returns `None` while the thread ends.
 #[inline]
-fn place_of<R>(slot: u64, change: impl FnOnce(&Cell<Option<Found>>) -> R) -> Option<R> {
-    let remembered = |places: &[_; SLOTS]| change(&places[slot as usize % SLOTS]);
-    REMEMBERED.try_with(remembered).ok()
+fn with_cached<R>(slot: u64, change: impl FnOnce(&Cell<Option<Found>>) -> R) -> Option<R> {
+    let change_cell = |cells: &[_; SLOTS]| change(&cells[slot as usize % SLOTS]);
+    REMEMBERED.try_with(change_cell).ok()
 }
 
 impl Deref for PolicySlot {

@@ -1,4 +1,4 @@
-//! A caller with a loader on its way through the steps.
+//! The way of a caller with a loader through the steps, and the conversion of its outcome to the caller's result.
 
 use serde::de::DeserializeOwned;
 
@@ -22,14 +22,14 @@ use crate::value::FlightOutcome;
 use crate::value::entry::Entry;
 use crate::value::entry::Storage;
 
-/// A value that a caller has loaded, and whether it is stored, by the entry that its flight ended with.
+/// A value that a caller has loaded, and whether it is stored. `entry` is the one that the caller's flight ended with, if any.
 pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {
     (own, entry.map_or(Storage::Forbidden, |entry| entry.expiry.storage()))
 }
 
 impl StampedeGuard {
-    /// Steps 2 to 8, and how the caller was answered. The loader is boxed only if it is needed. `own` makes the caller's value of what its
-    /// own loader has returned, and of the entry that was made of it. `audits` if a hit is to be audited.
+    /// Steps 2 to 8. Returns also how the caller was answered. The loader is boxed only if it is needed. `own` converts the value of the
+    /// caller's own loader, with the entry that was made from it, to the caller's value. `audits`: a hit is to be audited.
     pub(super) async fn answer<T, E, R>(
         &self,
         key: &Key,
@@ -50,12 +50,12 @@ impl StampedeGuard {
         self.answer_lookup(call, lookup, (reader, audits), loader, own).await
     }
 
-    /// Whether callers are answered by their own loads.
+    /// Whether each caller receives the value of its own load: on trial, or while the guard is bypassed.
     pub(super) fn passes_by(&self) -> bool {
         self.policy.shadow || self.state.is_bypassed()
     }
 
-    /// The answer of a caller that is given what its own load returns, whatever is stored.
+    /// The answer to a caller that receives the value of its own load, whatever is stored.
     pub(super) async fn pass_by<T, E, V>(
         &self,
         call: Call<'_>,
@@ -77,7 +77,7 @@ impl StampedeGuard {
         (outcome, self.answered(call.key, outcome, result))
     }
 
-    /// Steps 3 to 8 of a caller that has looked.
+    /// Steps 3 to 8 after the look-up.
     pub(super) async fn answer_lookup<T, E, R>(
         &self,
         call: Call<'_>,
@@ -92,7 +92,7 @@ impl StampedeGuard {
     {
         let key = call.key;
         let audit = || audits.then(|| Audit::begin(call)).flatten();
-        // A caller that has its value lends its loader to a load in the background: no caller takes what the loader leaves in
+        // If the caller has its value already, its loader is used for a load in the background. No caller then takes the result from
         // `OwnResult`.
         let (outcome, result) = match lookup {
             Lookup::LocalHit(value) => {
@@ -119,8 +119,8 @@ impl StampedeGuard {
         (outcome, self.answered(key, outcome, result))
     }
 
-    /// Steps 2 to 8 for a caller that wants a load whatever is stored: step 2 reads the entry, but never serves it. Where callers are
-    /// answered by their own loads, it waits for no other caller; its load is stored if the lease is free.
+    /// Steps 2 to 8 for a caller that loads whatever is stored: step 2 reads the entry, but never serves it. Where
+    /// [`passes_by`](Self::passes_by), it waits for no other caller; its load is stored if the lease is free.
     pub(super) async fn load_anyway<T, E>(
         &self,
         key: &Key,
@@ -145,14 +145,14 @@ impl StampedeGuard {
         };
         let (outcome, result) = self.conclude(key, answer, &own, with_storage).await;
         let result = match result {
-            // The store is missing, and has not stored the value: its caller does not wait for it.
+            // The store cannot be reached and has not stored the value: do not wait for it.
             Ok((value, storage)) if storage == Storage::Unleased || is_away && self.passes_by() => {
                 self.state.local.forget(&ChangedName::value(key));
                 self.state.local.announce_later(ChangedName::value(key));
                 Ok(value)
             }
-            // Whichever flight has answered it: that the store had no value does not mean that no process has a copy. Also if the value is
-            // not stored: the change that took its lease away may still wait for the copies of the older one.
+            // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
+            // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
             Ok((value, _)) => {
                 self.state.late_commits.ended(key).await;
                 self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
@@ -176,7 +176,7 @@ impl StampedeGuard {
         result
     }
 
-    /// Step 8 for a caller that brought its loader.
+    /// Step 8 for a caller with a loader.
     async fn conclude<V, T, E>(
         &self,
         key: &Key,

@@ -1,6 +1,5 @@
-//! Conversion of a caller's `T` and `E` to the bytes and texts that are shared, and back.
-//!
-//! [`LoadContext`]: a loader's inputs, and its settings for the value.
+//! Conversion of a caller's `T` and `E` to the bytes and texts that are shared, and back; and [`LoadContext`], a loader's inputs and its
+//! settings for the value.
 
 use std::any::type_name;
 use std::fmt;
@@ -79,7 +78,7 @@ impl<T: DeserializeOwned + 'static> EntryReader for StorageReader<T> {
     }
 }
 
-/// As [`StorageReader`], for a caller that wants a new load: it accepts no older value.
+/// As [`StorageReader`], for a caller that requires a new load: it accepts no older value.
 pub(crate) struct ForcedReader<T>(pub(crate) StorageReader<T>);
 
 impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
@@ -121,11 +120,11 @@ where
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
-    Loader::new(move |given| async move {
+    Loader::new(move |input| async move {
         let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
         let loaded = load().await.map_err(Arc::new);
-        let (result, retained) = concluded(&key, loaded, given.mode, &state, &policy, &settings);
-        *lock(&own) = Some(retained);
+        let (result, own_result) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
+        *lock(&own) = Some(own_result);
         result.into()
     })
 }
@@ -145,8 +144,8 @@ where
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
-    Loader::new(move |given| async move {
-        let LoadInput { mode, previous, deadline, lost, announcer: _ } = given;
+    Loader::new(move |input| async move {
+        let LoadInput { mode, previous, deadline, lost, announcer: _ } = input;
         let (previous, validator) = match previous {
             Some(entry) => (Codec::decode(entry.encoding, &entry.payload), Bytes::from(entry.validator)),
             None => (None, Bytes::new()),
@@ -154,11 +153,19 @@ where
         // A validator without its value is useless: "not modified" would then yield no value.
         let validator = if previous.is_some() { validator } else { Bytes::new() };
         let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, validator)));
-        let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
-        let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&state), mode, of);
+        let (context_state, context_policy) = (Arc::clone(&state), Arc::clone(&policy));
+        let context = LoadContext::new(
+            previous,
+            deadline,
+            lost,
+            Arc::clone(&settings),
+            context_state,
+            mode,
+            context_policy,
+        );
         let loaded = load(context).await.map_err(Arc::new);
-        let (result, retained) = concluded(&key, loaded, mode, &state, &policy, &settings);
-        *lock(&own) = Some(retained);
+        let (result, own_result) = concluded(&key, loaded, mode, &state, &policy, &settings);
+        *lock(&own) = Some(own_result);
         result.into()
     })
 }
@@ -186,7 +193,7 @@ where
     }
 }
 
-/// The result that the other waiters of a loaded value are given.
+/// The result for the other waiters of a loaded value.
 fn shared<T: Serialize + DeserializeOwned + 'static>(
     key: &Key,
     mode: LeaseState,
@@ -196,10 +203,10 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     value: &T,
 ) -> LoadResult {
     if mode == LeaseState::Alone {
-        // No flight takes it.
+        // No flight uses the result.
         return LoadResult::OnlyForCaller;
     }
-    // Check that the value can be read back. Otherwise waiters and later callers would find a useless entry and load
+    // Check that the value can be decoded. Otherwise waiters and later callers would find a useless entry and load
     // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
     let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
         let fits = payload.len() <= policy.max_body;
@@ -225,7 +232,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             }
             let (lifetimes, validator) = (settings.lifetimes(), settings.validator.clone());
             let tags = std::mem::take(&mut settings.tags);
-            // Without the lease nothing is stored.
+            // Without the lease nothing is stored, so nothing is compressed.
             let from = if mode == LeaseState::Leased { policy.compress_from } else { usize::MAX };
             let packed = Packed::of(&payload, from);
             let (status_only, unstored) = (None, Unstored::OfResource);
@@ -233,19 +240,19 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
         }
         Err(error) => {
             unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
-            // Callers with another type may share theirs.
+            // No marker: callers with another type may share their values.
             LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }
 }
 
-/// Why a loaded value is given to its own caller only.
+/// Why only its own caller receives a loaded value.
 enum Unshareable<'a> {
     TooLong {
         size: usize,
         max_body: usize,
     },
-    /// It cannot be encoded, or not be decoded again.
+    /// The value cannot be encoded, or its encoding cannot be decoded.
     NotCoded {
         error: &'a Error,
         value: &'static str,
@@ -266,7 +273,7 @@ fn unshareable(state: &GuardState, policy: &Policy, key: &Key, why: Unshareable<
                 "a loaded value is longer than max_body: it is not shared"
             );
         }
-        // Logged without its source, because a serializer's error may contain the value.
+        // Logged without the error's source: a serializer's error may contain the value.
         Unshareable::NotCoded { error, value } => {
             warn_if!(log::GUARD, is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
         }
@@ -277,14 +284,14 @@ fn unshareable(state: &GuardState, policy: &Policy, key: &Key, why: Unshareable<
 const LONGEST_VALIDATOR: usize = 1024;
 
 /// One load, as its loader sees it: the previous value, the deadline of the load, and setters for how the
-/// new value is kept.
+/// new value is stored.
 ///
-/// Given to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
+/// Passed to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
 /// policy's for this value; if two conflict, the last call counts, and [`do_not_store`](Self::do_not_store) wins over all.
 ///
 /// # Examples
 ///
-/// A conditional request: if the origin says "not modified", the previous value is kept and is fresh again.
+/// A conditional request: if the origin says "not modified", the previous value stays and is fresh again.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -330,12 +337,12 @@ pub(crate) struct LoadSettings {
     pub(crate) validator: Bytes,
     pub(crate) tags: Vec<TagId>,
     negative_for: Duration,
-    /// Whether the value must not be stored, whatever the other settings say: the loader wants that, or the id of one of its tags
-    /// could not be read, so that the value would outlive the tag's invalidation.
+    /// Whether the value must not be stored, whatever the other settings say: because the loader says so, or because the id of one of
+    /// its tags could not be read, so that the value would outlive the tag's invalidation.
     unstored: bool,
     /// Whether the loader has called `fresh_for` or `do_not_store`. Then the policy's rule for negative values does not apply.
     pub(crate) decided: bool,
-    /// Whether the value says that there is nothing.
+    /// Whether the value is negative: it says "there is nothing".
     pub(crate) negative: bool,
 }
 
@@ -351,7 +358,7 @@ impl LoadSettings {
         if self.unstored { Lifetimes::default() } else { self.lifetimes }
     }
 
-    /// The lifetimes of a value that says "there is nothing".
+    /// Marks the value as negative, with the policy's lifetime for such values.
     pub(crate) fn make_negative(&mut self) {
         self.lifetimes.fresh_for = self.negative_for;
         self.negative = true;
@@ -373,12 +380,12 @@ impl<T> LoadContext<T> {
         Self { previous, validator, deadline, lost, settings, state, mode, policy }
     }
 
-    /// The value that is loaded anew, if the store still has it.
+    /// The older value that this load replaces, if the store still has it.
     pub fn previous(&self) -> Option<&T> {
         self.previous.as_ref()
     }
 
-    /// Takes the previous value, to return it again: it is then stored as if it had been loaded now.
+    /// Takes the previous value, so that the loader can return it again: it is then stored as if it had been loaded now.
     pub fn take_previous(&mut self) -> Option<T> {
         self.previous.take()
     }
@@ -389,13 +396,12 @@ impl<T> LoadContext<T> {
         self.validator.as_deref()
     }
 
-    /// Keeps a validator of at most 1 KiB with the value; a longer one is not kept. A load that sets none keeps
+    /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets none keeps
     /// the previous one.
     pub fn set_validator(&mut self, validator: impl Into<String>) {
         let validator = validator.into();
-        let retained =
-            if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
-        lock(&self.settings).validator = retained;
+        let stored = if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
+        lock(&self.settings).validator = stored;
     }
 
     /// When the load is aborted, by the policy's [`load_timeout`](crate::PolicyBuilder::load_timeout).
@@ -413,14 +419,14 @@ impl<T> LoadContext<T> {
         let mut lost = self.lost.clone();
         async move {
             if lost.wait_for(|lost| *lost).await.is_err() {
-                // The load is over.
+                // The sender was dropped: the load has ended.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// How long this value is served before it is loaded again, also if it says "there is nothing". Still shortened by the
-    /// policy's jitter.
+    /// How long this value is served before it is loaded again, also if it says "there is nothing". The policy's jitter still
+    /// shortens it.
     pub fn fresh_for(&mut self, fresh_for: Duration) {
         let mut settings = lock(&self.settings);
         settings.decided = true;
@@ -437,8 +443,8 @@ impl<T> LoadContext<T> {
         lock(&self.settings).lifetimes.stale_if_error = window;
     }
 
-    /// Gives this value tags besides the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
-    /// them invalidates it. At most 16, whatever the policy has. Call it *before* you ask the origin for what is stored: an
+    /// Adds tags to this value besides the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
+    /// them invalidates it. At most 16, however many the policy has. Call this *before* you ask the origin for the value: an
     /// invalidation between the answer of the origin and this call is missed, and the older value is stored. Each call costs a round
     /// trip, and each read of such a value a second one; tags of the policy cost neither.
     ///
@@ -447,11 +453,11 @@ impl<T> LoadContext<T> {
     ///
     /// # Errors
     ///
-    /// An empty tag, or too many tags: the value then has none of those passed in this call.
+    /// An empty tag, or too many tags: the value then gets none of the tags of this call.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the value is not stored.
+    /// If the future is dropped, the value is not stored.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let before = lock(&self.settings).tags.len();
         let tags = entry::tag_keys(&self.state.namespace, tags, before)?;
@@ -476,14 +482,14 @@ impl<T> LoadContext<T> {
         Ok(())
     }
 
-    /// Declares that this value says "there is nothing": it is kept for the policy's
+    /// Declares that this value says "there is nothing": it is stored for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for).
     pub fn negative(&mut self) {
         lock(&self.settings).make_negative();
     }
 
-    /// Gives the value to the waiters of this load and stores nothing, whatever other settings are made before or after. The older value
-    /// ends, in all processes: it is no longer served, nor does it stand in for a later failure.
+    /// Does not store the value, whatever other settings are made before or after: only the waiters of this load receive it. The older
+    /// value ends, in all processes: it is no longer served, nor does it stand in for a later failure.
     pub fn do_not_store(&mut self) {
         let mut settings = lock(&self.settings);
         settings.decided = true;

@@ -11,6 +11,6 @@ pub(crate) struct HttpState {
     pub(crate) too_old_log: LogOnce,
     /// Limits warnings about failed invalidations by unsafe requests.
     pub(crate) invalidation_log: LogOnce,
-    /// Unsafe requests with a client that has hung up, and whose responses are awaited.
+    /// Unsafe requests whose client has disconnected and whose responses are still awaited.
     pub(crate) abandoned_unsafe_requests: Arc<Tracker>,
 }

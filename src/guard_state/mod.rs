@@ -1,10 +1,8 @@
 //! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 //!
-//! Which hits may be audited now: few at once, and each key rarely.
-//!
-//! The commits that go on after their loads have answered their callers, because they take longer than callers wait.
-//!
-//! Which stored entries this process could not use, and why.
+//! Three small parts are here too. [`Audits`] limits the audits of hits: few at once, and each key rarely. [`LateCommits`] has the commits
+//! that go on after their loads have answered their callers, because they take longer than callers wait. [`UnusableEntries`] counts the
+//! stored entries that this process could not use, by reason.
 
 #[cfg(feature = "http")]
 mod http;
@@ -52,8 +50,8 @@ use crate::tracker::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
 use crate::value::{FlightOutcome, Found, StoredEntry};
 
-/// How long a payload may be to which an entry of another process is decompressed, whatever the policies of this one say. A bound,
-/// because a few bytes can state any length.
+/// The longest payload to which an entry of another process is decompressed, whatever the policies of this process say. There is a
+/// bound, because a few bytes can state any length.
 const LONGEST_OF_OTHERS: usize = 64 * 1024 * 1024;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
@@ -75,11 +73,11 @@ pub(crate) struct GuardState {
     pub(crate) unusable: UnusableEntries,
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable_log: LogEveryMinute,
-    /// Limits warnings about stored bytes that are no entry.
+    /// Limits warnings about stored bytes that are not a usable entry.
     unreadable_log: LogEveryMinute,
-    /// Limits warnings about leases that expired because they were not renewed.
+    /// Limits warnings about this process's commits that were refused because the lease was not renewed and expired.
     pub(crate) unrenewed_log: LogEveryMinute,
-    /// Limits warnings about leases that ended with their holder.
+    /// Limits warnings about leases of other processes that expired because the holder died, hung or was cut off.
     pub(crate) expired_log: LogEveryMinute,
     /// Limits warnings about callers beyond `max_flights`.
     pub(crate) overload_log: LogEveryMinute,
@@ -92,7 +90,7 @@ pub(crate) struct GuardState {
     pub(crate) possible_leases: Arc<Tracker>,
     /// Loads that run without the store because it cannot be reached.
     pub(crate) fail_open: Arc<Tracker>,
-    /// Limits warnings about loads beyond `max_concurrent_loads` that run because the store cannot be asked for a permit.
+    /// Limits warnings about loads that run without a permit of `max_concurrent_loads`, because the store cannot be reached.
     pub(crate) permit_log: LogOnce,
     #[cfg(feature = "http")]
     pub(crate) http: HttpState,
@@ -100,13 +98,13 @@ pub(crate) struct GuardState {
     pub(crate) waiters: StoppableWaiters,
     /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Tracker>,
-    /// Set by `shutdown`: calls ask the store nothing from then on.
+    /// Set by `shutdown`: calls send nothing to the store from then on.
     closed: AtomicBool,
     /// Set by the operator: callers load for themselves.
     bypassed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
-    /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
+    /// Notified when `leaving` is set. Unlike a channel with many receivers, it wakes waiters in the order in which they came.
     left: Notify,
     longest_command_us: AtomicU64,
     longest_payload: AtomicUsize,
@@ -118,7 +116,7 @@ pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, FlightOutcome, Hashed>;
 pub(crate) type FlightWaiter = waiter::Waiter<Loader, FlightOutcome>;
 
-/// A lone caller's read. Holds back the callers that queue behind it until it is dropped.
+/// A lone caller's read. Callers that queue behind it wait until it is dropped.
 pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, SharedReadResult, Hashed>;
 
 /// The result of a read.
@@ -132,7 +130,7 @@ pub(crate) enum ReadResult<F = Found> {
     Failed(StoreError),
 }
 
-/// The result of a read, given to all callers that share it.
+/// The result of a read, for all callers that share it.
 pub(crate) type SharedReadResult = ReadResult<Arc<StoredEntry>>;
 
 impl<F> ReadResult<F> {
@@ -147,12 +145,12 @@ impl<F> ReadResult<F> {
 }
 
 impl GuardState {
-    /// The turn of a load that holds one of `limit` permits of this namespace.
+    /// Identifies the `limit` permits of this namespace: a load that holds one of them records it.
     pub(crate) fn permit_turn(&self, limit: u32) -> LoadPermitId {
         LoadPermitId::Permit { store_id: self.store.store_id(), namespace: self.namespace.clone(), limit }
     }
 
-    /// The turn of a load that holds one of this node's places for loads without the store.
+    /// Identifies this node's slots for loads without the store: a load that holds one of them records it.
     pub(crate) fn store_permit_id(&self) -> LoadPermitId {
         LoadPermitId::Store(self.store.node())
     }
@@ -222,13 +220,14 @@ impl GuardState {
         Duration::from_micros(self.longest_command_us.load(Ordering::Relaxed))
     }
 
-    /// Records the longest payload that a policy allows which is used from now on.
+    /// Records the longest payload that a policy allows. The policy is used from now on.
     pub(crate) fn note_longest_payload(&self, bytes: usize) {
         self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The longest payload to which a stored entry is decompressed: what the policies used so far may store, and not less than another
-    /// process may have stored. If this process loaded such an entry anew, the two would load it in turn for ever.
+    /// The longest payload to which a stored entry is decompressed: the longest that the policies used so far may store, and at least
+    /// [`LONGEST_OF_OTHERS`], because other processes may have stored longer ones. If this process loaded those again, the two
+    /// processes would replace each other's entries for ever.
     pub(crate) fn longest_payload(&self) -> usize {
         self.longest_payload.load(Ordering::Relaxed).max(LONGEST_OF_OTHERS)
     }
@@ -254,7 +253,7 @@ impl GuardState {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Says that a shutdown's deadline has passed: flights release or hand over their leases from now on.
+    /// Called when a shutdown's deadline has passed: flights release or hand over their leases from now on.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.left.notify_waiters();
@@ -274,7 +273,7 @@ impl GuardState {
         self.counters.add(count);
     }
 
-    /// Makes ready what a policy needs that is used from now on.
+    /// Prepares the counters, limits and local tier for a policy that is used from now on.
     pub(crate) fn takes(&self, policy: &mut Policy) {
         self.counts(policy);
         self.note_command_timeout(policy.command_timeout);
@@ -284,7 +283,7 @@ impl GuardState {
         }
     }
 
-    /// Has a policy counted by this guard, under its name.
+    /// Attaches this guard's counters to a policy, by the policy's name.
     fn counts(&self, policy: &mut Policy) {
         let (counters, is_new) = self.counters.of_policy(&policy.name);
         policy.counters = counters.into();
@@ -299,7 +298,7 @@ impl GuardState {
         self.unshareable_log.is_due()
     }
 
-    /// Counts and logs an unusable entry. Rarely as a warning, because the cause usually affects many entries.
+    /// Counts and logs an unusable entry. At most one warning a minute, because the cause usually affects many entries.
     pub(crate) fn unreadable(&self, key: &Key, reason: &Unreadable) {
         self.count(GuardCount::unreadable);
         self.unusable.count(reason);
@@ -327,7 +326,7 @@ impl GuardState {
         self.publish_regularly();
     }
 
-    /// Counts and logs a hit from memory for which no key was made.
+    /// Counts and logs a hit from memory on the fast path, which makes no key.
     #[inline]
     pub(crate) fn hit_at_once(&self, counters: &PolicyCounters, probe: KeyProbe<'_>) {
         counters.local_hit();
@@ -363,7 +362,7 @@ impl GuardState {
         }
     }
 
-    /// Invalidates a key for a caller that does not wait for other processes' copies. This process's copy is dropped.
+    /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped.
     #[cfg(feature = "http")]
     pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
         let name = ChangedName::value(key);
@@ -378,7 +377,7 @@ impl GuardState {
         Ok(())
     }
 
-    /// Detaches the flights of all keys of a resource that was changed.
+    /// Detaches the flights of all keys of a changed resource.
     pub(crate) fn detach_resource(&self, key: &Key) {
         self.detach(key);
         if let Some(reports) = key.of_reports(&self.namespace) {
@@ -386,7 +385,7 @@ impl GuardState {
         }
     }
 
-    /// Detaches the flights of all responses of a path, given its tag. No loader and no handler can set such a tag.
+    /// Detaches the flights of all responses of a path, by the path's tag. No loader and no handler can set such a tag.
     pub(crate) fn detach_path(&self, path: &Key) {
         self.flights.detach_if(|flight| flight.key.has_path(path));
     }
@@ -394,7 +393,7 @@ impl GuardState {
 
 impl Drop for GuardState {
     fn drop(&mut self) {
-        // A shutdown has told it already.
+        // After a shutdown this has been logged already.
         if !self.is_closed() {
             self.retained.log_unsent();
         }
@@ -419,7 +418,7 @@ pub(crate) struct Audits {
 }
 
 impl Audits {
-    /// A turn to audit this key, unless it was audited a moment ago or too many audits run.
+    /// Begins an audit of this key, unless the key was audited a moment ago or too many audits run.
     pub(crate) fn begin(&self, key: &Key) -> Option<Tracked> {
         let turn = self.running.try_enter(MOST_AT_ONCE)?;
         let (mut begun, now) = (lock(&self.begun), Instant::now());
@@ -435,7 +434,7 @@ impl Audits {
     }
 }
 
-/// The commits that are on their way although their callers were answered. A refresh waits for those of its key.
+/// The running commits of loads whose callers were answered already. A refresh waits for those of its key.
 #[derive(Debug, Default)]
 pub(crate) struct LateCommits {
     commits: Mutex<CommitsByKey>,
@@ -452,7 +451,7 @@ struct CommitsByKey {
 struct UnansweredCommit {
     /// Counts the commit until it ends.
     running: Arc<Tracker>,
-    /// When no refresh waits for it any more: in a runtime that is not driven it never ends.
+    /// When refreshes stop waiting for it: if its runtime is not driven, it never ends.
     deadline: Instant,
 }
 
@@ -463,8 +462,8 @@ impl UnansweredCommit {
 }
 
 impl LateCommits {
-    /// To be called before the callers of the load are answered. The commit is on its way until what is returned is dropped, and
-    /// `within` this time at most.
+    /// Must be called before the callers of the load are answered. The commit counts as running until the returned guard is dropped, and
+    /// for `within` at most.
     pub(crate) fn begin(&self, key: &Key, within: Duration) -> Tracked {
         let running = Arc::<Tracker>::default();
         let late = running.enter();
@@ -482,7 +481,7 @@ impl LateCommits {
         late
     }
 
-    /// Waits until the commits of this key that are on their way now have ended.
+    /// Waits until those commits of this key that are running now have ended.
     pub(crate) async fn ended(&self, key: &Key) {
         let of_key = lock(&self.commits).by_key.get(key).cloned().unwrap_or_default();
         for commit in of_key {
@@ -491,7 +490,7 @@ impl LateCommits {
     }
 }
 
-/// How many entries were found that this process cannot use, by the reason.
+/// How many entries this process has found and could not use, by reason.
 #[derive(Debug, Default)]
 pub(crate) struct UnusableEntries {
     compressed: AtomicU64,
@@ -511,7 +510,7 @@ impl UnusableEntries {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many, and what to do, for each reason that there was.
+    /// For each reason that has occurred: how many entries, what they are, and what to do.
     pub(crate) fn reasons(&self) -> Vec<(u64, &'static str, &'static str)> {
         let all = [
             (
@@ -527,8 +526,8 @@ impl UnusableEntries {
             (&self.other_version, "in another version's layout", "end the rolling update"),
             (&self.damaged, "damaged, or no entries", "keep other programs out of the namespace"),
         ];
-        let count_errors = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
-        count_errors.into_iter().filter(|(count, ..)| *count > 0).collect()
+        let counts = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
+        counts.into_iter().filter(|(count, ..)| *count > 0).collect()
     }
 }
 

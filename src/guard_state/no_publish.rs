@@ -1,4 +1,4 @@
-//! Stands for `publish` without the feature `metrics`: nothing is published.
+//! Replaces `publish` without the feature `metrics`: nothing is published.
 
 use std::sync::Arc;
 

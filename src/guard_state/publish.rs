@@ -1,7 +1,7 @@
-//! Publishes a guard's counters and gauges through the `metrics` facade: once a second, at the end, and where a policy is new.
+//! Publishes a guard's counters and gauges through the `metrics` facade: once a second, when the guard ends, and when a policy is new.
 //!
-//! The counters are the guard's; a recorder is told of what was added since. So a hit costs no look-up of a handle, and a recorder
-//! that is installed later is told of all that was counted before.
+//! The counters are the guard's own; a recorder receives the increments since the last time. So a hit needs no look-up of a metrics
+//! handle, and a recorder that is installed later still receives all earlier counts.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ const METADATA: Metadata<'_> = Metadata::new("stampede_guard", Level::INFO, Some
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl GuardState {
-    /// Starts the task that publishes, if there is none and this is called in a runtime.
+    /// Starts the task that publishes, if there is none and the caller is in a runtime.
     #[inline]
     pub(crate) fn publish_regularly(self: &Arc<Self>) {
         if !self.published.runs.load(Ordering::Relaxed) {
@@ -41,10 +41,10 @@ impl GuardState {
         }
     }
 
-    /// Tells the recorder what was counted since the last time, and the gauges as they are.
+    /// Publishes the increments since the last time, and the present gauges.
     pub(crate) fn publish(&self) {
         with_recorder(|recorder| {
-            // The counts must not be spent on a recorder that is not there yet.
+            // Without a recorder the increments would be lost.
             if is_installed(recorder, &self.namespace) {
                 self.publish_to(recorder);
             }
@@ -156,7 +156,7 @@ fn publish_requests(
         if count == 0 && !is_first {
             continue;
         }
-        // A hit says which tier it came from; the label is empty for all other outcomes.
+        // A hit is labelled with its tier; the label is empty for all other outcomes.
         let tier = match outcome {
             Outcome::LocalHit => "local",
             Outcome::Hit => "store",
@@ -201,21 +201,21 @@ impl GuardGauges<'_> {
     }
 }
 
-/// Whether the recorder is more than the one that stands in for a missing one. The facade does not say, but only a real gauge asks for the
-/// number that it is set to.
+/// Whether a recorder is installed. If none is, the facade passes one that does nothing, and has no function that distinguishes
+/// the two. But only a real gauge converts the number that it is set to.
 fn is_installed(recorder: &dyn Recorder, namespace: &str) -> bool {
-    struct Requested<'a>(&'a Cell<bool>);
-    impl IntoF64 for Requested<'_> {
+    struct ConversionProbe<'a>(&'a Cell<bool>);
+    impl IntoF64 for ConversionProbe<'_> {
         fn into_f64(self) -> f64 {
             self.0.set(true);
             0.0
         }
     }
-    let asked = Cell::new(false);
+    let is_converted = Cell::new(false);
     let labels = vec![Label::new("namespace", namespace.to_owned())];
     let gauge = recorder.register_gauge(&Key::from_parts("stampede_guard_flights", labels), &METADATA);
-    gauge.increment(Requested(&asked));
-    asked.get()
+    gauge.increment(ConversionProbe(&is_converted));
+    is_converted.get()
 }
 
 fn describe(recorder: &dyn Recorder) {

@@ -1,14 +1,14 @@
-//! What was published of a guard.
+//! What a guard has published through the `metrics` facade.
 
 use std::sync::atomic::AtomicBool;
 
-/// What a guard has published.
+/// The state of a guard's publishing.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
-    /// There is a task that publishes.
+    /// Whether a task publishes regularly.
     pub(super) runs: AtomicBool,
-    /// A recorder was told what the metrics mean.
+    /// Whether the metrics were described to a recorder.
     pub(super) described: AtomicBool,
-    /// A recorder knows all counters of the guard.
+    /// Whether all counters of the guard were registered with a recorder.
     pub(super) registered: AtomicBool,
 }

@@ -1,21 +1,22 @@
-//! Invalidations that the store has not confirmed. They are kept until it has, and no caller is served what they invalidate.
+//! Retained invalidations: the list of those that the store has not confirmed. They stay in the list until it has, and until then this
+//! process serves nothing that they invalidate.
 //!
-//! An invalidation *ends unconfirmed* when its caller is given an error or drops the call. The invariants:
+//! An invalidation *ends unconfirmed* when its caller receives an error or drops the call. The invariants:
 //!
-//! 1. *Nothing is forgotten.* What ends unconfirmed is kept, by its name and with the number of the latest attempt, until an attempt
-//!    with a higher number is confirmed. An attempt takes its number before it sends its command, so the command of a higher number
-//!    ran after all kept attempts had begun. (By name alone, a change that ran before the kept attempt would count for it.)
+//! 1. *None is lost.* An invalidation that ends unconfirmed is retained, by its name and with the number of the latest attempt, until an
+//!    attempt with a higher number is confirmed. An attempt takes its number before it sends its command, so the command of a higher
+//!    number ran after all retained attempts had begun. (By name alone, a change that ran before the retained attempt would settle it.)
 //! 2. *Bounded.* Beyond the bound all names become one: the tag of everything, with the number of the latest attempt.
-//! 3. *A read that is sent while a name is kept serves nothing with that name*, whenever its answer comes. So a key and the tags of a
-//!    policy are looked for before the read is sent. An entry's own tags are known after it: they are looked for before their ids
-//!    are read. If a tag is sent between the two reads, its new id differs from the entry's.
-//! 4. *No copy of a kept name is made.* A ticket is taken first and the name is looked for after that; a name is kept first and its
-//!    tickets are voided after that. So either the ticket is void or the name is found. The same at the end: what was sent has voided the
-//!    tickets before its name is removed here.
-//! 5. *No later caller joins a flight from before*: where a name is kept, its flights are detached, after the name is there.
-//! 6. *One task sends them* for all clones of a guard. It ends only if nothing is kept, and decides that under the lock.
+//! 3. *A read that is sent while a name is retained serves nothing with that name*, whenever its answer comes. So a key and the tags of
+//!    a policy are looked up in the list before the read is sent. An entry's own tags are known only after the read: they are looked up
+//!    before their ids are read. If the invalidation of a tag is sent between the two reads, its new id differs from the entry's.
+//! 4. *No local copy of a retained name is made.* A reader takes its ticket first and looks up the name after that; a writer retains the
+//!    name first and voids its tickets after that. So either the ticket is void or the name is found. The same holds at the end: sending
+//!    an invalidation voids the tickets before its name is removed from the list.
+//! 5. *No later caller joins an older flight*: when a name is retained, its flights are detached, after the name is in the list.
+//! 6. *One task sends them* for all clones of a guard. It ends only if the list is empty, and decides that under the lock.
 //!
-//! The list is in this process's memory. A process that dies forgets it.
+//! The list is in this process's memory: it is lost if the process dies.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,15 +34,15 @@ use crate::sync::lock;
 use crate::value::entry;
 use crate::value::entry::Entry;
 
-/// How many names are kept unless the builder says otherwise.
+/// How many names are retained unless the builder says otherwise.
 pub(crate) const DEFAULT_MOST_RETAINED: usize = 10_000;
-/// How many keys are remembered whose stored value is known to be newer than the invalidations of everything.
+/// How many keys are recorded whose stored value is known to be newer than the invalidations of everything.
 const MOST_RELOADED: usize = 10_000;
 
 /// The invalidations of one guard that the store has not confirmed.
 #[derive(Debug)]
 pub(crate) struct RetainedInvalidations {
-    /// Whether a read has to look here. Relaxed: a caller that knows that an invalidation has failed sees it.
+    /// Whether a read has to check the list. Relaxed: a caller that knows that an invalidation has failed sees it.
     any: AtomicBool,
     /// The number of the latest attempt at a change.
     attempts: AtomicU64,
@@ -49,7 +50,7 @@ pub(crate) struct RetainedInvalidations {
     /// The tag of everything in the namespace.
     everything: Key,
     names: Mutex<RetainedNames>,
-    /// Notified when all are sent.
+    /// Notified when the list becomes empty.
     all_sent: Notify,
     begin_log: LogEveryMinute,
     overflow_log: LogEveryMinute,
@@ -58,27 +59,27 @@ pub(crate) struct RetainedInvalidations {
 #[derive(Debug, Default)]
 struct RetainedNames {
     by_name: HashMap<ChangedName, RetainedInvalidation>,
-    /// There were too many names: all of them are the tag of everything.
+    /// Set if there were too many names: the tag of everything then replaces all of them.
     overflowed: Option<Overflow>,
-    /// What was stored before this moment of the store's clock may be older than an invalidation that was kept as the tag of
-    /// everything, unless it has that tag. Zero without such an invalidation.
+    /// A moment of the store's clock. An entry that was stored earlier may be older than an invalidation that was retained as the tag of
+    /// everything, unless the entry has that tag. Zero if there was no such invalidation.
     served_since: u64,
-    /// When the invalidation was confirmed that has set `served_since`.
+    /// When the invalidation that has set `served_since` was confirmed.
     overflow_confirmed: Option<Instant>,
-    /// The keys that this process has loaded since then, with the time at which the value was stored: such a load began after the
-    /// invalidation, so the value is served although it was stored before `served_since`.
+    /// The keys that this process has loaded since `overflow_confirmed`, each with the time at which the value was stored. Such a load
+    /// began after the invalidation, so the value is served although it was stored before `served_since`.
     reloaded: HashMap<ChangedName, u64>,
     is_being_sent: bool,
-    /// A warning said that they are kept, and none that they were sent.
+    /// Whether the retention was logged as a warning, and the confirmation is not logged yet.
     is_logged: bool,
 }
 
-/// The names that were kept became too many.
+/// The state after the names became too many, and the tag of everything has replaced them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Overflow {
-    /// One of them was of a policy that gives its values no tag of everything.
+    /// Whether one of the names was of a policy whose values have no tag of everything.
     misses_values: bool,
-    /// The longest `load_timeout` of their policies.
+    /// The longest `load_timeout` of the names' policies.
     longest_load: Duration,
 }
 
@@ -89,7 +90,7 @@ impl Overflow {
     }
 }
 
-/// What a change removes or replaces: the value of a key, or all values with a tag.
+/// The target of a change: the value of a key, or all values with a tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChangeTarget {
     pub(crate) key: Key,
@@ -110,7 +111,7 @@ impl ChangeTarget {
     }
 }
 
-/// One target that is invalidated as soon as the store answers.
+/// An invalidation that is sent again as soon as the store answers.
 #[derive(Clone, Debug)]
 pub(crate) struct RetainedInvalidation {
     pub(crate) target: ChangeTarget,
@@ -120,11 +121,12 @@ pub(crate) struct RetainedInvalidation {
     pub(crate) policy: Arc<Policy>,
 }
 
-/// What a read may serve, as decided before it is sent.
+/// Which entries a read may serve, computed before the read is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Servable {
-    /// Neither the key nor a tag of the policy is kept.
+    /// Whether any entry may be served: neither the key nor a tag of the policy is retained.
     is_any: bool,
+    /// An entry must have been stored at this moment of the store's clock or later, or have the tag of everything.
     since: u64,
 }
 
@@ -146,23 +148,24 @@ impl RetainedInvalidations {
         }
     }
 
-    /// The number of an attempt at a change, to be taken before its command is sent.
+    /// A number for an attempt at a change. Call this before the command is sent.
     pub(crate) fn next_attempt(&self) -> u64 {
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether any may be kept.
+    /// Whether the list may have an entry.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// How many names are kept.
+    /// How many names are retained.
     pub(crate) fn count(&self) -> usize {
         if self.any() { lock(&self.names).by_name.len() } else { 0 }
     }
 
-    /// Keeps an invalidation that has ended unconfirmed. Returns whether everything is kept from now on, because there was no room.
+    /// Retains an invalidation that has ended unconfirmed. Returns whether it made the list overflow: from now on the tag of everything is
+    /// retained.
     pub(crate) fn keep(&self, retained: RetainedInvalidation) -> bool {
         let mut names = lock(&self.names);
         let (is_first, policy) = (names.by_name.is_empty(), Arc::clone(&retained.policy));
@@ -224,8 +227,8 @@ impl RetainedInvalidations {
         }
     }
 
-    /// An attempt with this number was confirmed. `until` is the moment of the store's clock by which all loads of so long a
-    /// `load_timeout` have ended that began before now. Returns whether that settles a kept invalidation.
+    /// Called when an attempt with this number was confirmed. `until` returns, for a `load_timeout`, the moment of the store's clock by
+    /// which all loads that began before now have ended. Returns whether this settles a retained invalidation.
     pub(crate) fn confirmed(
         &self,
         name: &ChangedName,
@@ -261,7 +264,7 @@ impl RetainedInvalidations {
         true
     }
 
-    /// What is to be sent, the oldest first. If there is nothing, the task that sends ends with this call.
+    /// The invalidations to send, the oldest first. If there are none, the caller, which is the task that sends, must end.
     pub(crate) fn to_send(&self) -> Vec<RetainedInvalidation> {
         let mut names = lock(&self.names);
         if names.by_name.is_empty() {
@@ -272,21 +275,21 @@ impl RetainedInvalidations {
         all
     }
 
-    /// Whether the caller has to start the task that sends: there is something to send, and no such task.
+    /// Whether the caller must start the task that sends: the list is not empty, and there is no such task.
     pub(crate) fn begin_to_send(&self) -> bool {
         let mut names = lock(&self.names);
         !names.by_name.is_empty() && !std::mem::replace(&mut names.is_being_sent, true)
     }
 
-    /// The task that sends has ended with its runtime.
+    /// Called when the task that sends has ended with its runtime.
     pub(crate) fn sends_no_more(&self) {
         lock(&self.names).is_being_sent = false;
     }
 
-    /// Waits until all are sent, at most until `end`; returns how many are left.
+    /// Waits until all are sent, at most until `end`; returns how many remain.
     pub(crate) async fn until_sent(&self, end: Instant) -> usize {
         loop {
-            // Registered before the count is read; otherwise the last confirmation could come between the two.
+            // Registered before the count is read: otherwise the last confirmation could come between the two and be missed.
             let sent = self.all_sent.notified();
             tokio::pin!(sent);
             sent.as_mut().enable();
@@ -297,7 +300,7 @@ impl RetainedInvalidations {
         }
     }
 
-    /// Logs what is forgotten with this process.
+    /// Logs that unsent invalidations are lost with this process.
     pub(crate) fn log_unsent(&self) {
         let left = self.count();
         if left > 0 {
@@ -310,7 +313,7 @@ impl RetainedInvalidations {
         }
     }
 
-    /// What a read of this key may serve, to be asked before the read is sent: invariant 3.
+    /// Which entries a read of this key may serve. Call this before the read is sent: invariant 3.
     pub(crate) fn servable(&self, key: &Key, tags: &[Key]) -> Servable {
         if !self.any() {
             return Servable::ALL;
@@ -326,8 +329,8 @@ impl RetainedInvalidations {
         Servable { is_any, since }
     }
 
-    /// The store has confirmed that a value was stored which this process began to load at `began`. To be called before the load's
-    /// callers are told, so that their next read is served it.
+    /// Called when the store has confirmed the commit of a value that this process began to load at `began`. Must be called before the
+    /// load's callers are answered, so that their next read may serve the value.
     pub(crate) fn reloaded(&self, key: &Key, began: Instant, stored_at: u64) {
         if !self.any() {
             return;
@@ -340,7 +343,7 @@ impl RetainedInvalidations {
         }
     }
 
-    /// Whether one of an entry's own tags is kept, to be asked before their ids are read: invariant 3.
+    /// Whether one of an entry's own tags is retained. Call this before their ids are read: invariant 3.
     pub(crate) fn has_tag(&self, tags: &[Key]) -> bool {
         self.any() && lock(&self.names).has_tag(tags.iter().map(Key::name))
     }
@@ -350,7 +353,7 @@ impl RetainedInvalidations {
         servable.is_any && (entry.stored_at >= servable.since || entry.tags.id_of(&self.everything).is_some())
     }
 
-    /// Whether a value that is stored now may become a copy, to be asked after its ticket was taken: invariant 4.
+    /// Whether a local copy may be made of a value that is stored now. Call this after its ticket was taken: invariant 4.
     pub(crate) fn may_copy(&self, key: &Key, entry: &Entry) -> bool {
         if !self.any() {
             return true;

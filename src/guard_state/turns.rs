@@ -1,10 +1,10 @@
 //! Bounds the commands that callers and flights send to a server at once.
 //!
-//! A server answers commands one after the other. Thousands of callers of different keys that come together would each count the time of all
-//! the others against its own budget, time out, and load without the lease. So the look-up of a single caller waits for a turn, and so
-//! does a flight; the time limit of a command begins with its turn. A turn lasts for commands of at most `command_timeout` each, and never while
-//! another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is given up after the
-//! time of two commands; then commands fail at once, and so do those that wait.
+//! A server answers commands one after the other. If thousands of callers of different keys came together without turns, each would
+//! wait for the commands of all others within its own budget, time out, and load without the lease. So a single caller's look-up waits
+//! for a turn, and so does a flight; the time limit of a command begins with its turn. A turn lasts for commands of at most
+//! `command_timeout` each, and never while another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is closed
+//! after the time limits of two commands; then commands fail at once, and so do the callers that wait for a turn.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,27 +18,28 @@ use crate::key::Key;
 use crate::store::{NamedServer, StoreHandle};
 use crate::sync::lock;
 
-/// How many look-ups are on their way at once without turns, to all servers. Callers of one key share a look-up.
+/// How many look-ups run at once without turns, to all servers. Callers of one key share a look-up.
 const FREE_LOOK_UPS: usize = 128;
 
-/// How many look-ups beyond those are on their way at once, at least.
+/// How many further look-ups run at once to one server, each with a turn.
 const LOOK_UPS: Width = Width { least: 128, per_millisecond: 128.0, most: 16_384 };
 
-/// How many flights of single callers send at once, at least. Hits of other callers wait behind so many commands of each process; a near
-/// server is busy with no more.
+/// How many flights of single callers send commands at once. A hit of another caller waits behind that many commands of each process; so
+/// many already occupy a near server.
 const SINGLE: Width = Width { least: 2, per_millisecond: 4.0, most: 512 };
 
-/// How many flights of calls for many keys send at once, at least.
+/// How many flights of calls for many keys send commands at once.
 const BATCHED: Width = Width { least: 1, per_millisecond: 4.0, most: 512 };
 
-/// The servers of a cluster with turns of their own. If there are more, some share theirs, and a slow one delays the others.
+/// How many servers of a cluster have their own turns. If there are more servers, some share turns, and a slow one delays the others.
 const SERVERS: usize = 16;
 
-/// After this wait for a turn the round trip is measured again: the server may have become slower, or more distant.
+/// After this wait for a turn the round trip is measured again: it may have become longer.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// How many turns there are at once: some for each millisecond of the round trip, as a distant server is busy with no fewer. With
-/// more for each, fewer processes suffice to make their queue at the server look like a longer way.
+/// How many turns there are at once: `per_millisecond` of the round trip, within the bounds, because it takes more commands to keep a
+/// distant server busy. If `per_millisecond` were larger, fewer processes would suffice to fill the server's queue, whose delay looks
+/// like a longer round trip.
 #[derive(Clone, Copy, Debug)]
 struct Width {
     least: usize,
@@ -49,7 +50,7 @@ struct Width {
 /// The turns of one guard, for each server.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// The look-ups on their way without turns.
+    /// The number of running look-ups without turns.
     free_look_ups: AtomicUsize,
     servers: [ServerTurns; SERVERS],
 }
@@ -61,7 +62,7 @@ struct ServerTurns {
     batched: Queue,
 }
 
-/// Turns in the order in which they are asked for.
+/// Turns in the order in which they are requested.
 #[derive(Debug)]
 struct Queue {
     permits: Arc<Semaphore>,
@@ -103,15 +104,14 @@ impl Queue {
             self.permits.add_permits(size - *present);
             *present = size;
         } else {
-            // Those that are taken at present stay.
+            // Turns that are taken at present cannot be removed yet.
             *present -= self.permits.forget_permits(*present - size);
         }
     }
 }
 
 impl Turns {
-    /// Lets a look-up begin if so few are on their way that it need not wait. All hits in the store pass here: one counter costs less
-    /// than a turn.
+    /// Lets a look-up begin without a turn if few enough run. All hits in the store pass here: one counter costs less than a turn.
     pub(crate) fn look_up_at_once(&self) -> Option<FreeTurn<'_>> {
         let turn = FreeTurn(&self.free_look_ups);
         (self.free_look_ups.fetch_add(1, Ordering::Relaxed) < FREE_LOOK_UPS).then_some(turn)
@@ -126,7 +126,7 @@ impl Turns {
     ///
     /// # Cancel safety
     ///
-    /// Safe; the place in the queue is lost.
+    /// Safe; the caller loses its position in the queue.
     pub(crate) async fn flight(&self, store: &StoreHandle, key: &Key, is_batched: bool) -> Option<Turn> {
         self.take(store, key, |server| if is_batched { &server.batched } else { &server.single }).await
     }

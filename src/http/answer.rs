@@ -1,8 +1,9 @@
-//! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
+//! Step 8 over HTTP: makes the answer to a request from a stored response (RFC 9111, 4).
 //!
-//! `Age`, `Cache-Status`, and the texts of the guard's details.
-//!
-//! [`AnswerInfo`](crate::AnswerInfo) as an extension of responses, if the policy asks for it.
+//! - [`ResponseReader`] selects the stored variant and decides whether it may answer the request; [`answer`] builds the response.
+//! - [`CacheStatus`] writes `Cache-Status` with the guard's details, and [`write_age`] writes `Age`.
+//! - [`own_answer`] is the guard's response if it has none to serve.
+//! - [`set_cache_status`] adds [`AnswerInfo`](crate::AnswerInfo) as an extension if the policy requests it.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -32,18 +33,18 @@ use crate::sync::{read, write};
 use crate::value::entry::{Entry, Freshness};
 use crate::value::{EntryReader, SharedValue};
 
-/// A request, as the reader of the stored response.
+/// Reads stored entries for one request.
 pub(crate) struct ResponseReader<'a> {
     pub(crate) demands: &'a RequestDemands,
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
     pub(crate) at: LookUpKey<'a>,
-    /// The `Cache-Status` of an entry that is fresh for this many more seconds.
+    /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
 }
 
-/// The key at which the response is looked up.
+/// The key of a look-up.
 #[derive(Clone, Copy)]
 pub(crate) enum LookUpKey<'a> {
     /// The resource's key: it holds one of the variants, which leads to the others.
@@ -72,9 +73,9 @@ impl VariantSlot {
 #[derive(Clone)]
 pub(crate) enum StoredAnswer {
     Response(Replay),
-    /// A response that arrives for another request.
+    /// A response that another request is loading.
     Incoming(Arc<SharedBody>),
-    /// The variant for this request, if it is stored, is under this key.
+    /// The variant for this request may be stored under this key.
     Elsewhere(Box<VariantSlot>),
     /// The stored response must not answer a request like this (RFC 9111, 3.5).
     NotForThis,
@@ -93,7 +94,7 @@ enum VariantFit {
 pub(crate) struct Replay {
     pub(crate) response: Response<Bytes>,
     pub(crate) trailers: Option<Box<HeaderMap>>,
-    /// Of the stored entry.
+    /// The times of the stored entry.
     pub(crate) times: Times,
 }
 
@@ -105,16 +106,16 @@ impl Replay {
     }
 }
 
-/// Decoded state that the callers of a shared read, or of a local copy, have in common.
+/// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
     /// The metadata, and the offset of the response.
     meta: Option<(ResponseMeta, usize)>,
-    /// The latest replay for requests without conditions, range or credentials. It is made again when its age has changed. Many threads
-    /// read that of a hot response at once.
+    /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
+    /// because many threads read a hot response at once.
     plain: RwLock<Option<PlainReplay>>,
 }
 
-/// A replay, and what of its head changes with time.
+/// A replay, and the moment for which its head was written.
 struct PlainReplay {
     moment: ReplayMoment,
     replay: Option<Replay>,
@@ -150,8 +151,8 @@ impl EntryReader for ResponseReader<'_> {
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         let Some((meta, _)) = ResponseMeta::of(entry) else { return false };
         let (age, terms) = meta.at(entry, now);
-        let is_its_own = self.is_this_variant(&meta);
-        is_its_own
+        let is_same_variant = self.is_this_variant(&meta);
+        is_same_variant
             && entry.expiry.stands_in(now)
             && instead_of(LoadFailure::Disconnected, self.demands, &terms, age, self.http)
     }
@@ -214,8 +215,8 @@ impl ResponseReader<'_> {
 
     fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
         let (age, terms) = meta.at(entry, now);
-        // The entry under the resource's key holds one variant; the request wants another, which has its own key. If the first is
-        // marked stale, all variants are.
+        // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the first
+        // is marked stale, all variants are.
         if entry.expiry.is_expired() && self.is_elsewhere(meta) {
             return Freshness::Expired;
         }
@@ -333,7 +334,7 @@ pub(crate) fn answer(
     if demands.conditional && is_not_modified(request, status, &headers, received, now) {
         return build(StatusCode::NOT_MODIFIED, not_modified(&headers), Bytes::new(), None);
     }
-    let (load_request, first) = match part {
+    let (selected_part, first) = match part {
         Some(stored) => {
             let range = ByteRange::of(request).filter(|_| if_range_holds(request, &headers, now))?;
             (range.of_part(stored)?, stored.first)
@@ -350,14 +351,14 @@ pub(crate) fn answer(
         }
         None => return build(status, headers, body, trailers),
     };
-    let within = load_request.within(first).filter(|within| within.end <= body.len())?;
+    let within = selected_part.within(first).filter(|within| within.end <= body.len())?;
     let mut headers = headers;
-    load_request.write(&mut headers);
+    selected_part.write(&mut headers);
     build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
 }
 
 impl SharedBody {
-    /// The response for a waiter that reads along.
+    /// The response for a waiter that reads the body while it is loaded.
     pub(crate) fn respond<B>(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
         let mut response = Response::new(GuardedBody::incoming(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
@@ -373,7 +374,7 @@ impl SharedBody {
 
 /// The guard's own answer if it has no response:
 ///
-/// - 502: the load that this request waited for failed, and its error cannot be given to two clients;
+/// - 502: the load that this request waited for failed, and its error belongs to the client that led it;
 /// - 503: overload (`overloaded`), or the store is down and the guard may not load without it
 ///   (`OnStoreDown::FailClosed`);
 /// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
@@ -407,30 +408,30 @@ pub(crate) enum CacheStatus {
     Stale { beyond: u64 },
     /// Loaded for another request. `ttl` if it is stored too.
     Collapsed { ttl: Option<u64> },
-    /// The inner service was asked for this request. `status` is its status if the response has another one;
+    /// The request was forwarded to the inner service. `status` is its status if the response has another one;
     /// `stored` is the number of seconds for which it is stored; `detail` is the token of the rule that decided, if
     /// any.
     Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
 }
 
-/// Why the inner service was asked (RFC 9211, 2.2).
+/// Why the request was forwarded (RFC 9211, 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fwd {
-    /// Not looked up.
+    /// The request bypassed the cache.
     Bypass,
-    /// Not looked up because of its method.
+    /// The request bypassed the cache because of its method.
     Method,
-    /// Nothing is stored for that URI.
+    /// No response is stored for that URI.
     UriMiss,
     /// The stored variants do not match the request.
     VaryMiss,
-    /// Nothing usable is stored, for another reason.
+    /// No usable response is stored, for another reason.
     Miss,
     /// The stored response is stale, or has to be validated.
     Stale,
     /// The request refuses the stored response.
     Request,
-    /// The stored response is only a part of what the request asks for.
+    /// The stored response is only a part of the requested content.
     Partial,
 }
 
@@ -450,7 +451,7 @@ impl Fwd {
 }
 
 impl CacheStatus {
-    /// Not looked up, for this reason.
+    /// The request bypassed the cache for this reason.
     pub(crate) fn bypass(detail: &'static str) -> Self {
         Self::unstored(Fwd::Bypass, Some(detail))
     }
@@ -460,13 +461,12 @@ impl CacheStatus {
         Self::Hit { ttl }
     }
 
-    /// A response of a load that others waited for. One that is shared with waiters only has no time left to
-    /// report.
+    /// For a waiter of a load. A response that is shared with waiters only has no remaining lifetime to report.
     pub(crate) fn collapsed(ttl: u64) -> Self {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
     }
 
-    /// A stale response that stands in.
+    /// A stale response that is served instead of a new one.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
         let fresh_until = entry.expiry.fresh_until.max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
@@ -477,19 +477,19 @@ impl CacheStatus {
         Self::unstored(Fwd::Miss, Some(detail))
     }
 
-    /// The inner service's own answer, for this request alone.
+    /// The inner service's answer, for this request alone.
     pub(crate) fn unstored(fwd: Fwd, detail: Option<&'static str>) -> Self {
         Self::Forwarded { fwd, status: None, stored: None, detail }
     }
 
     fn to_value(self) -> HeaderValue {
         if let Self::Hit { ttl } = self
-            && let Some(meta) = usize::try_from(ttl).ok().and_then(|ttl| BUFFERED_HITS.get(ttl))
+            && let Some(line) = usize::try_from(ttl).ok().and_then(|ttl| BUFFERED_HITS.get(ttl))
         {
             // Each value is built once per process, so later hits neither allocate nor count references. The leaked
             // memory is bounded: some 30 bytes for each of the values.
-            let keep = || HeaderValue::from_static(self.write().leak());
-            return meta.get_or_init(keep).clone();
+            let leak_line = || HeaderValue::from_static(self.write().leak());
+            return line.get_or_init(leak_line).clone();
         }
         self.write().to_value()
     }
@@ -536,12 +536,12 @@ const HIT: &str = "stampede-guard; hit";
 /// The inner service sent a 304 that does not refer to the stored response.
 pub(crate) const NOT_VALIDATED: &str = "not-validated";
 
-/// Why a stale response answers a request that could not be answered from the store.
+/// Which load failed, so that a stale response answers the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StandIn {
-    /// The inner service was asked for this request. It answered with this status, if at all.
+    /// The request was forwarded. The inner service answered with this status, if at all.
     Forwarded(Option<StatusCode>),
-    /// The inner service was asked for another request, and this one waited for it.
+    /// Another request was forwarded, and this one waited for it.
     Collapsed,
 }
 
@@ -585,7 +585,7 @@ pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
     }
 }
 
-/// Writes the age of a reused response, in place of the age that it came with (RFC 9111, 5.1).
+/// Writes the age of a reused response, which replaces any older `Age` (RFC 9111, 5.1).
 pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
     let _ = headers.try_insert(AGE, age_value(seconds));
 }
@@ -614,7 +614,7 @@ static THREE_DIGITS: [[u8; 3]; 1000] = {
     all
 };
 
-/// Writes both, for a response from the store.
+/// Writes `Age` and `Cache-Status` for a response from the store.
 pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
     write_age(headers, age);
     write_status(headers, status);
@@ -649,8 +649,8 @@ impl StatusLine {
         let end = self.length + number.checked_ilog10().map_or(1, |digits| digits as usize + 1);
         if let Some(free) = self.bytes.get_mut(self.length..end) {
             let mut left = number;
-            for place in free.iter_mut().rev() {
-                *place = b'0' + (left % 10) as u8;
+            for digit in free.iter_mut().rev() {
+                *digit = b'0' + (left % 10) as u8;
                 left /= 10;
             }
             self.length = end;
@@ -669,7 +669,8 @@ impl StatusLine {
     }
 }
 
-/// The first extension of a response allocates its map: a tenth of the time of a hit from memory. So only on demand.
+/// Adds the times and the outcome as an extension, only if the policy requests it: the first extension of a response allocates a
+/// map, which takes a tenth of the time of a hit from memory.
 pub(super) fn set_cache_status<B>(
     response: &mut Response<B>,
     http: &HttpPolicy,
@@ -681,7 +682,7 @@ pub(super) fn set_cache_status<B>(
     }
 }
 
-/// Writes both for a response that the inner service was asked for.
+/// Writes `Cache-Status` and the extension for a forwarded response.
 pub(super) fn set_forwarded_status<B>(
     response: &mut Response<B>,
     http: &HttpPolicy,

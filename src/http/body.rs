@@ -1,10 +1,11 @@
 //! [`GuardedBody`], the body of every response that leaves the guard.
 //!
-//! A body is stored (whole, in memory), streaming (the load task passes it on while it also stores it), arriving
-//! (read along with another request) or passed (the inner service's own). All have one type, so that a `Router` or
-//! a client sees the same service with and without a hit.
+//! A body is stored (whole, in memory), streaming (the load task passes it on while it also stores it), incoming
+//! (another request loads it) or passed (the inner service's own). All have one type, so that a `Router` or a client
+//! sees the same service with and without a hit.
 //!
-//! A response that arrives, for waiters of this process: they read the received pieces while the rest comes.
+//! [`SharedBody`] is an incoming response for waiters of this process: they read the received pieces from its
+//! [`ChunkBuffer`] while the load continues.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -59,7 +60,7 @@ enum BodyState<B> {
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
     /// Pieces from the load task, and the size of the rest.
     Streaming { pieces: UnboundedReceiver<StreamPiece<B>>, left: SizeHint },
-    /// A body that arrives for another request, from piece number `next` on.
+    /// A body that another request loads, from piece number `next` on.
     Incoming { chunks: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
@@ -81,11 +82,11 @@ enum StreamPiece<B> {
 /// The load task's end of a streaming body. If it is dropped before the end, the client gets an error.
 pub(crate) struct StreamSender<B> {
     pieces: UnboundedSender<StreamPiece<B>>,
-    /// For waiters of this process that read along.
+    /// For waiters of this process.
     chunks: Option<Arc<ChunkBuffer>>,
 }
 
-/// Tells readers that read along if the load task ended before the body did.
+/// Ends the body of other readers with an error if the load task ended before the body did.
 impl<B> Drop for StreamSender<B> {
     fn drop(&mut self) {
         if let Some(chunks) = &self.chunks {
@@ -95,12 +96,12 @@ impl<B> Drop for StreamSender<B> {
 }
 
 impl<B> StreamSender<B> {
-    /// Whether others read along: the passage has more owners than this sender and the announced arrival.
+    /// Whether other requests read the body: its buffer has more owners than this sender and the announced `SharedBody`.
     pub(crate) fn is_read_along(&self) -> bool {
         self.chunks.as_ref().is_some_and(|chunks| Arc::strong_count(chunks) > 2)
     }
 
-    /// Whether there are no readers, and there will be none.
+    /// Whether there are no readers, and no later ones can come.
     pub(crate) fn is_left(&self) -> bool {
         self.pieces.is_closed() && self.chunks.as_ref().is_none_or(|chunks| Arc::strong_count(chunks) == 1)
     }
@@ -123,7 +124,7 @@ impl<B> StreamSender<B> {
         let _ = self.pieces.send(StreamPiece::Last { body, trailers });
     }
 
-    /// Hands the rest over to the client; dropped here if the client has left.
+    /// Hands the rest of the inner body over to the client. Drops it if the client has left.
     pub(crate) fn rest(self, body: Pin<Box<B>>) {
         let _ = self.pieces.send(StreamPiece::Rest(body));
     }
@@ -148,16 +149,16 @@ impl<B> GuardedBody<B> {
         Self { state: BodyState::Passed(Box::pin(body)) }
     }
 
-    /// A body that a load task sends; `size` is the inner body's hint. With a `chunks`, other requests read along.
+    /// A body that a load task sends; `size` is the inner body's hint. Other requests read the same body from `chunks`.
     ///
-    /// The channel is unbounded: its content is in the load task's buffer too, which is bounded, and beyond that
-    /// bound the client polls the inner body itself.
+    /// The channel may be unbounded: the load task's buffer has the same content and is bounded, and beyond that bound
+    /// the client polls the inner body itself.
     pub(crate) fn streaming(size: SizeHint, chunks: Option<Arc<ChunkBuffer>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
         (StreamSender { pieces: sender, chunks }, Self { state: BodyState::Streaming { pieces, left: size } })
     }
 
-    /// A body of this length that arrives for another request.
+    /// A body of this length that another request loads.
     pub(crate) fn incoming(chunks: Arc<ChunkBuffer>, length: u64) -> Self {
         Self { state: BodyState::Incoming { chunks, next: 0, index: None, left: length } }
     }
@@ -248,8 +249,8 @@ where
                         self.state = Self::ended();
                         return Poll::Ready(Some(Err(error)));
                     }
-                    // The load task is gone: cancelled, panicked, or its runtime shut down. The client has received
-                    // a part, and only an error keeps it from taking the part for the whole (RFC 9112, 8: an
+                    // The load task has ended: cancelled, panicked, or its runtime shut down. The client has received
+                    // a part, and only an error prevents it from treating the part as the whole (RFC 9112, 8: an
                     // incomplete message is not to be cached or used as complete).
                     None => {
                         self.state = Self::ended();
@@ -312,7 +313,7 @@ impl fmt::Display for CutOff {
 
 impl std::error::Error for CutOff {}
 
-/// A head, and the part of the body that has arrived.
+/// A head, and the received part of its body.
 #[derive(Debug)]
 pub(crate) struct SharedBody {
     /// The head as it is stored.
@@ -320,15 +321,15 @@ pub(crate) struct SharedBody {
     pub(crate) meta: ResponseMeta,
     /// For how many seconds it will be fresh, if it will be stored.
     pub(crate) ttl: Option<u64>,
-    /// When its head came.
+    /// When its head was received.
     pub(crate) came: Instant,
     /// The length of the complete body.
     pub(crate) length: u64,
     pub(crate) body: Arc<ChunkBuffer>,
 }
 
-/// A body for many readers, each at its own pace. Received pieces stay in memory until the last reader has gone;
-/// they are no more than the copy that is stored anyway.
+/// A body for many readers, each at its own pace. Received pieces stay in memory until the last reader is dropped;
+/// they are not longer than the copy that will be stored.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkBuffer {
     state: Mutex<BufferState>,
@@ -338,7 +339,7 @@ pub(crate) struct ChunkBuffer {
 struct BufferState {
     chunks: Vec<Bytes>,
     end: Option<BufferEnd>,
-    /// One slot for each reader that has had to wait.
+    /// One slot for each reader that has waited.
     wakers: Vec<Option<Waker>>,
 }
 
@@ -349,7 +350,7 @@ enum BufferEnd {
     Broken(Arc<str>),
 }
 
-/// What a reader receives next.
+/// The next event for a reader.
 pub(crate) enum SharedPiece {
     Data(Bytes),
     Whole(Option<Box<HeaderMap>>),
@@ -388,7 +389,7 @@ impl ChunkBuffer {
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// The piece with this number. A reader that has to wait gets an index into the wakers, and passes it to the next call.
+    /// The piece with this number. A reader that must wait gets an index into the wakers, and passes it to the next call.
     pub(crate) fn poll_piece(
         &self,
         number: usize,
@@ -430,7 +431,7 @@ mod shared_body_tests {
     }
 
     #[tokio::test]
-    async fn every_reader_gets_the_whole_body_whenever_it_comes() {
+    async fn every_reader_gets_the_whole_body_whenever_it_starts() {
         use http_body::Body as _;
         let chunks = Arc::new(ChunkBuffer::default());
         let early = tokio::spawn(reader(&chunks, 6).collect());
@@ -451,11 +452,11 @@ mod shared_body_tests {
     async fn a_body_that_breaks_is_an_error_to_every_reader() {
         let chunks = Arc::new(ChunkBuffer::default());
         chunks.data(Bytes::from_static(b"abc"));
-        chunks.broken("gone");
+        chunks.broken("disconnected");
         for _ in 0..2 {
             let mut body = reader(&chunks, 6);
             assert!(body.frame().await.unwrap().is_ok());
-            assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "gone");
+            assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "disconnected");
             assert!(body.frame().await.is_none(), "once");
         }
     }

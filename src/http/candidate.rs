@@ -45,9 +45,9 @@ impl StoredResponseToReplace {
         Some(Self { entry, meta, response, is_served })
     }
 
-    /// Until when it may be served instead of failures that are answers: `stale_on_disconnect` counts only while no answer comes.
+    /// Until when it may be served instead of a failure status: `stale_on_disconnect` applies only if there is no answer.
     pub(crate) fn errors_until(&self) -> u64 {
-        // From what never changes: the entry's own times are written again with each failure. As in `lifetimes`.
+        // Compute it, as `lifetimes` does, from fixed fields: each failure rewrites the entry's own times.
         let ResponseMeta { age, terms, .. } = &self.meta;
         let fresh_for = terms.lifetime.saturating_sub(*age);
         let too_old = age.saturating_sub(terms.lifetime);
@@ -55,7 +55,7 @@ impl StoredResponseToReplace {
         self.entry.stored_at.saturating_add(ms(window))
     }
 
-    /// Which part of the whole its content is.
+    /// The position of its content in the whole.
     fn part(&self) -> Option<Part> {
         let length = self.response.body.len() as u64;
         let is_whole = self.response.status == StatusCode::OK && length > 0;
@@ -66,23 +66,23 @@ impl StoredResponseToReplace {
 
 /// A response that will be shared when its body is complete.
 pub(crate) struct StoreCandidate {
-    /// Without the headers that are not stored.
+    /// The head, without the headers that are not stored.
     head: Parts,
     /// The terms on which it is stored; `None` for a response that is only shared with waiters.
     storing: Option<StoreDecision>,
     says_shared: bool,
     variant: Option<Box<VariantId>>,
-    /// Whether it was already older than its stated lifetime when its head came.
+    /// Whether it was already older than its stated lifetime when its head was received.
     pub(crate) is_too_old: bool,
-    /// Its age when its head came (RFC 9111, 4.2.3).
+    /// Its age when its head was received (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// When its head came.
+    /// When its head was received.
     came: Instant,
     now: SystemTime,
 }
 
 impl StoreCandidate {
-    /// A response that is stored on these terms. If it states no stale windows, the policy's `windows` count,
+    /// A response that is stored on these terms. If it states no stale windows, the policy's `windows` apply,
     /// unless it forbids stale use (RFC 9111, 4.2.4).
     pub(crate) fn stored(
         head: &Parts,
@@ -93,12 +93,12 @@ impl StoreCandidate {
     ) -> Self {
         let StaleWindows { while_revalidate, if_error, on_request, .. } = &mut storing.terms.stale;
         let (says_while_revalidate, says_if_error) = storing.says_stale;
-        for (own, is_said, policys) in [
+        for (window, is_stated, default) in [
             (while_revalidate, says_while_revalidate, windows.stale_while_revalidate),
             (if_error, says_if_error, windows.stale_if_error),
         ] {
-            if !is_said && *on_request {
-                *own = policys;
+            if !is_stated && *on_request {
+                *window = default;
             }
         }
         let StoreDecision { initial_age: age, terms: ReuseTerms { says_shared, .. }, .. } = storing;
@@ -115,7 +115,7 @@ impl StoreCandidate {
         }
     }
 
-    /// A response for waiters only, which had this age when its head came.
+    /// A response for waiters only, with this age when its head was received.
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
@@ -154,7 +154,7 @@ impl StoreCandidate {
         self.storing.as_ref().map_or(Duration::ZERO, |storing| storing.keep_for.max(storing.fresh_for() * 2))
     }
 
-    /// The response while it arrives, with a body of this length. `None` for a part: waiters may want another part.
+    /// The response for waiters during the load, with a body of this length. `None` for a part: waiters may need another part.
     pub(crate) fn shared_body(&self, length: u64) -> Option<SharedBody> {
         if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
             return None;
@@ -181,7 +181,7 @@ impl StoreCandidate {
     }
 
     /// Makes the load's result from the complete body. If it is a part that neither joins the stored one nor may
-    /// replace it, the result is for its own client only. `unstored` says what the response means if it is not stored.
+    /// replace it, the result is for its own client only. `unstored` is the effect of a response that is not stored.
     pub(crate) fn finish(
         mut self,
         body: Bytes,
@@ -193,18 +193,18 @@ impl StoreCandidate {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
             None => (None, body),
             Some(part) => match part.with_content(body.len() as u64, policy.http.strict_rfc) {
-                Some(part) => match self.joined(part, &body, previous, policy.max_body) {
+                Some(part) => match self.join_stored(part, &body, previous, policy.max_body) {
                     Some(joined) => {
                         // The trailers belong to one message, and the joined content is the content of no single
                         // message.
                         trailers = None;
                         joined
                     }
-                    // A part does not replace a stored whole: any client may ask for one byte of it.
-                    None if previous.is_some_and(|stored| self.leaves(stored)) => {
+                    // A part does not replace a stored whole: any client may request one byte of it.
+                    None if previous.is_some_and(|stored| self.must_not_replace(stored)) => {
                         return LoadResult::OnlyForCaller;
                     }
-                    None => self.placed(part, body),
+                    None => self.with_part_in_head(part, body),
                 },
                 // The content does not match the head.
                 None => return LoadResult::OnlyForCaller,
@@ -213,8 +213,8 @@ impl StoreCandidate {
         if part.is_some()
             && let Some(storing) = &mut self.storing
         {
-            // A part does not stand in for failures: a client that wants the whole, or another part, must see the
-            // failure.
+            // A part is not served instead of a failure: a client that requests the whole, or another part, must receive
+            // the failure.
             storing.terms.stale.if_error = Duration::ZERO;
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
@@ -225,13 +225,13 @@ impl StoreCandidate {
             return LoadResult::Uncacheable { unstored, mark: true };
         };
         // A failure is not stored, so other processes receive only this copy. Without it, each of their waiters
-        // would ask the origin that has just failed.
+        // would call the origin that has just failed.
         let too_long = payload.len() > LONGEST_FAILURE && is_failure(stored.status);
         let status_only = if too_long { status_of(&stored).encode(&meta) } else { None };
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &meta));
         let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
-        // What is encoded for the client does not become shorter.
+        // A body with a content coding does not become shorter.
         let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
         let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });
         LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
@@ -240,7 +240,7 @@ impl StoreCandidate {
     /// Joins the part with the stored content if both are of one representation (RFC 9111, 3.4). `Last-Modified` is
     /// common to all variants, so it does not prove that parts of two variants belong together. If both together
     /// are longer than `max_body`, only the new part is stored.
-    fn joined(
+    fn join_stored(
         &mut self,
         part: Part,
         body: &Bytes,
@@ -255,26 +255,26 @@ impl StoreCandidate {
         if content.len() > most {
             return None;
         }
-        // With a 206 an origin may send only the headers that have changed.
+        // An origin may send only the changed headers with a 206.
         self.head.headers = freshened(&previous.response.headers, &self.head.headers);
         remove_content_digests(&mut self.head.headers);
         for name in self.storing.iter().flat_map(|storing| &storing.left_out) {
             self.head.headers.remove(name);
         }
-        Some(self.placed(all, content.into()))
+        Some(self.with_part_in_head(all, content.into()))
     }
 
-    /// Whether a stored whole remains useful beside this part: other requests are served it, or it can be
-    /// validated. Not if the part proves that the representation has changed; then the part may replace it.
-    fn leaves(&self, stored: &StoredResponseToReplace) -> bool {
+    /// Whether this part must not replace the stored response: that is a whole, and it is served to other requests or can
+    /// be validated. It cannot be validated if the part proves that the representation has changed.
+    fn must_not_replace(&self, stored: &StoredResponseToReplace) -> bool {
         let headers = &stored.response.headers;
-        let can_be_asked_about =
+        let can_be_validated =
             || has_validator(headers, self.now) && is_about(&self.head.headers, headers, self.now);
-        stored.meta.part.is_none() && (stored.is_served || can_be_asked_about())
+        stored.meta.part.is_none() && (stored.is_served || can_be_validated())
     }
 
-    /// Writes into the head which part it is, or that it is the whole.
-    fn placed(&mut self, part: Part, body: Bytes) -> (Option<Part>, Bytes) {
+    /// Describes the part in the head, or makes it the head of the whole.
+    fn with_part_in_head(&mut self, part: Part, body: Bytes) -> (Option<Part>, Bytes) {
         part.write(&mut self.head.headers);
         if !part.is_whole() {
             return (Some(part), body);
@@ -291,7 +291,7 @@ fn variant(variant: &Option<Box<VariantId>>) -> Option<(&Names, Fingerprint)> {
 }
 
 /// How long a response may be served and stored. Its windows are shortened by the time for which it was already
-/// stale on arrival.
+/// stale when its head was received.
 fn lifetimes(storing: &StoreDecision, meta: &ResponseMeta) -> Lifetimes {
     let terms = &storing.terms;
     let stays_for = storing.keep_for.saturating_sub(storing.fresh_for());
@@ -305,7 +305,7 @@ fn lifetimes(storing: &StoreDecision, meta: &ResponseMeta) -> Lifetimes {
         fresh_for,
         stale_while_revalidate: terms.stale.while_revalidate.saturating_sub(too_old),
         stale_if_error: error.saturating_sub(too_old),
-        // An entry that has variants leads to the others, which may have been stored just before it ends.
+        // A variant's entry leads to the other variants, which may be stored just before it ends.
         keep_for: if meta.variant.is_some() { stays_for.max(fresh_for) } else { stays_for },
     }
 }
@@ -318,7 +318,7 @@ fn clone_head(head: &Parts, storing: &StoreDecision) -> Parts {
     head_of(head.status, head.version, headers)
 }
 
-/// The head with its stored fields; extensions belong to the client.
+/// A head with these fields and without extensions, which are for the client only.
 pub(crate) fn head_of(status: StatusCode, version: Version, headers: HeaderMap) -> Parts {
     let mut parts = Response::new(()).into_parts().0;
     parts.status = status;
@@ -327,7 +327,7 @@ pub(crate) fn head_of(status: StatusCode, version: Version, headers: HeaderMap) 
     parts
 }
 
-/// The head of a failure with a body too long to send to other processes.
+/// The status of a failure whose body is too long to send to other processes, with `Date` and `Retry-After`.
 fn status_of(stored: &StoredResponse) -> StoredResponse {
     let mut headers = HeaderMap::new();
     for name in [DATE, RETRY_AFTER] {

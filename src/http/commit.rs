@@ -1,8 +1,7 @@
 //! [`ResponseCommit`]: decides at the head which requests a response answers, and reads its body for them.
 //!
-//! [`RetryableRequest`], a request that can be sent a second time.
-//!
-//! [`LoadRequest`], the request for which a response is loaded, and the call of the inner service.
+//! [`LoadRequest`] is the request for which the response is loaded, [`RetryableRequest`] a request that can be sent a
+//! second time, and [`call`] sends a request to the inner service.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -55,7 +54,7 @@ pub(crate) struct ResponseCommit<B, E> {
     pub(crate) method: Method,
     /// The target URI, if a response to another method than GET may represent the target resource.
     pub(crate) target: Option<Uri>,
-    /// Why the inner service was asked.
+    /// Why the request was forwarded.
     pub(crate) fwd: Fwd,
     /// The time from the request to the head.
     pub(crate) delay: Duration,
@@ -67,7 +66,7 @@ pub(crate) struct ResponseCommit<B, E> {
 }
 
 impl<B, E> ResponseCommit<B, E> {
-    /// What can be shared of a response with this head and body size; otherwise the rule that forbids sharing it.
+    /// The shareable form of a response with this head and body size; otherwise the rule that forbids it.
     pub(crate) fn candidate(
         &self,
         head: &Parts,
@@ -124,18 +123,19 @@ impl<B, E> ResponseCommit<B, E> {
         status: StatusCode,
         previous: Option<&StoredResponseToReplace>,
     ) -> LoadResult {
-        // The response may be private only because of this request's credentials.
-        let about_this_request = self.load_request.demands.has_credentials()
+        // The rule may apply only because of this request's credentials, range or content coding.
+        let is_about_request = self.load_request.demands.has_credentials()
             || (self.load_request.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
-        if about_this_request && self.load_request.stored_at().is_none() {
-            // No request waits for a refresh, and the next one that is served the stored response would begin another.
+        if is_about_request && self.load_request.stored_at().is_none() {
+            // A refresh has no waiters. `says_nothing` makes the stored entry back off: after `OnlyForCaller` the next request would
+            // begin another refresh.
             return if self.is_refresh() { LoadResult::says_nothing() } else { LoadResult::OnlyForCaller };
         }
         let mark = match Subject::of(status) {
             Subject::Resource => true,
-            // With a marker, one client that a limiter or a firewall refuses would make all others load alone. And a stored response can
-            // still be validated after a failure, or lead to its variants.
+            // With a marker, one client that a limiter or a firewall refuses would make all others load alone. And a stored response
+            // can still be validated after a failure, or lead to its variants.
             Subject::Access | Subject::Other => {
                 status.is_server_error() && !is_unstorable(status) && previous.is_none()
             }
@@ -143,12 +143,12 @@ impl<B, E> ResponseCommit<B, E> {
         LoadResult::Uncacheable { unstored: self.unstored(status), mark }
     }
 
-    /// What a response with this status, if it is not stored, means for the stored response.
+    /// The effect on the stored response of a response with this status that is not stored.
     pub(crate) fn unstored(&self, status: StatusCode) -> Unstored {
         let is_reload = is_reload(&self.load_request.demands, &self.policy.http) && !self.is_refresh();
         match Subject::of(status) {
             Subject::Resource => Unstored::OfResource,
-            // One client that insists on a load, and is refused by its address, say, must not take the response from the others.
+            // One client that forces a load and is refused, for example by its address, must not remove the others' response.
             Subject::Access if is_reload => Unstored::SaysNothing,
             // The stored response is for all clients without credentials.
             Subject::Access => Unstored::OfResource,
@@ -156,7 +156,7 @@ impl<B, E> ResponseCommit<B, E> {
         }
     }
 
-    /// Whether the load refreshes the stored response of a client that was served it.
+    /// Whether the client already has the stored response, and the load refreshes that response.
     fn is_refresh(&self) -> bool {
         self.load_request.purpose() == Purpose::Refresh
     }
@@ -168,18 +168,18 @@ impl<B, E> ResponseCommit<B, E> {
         head: &Parts,
         previous: Option<&StoredResponseToReplace>,
     ) -> Option<Box<VariantId>> {
-        let place = self.load_request.variant.get();
-        let names = match (vary, place) {
+        let slot = self.load_request.variant.get();
+        let names = match (vary, slot) {
             // A response that names fewer headers than the known variants is distinguished by all of the known
             // names: that is always precise enough, and the known variants stay findable. (Encoded responses often
             // have a `Vary` where unencoded ones have none.)
-            (_, Some(place)) if vary.is_within(&place.names) => &place.names,
+            (_, Some(slot)) if vary.is_within(&slot.names) => &slot.names,
             (Vary::Names(names), _) => names,
             (Vary::Nothing | Vary::Any, _) => return None,
         };
         let variant =
             Variant::of(names, &self.load_request.headers, &head.headers, self.policy.http.normal());
-        let known = place.map(|place| (&place.names, place.generation));
+        let known = slot.map(|slot| (&slot.names, slot.generation));
         let previous = previous.and_then(|previous| previous.meta.variant.as_ref());
         let known = known.or_else(|| previous.map(|variant| (&variant.names, variant.generation)));
         let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
@@ -187,22 +187,22 @@ impl<B, E> ResponseCommit<B, E> {
         Some(Box::new(VariantId { generation, names: names.clone(), variant }))
     }
 
-    /// If the response names other `Vary` headers than the known variants of the resource, invalidates the
-    /// resource, so that the variants under the old names are not found any more and the next request starts anew.
+    /// Invalidates the resource if the response names other `Vary` headers than its known variants. Later requests
+    /// then do not find the variants under the old names.
     pub(crate) async fn forget_old_names(&self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
-            self.load_request.variant.get().is_some_and(|place| candidate.names() != Some(&place.names));
-        // A response that is not stored proves nothing: an error page seldom names what it varies by.
+            self.load_request.variant.get().is_some_and(|slot| candidate.names() != Some(&slot.names));
+        // Ignore a response that is not stored: an error page seldom has the `Vary` of its resource.
         if candidate.is_stored() && varies_otherwise {
             candidate.not_stored();
             let Self { state, policy, load_request, .. } = self;
-            // If that fails, this variant is loaded again and again until the resource's entry ends.
+            // If the invalidation fails, this variant is loaded again and again until the resource's entry ends.
             let _ = state.invalidate_unawaited(&load_request.resource, policy.command_timeout).await;
         }
     }
 }
 
-/// Until when the stored response may be served instead of a failure that is an answer.
+/// Until when the stored response may be served instead of a failure status.
 pub(crate) fn errors_until(previous: Option<&StoredResponseToReplace>) -> u64 {
     previous.map_or(u64::MAX, StoredResponseToReplace::errors_until)
 }
@@ -282,16 +282,16 @@ where
         let before = errors_until(previous);
         let own = self.own(&head);
         let Self { policy, side_commit, client, announcer, load_request, state, fwd, .. } = self;
-        // Announces a response to waiters before its end only if it is sure to be kept to its end. Not if it may be
-        // invalidated meanwhile without notice to callers that join this flight: by its tags, or under another key.
-        let may_arrive = !policy.is_tagged() && matches!(side_commit, SideCommit::No);
+        // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
+        // invalidation by tag, or under another key, would not reach callers that join this flight.
+        let may_announce = !policy.is_tagged() && matches!(side_commit, SideCommit::No);
         let mut shared_body =
-            expected.filter(|_| may_arrive).and_then(|length| candidate.shared_body(length)).map(Arc::new);
+            expected.filter(|_| may_announce).and_then(|length| candidate.shared_body(length)).map(Arc::new);
         let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), chunks);
 
         let is_failure = is_failure(head.status);
-        // With the head the client has the whole response, so the head waits for the commit.
+        // If the head completes the client's response, the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
         let finished = |candidate: StoreCandidate, body, trailers| {
             candidate.finish(body, trailers, previous, unstored, &policy)
@@ -336,7 +336,7 @@ where
             Teed::Whole { body, trailers, finish } => {
                 let result = side_commit.store(finished(candidate, body, trailers), is_failure).await;
                 let release = move || {
-                    // The end first: as soon as the client's task has the head, it writes all that is there.
+                    // Release the end first: as soon as the client's task has the head, it writes all available data.
                     finish.release();
                     answer(status);
                 };
@@ -344,7 +344,7 @@ where
             }
             Teed::TooBig { length } => {
                 too_big(&state, &load_request, &policy, length);
-                // If the head was not sent yet, it carries this status.
+                // No effect if the head was already sent.
                 answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
                 side_commit.leave().await;
                 if_too_big.into()
@@ -352,7 +352,7 @@ where
             Teed::TooSlow => {
                 answer(CacheStatus::unstored(fwd, Some("not-stored")));
                 side_commit.leave().await;
-                // The body has no end yet, as with a load that takes too long.
+                // A body without an end yet counts as a load that takes too long.
                 LoadResult::Uncacheable { unstored: Unstored::Failure { before }, mark: true }.into()
             }
             Teed::Broken { text, finish } => {
@@ -368,13 +368,13 @@ where
         }
     }
 
-    /// Whether another variant may be stored (A5).
+    /// Whether the limit of variants allows this one to be stored (A5).
     async fn has_room(&self, candidate: &StoreCandidate) -> bool {
         let (Some(variant), true) = (candidate.variant(), self.load_request.variant.get().is_some()) else {
             return true;
         };
         let list = self.load_request.resource.derived(&format!("~v{:016x}", variant.generation));
-        // One variant is stored under the resource's own key, and is on no list.
+        // The variant under the resource's own key is not in the list.
         let most = self.policy.http.max_variants.saturating_sub(1);
         let room = self
             .state
@@ -386,8 +386,8 @@ where
         room.unwrap_or(false)
     }
 
-    /// The others load for themselves, from now on: the client may ask again as soon as it has its response, before the resource is
-    /// marked.
+    /// Makes the waiters load for themselves, before the client gets its response: the client's next request, which may come before
+    /// the resource is marked, must not join this flight.
     fn notify_others(&self) {
         if let Some(announcer) = &self.announcer {
             announcer.announce_to_all(FlightOutcome::Uncacheable);
@@ -411,8 +411,8 @@ where
         CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: candidate.ttl(), detail }
     }
 
-    /// The 304 for a client that already has the response (RFC 9111, 4.3.2). Conditions of other methods belong to
-    /// the origin: with `If-None-Match: *` a POST creates something.
+    /// The 304 for a client that already has the response (RFC 9111, 4.3.2). Only for a GET: the origin evaluates the
+    /// conditions of other methods, such as `If-None-Match: *` of a POST that creates a resource.
     fn own(&self, head: &Parts) -> Option<Parts> {
         let LoadRequest { demands, headers, .. } = &*self.load_request;
         let may_have_it = self.method == Method::GET && demands.conditional;
@@ -477,28 +477,28 @@ pub(crate) struct LoadRequest {
     /// The headers as they came.
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
-    /// The key of its variant, if that is another than the resource's.
+    /// The key of its variant, if it differs from the resource's key.
     pub(crate) variant: OnceLock<VariantSlot>,
     stored_at: Mutex<Option<Key>>,
     purpose: Mutex<Purpose>,
     progress: Mutex<Progress>,
 }
 
-/// The client's need of the load.
+/// Why the load runs, as far as its client is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The client waits for the answer.
     Answer,
     /// As [`Answer`](Self::Answer); a look-up for the request failed or was skipped.
     AnswerUnread,
-    /// The client was answered; the load refreshes the stored response for all clients.
+    /// The client has its answer; the load refreshes the stored response for all clients.
     Refresh,
 }
 
-/// How far the request has come.
+/// The progress of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The inner service was not asked for it.
+    /// It was not forwarded.
     Waiting,
     Forwarded,
     /// The inner service answered with this status, and a stale response is served instead.
@@ -532,7 +532,7 @@ impl LoadRequest {
         *lock(&self.stored_at) = Some(key.clone());
     }
 
-    /// The key of the resource or variant under which the response is stored, if it is loaded apart from it.
+    /// The key of the resource or variant under which the response is stored, if its flight has another key.
     pub(crate) fn stored_at(&self) -> Option<Key> {
         lock(&self.stored_at).clone()
     }
@@ -543,7 +543,7 @@ impl LoadRequest {
     }
 }
 
-/// Makes the service ready here, because `poll_ready` of the guard does not.
+/// Calls the service once it is ready: the guard's own `poll_ready` does not wait for it.
 pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
     ready(&mut service).await?;
     service.call(request).await

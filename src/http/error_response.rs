@@ -8,9 +8,9 @@ use crate::error::{Error, ErrorKind, LoadError};
 
 /// A failed load as a response, so that a handler may end with `?`: 502 if the load failed, panicked or vanished; 503 if there are too
 /// many loads or waiters, the store is down or the guard is shut down; 504 after a time limit. These three have `Retry-After: 1`. An
-/// error that no repetition mends, such as an empty key, is 500.
+/// error that a retry cannot fix, such as an empty key, is 500.
 ///
-/// The text is fixed: it has nothing of the loader's error, which is for the log.
+/// The text is fixed: it never contains the loader's error, which belongs in the log.
 ///
 /// # Examples
 ///
@@ -60,8 +60,8 @@ impl IntoResponse for Error {
 
 const BAD_GATEWAY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "the load of this resource failed\n");
 
-/// Without `Cache-Control`: no cache stores such a status unasked (RFC 9110, 15.1), and with `no-store` a guard around the handler
-/// would not share the failure with the requests that wait for it.
+/// The response has no `Cache-Control`: no cache stores such a status by default (RFC 9110, 15.1), and with `no-store` a guard around
+/// the handler would not share the failure with the waiters.
 fn response((status, text): (StatusCode, &'static str)) -> Response {
     const SOON: [(HeaderName, HeaderValue); 1] = [(RETRY_AFTER, HeaderValue::from_static("1"))];
     if status == StatusCode::INTERNAL_SERVER_ERROR {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_load_is_a_502_without_a_word_of_its_error() {
+    async fn a_failed_load_is_a_502_that_does_not_contain_its_error() {
         let errors = [
             LoadError::Loader(Arc::new(SECRET)),
             LoadError::Remote(SECRET.to_owned()),

@@ -1,16 +1,14 @@
 //! One request through the layer.
 //!
-//! - A hit: `consider` (`http_rules/request.rs`) gives the key, [`look`] reads the entry, `respond.rs` makes the response of it.
-//! - A miss: `miss.rs` joins the flight or leads it; a leader's request is loaded by `load.rs`, and `commit.rs` decides at the head who may
-//!   have the response, and reads its body (`tee.rs`, `shared_body.rs`).
-//! - A stale response: as a hit, and `miss.rs` begins the load in the background.
+//! - A hit: `consider` (`http_rules/request.rs`) computes the key, [`look`] reads the entry, and `answer.rs` makes the response from it.
+//! - A miss: [`MissHandler`] joins the flight or leads it. `load.rs` runs a leader's request, `commit.rs` decides at the head which
+//!   requests may receive the response, and `tee.rs` and `body.rs` read its body.
+//! - A stale response: as a hit, and [`MissHandler`] begins the load in the background.
 //! - Unsafe methods and HEAD: `unsafe_methods.rs`.
+//! - An audit: the client receives its hit, and a task compares it with a new response of the inner service.
+//! - Shadow mode: the inner service answers the client, and the guard runs beside it with a copy of the request.
 //!
-//! [`MissHandler`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
-//!
-//! Audits over HTTP, and the trial of a guard beside a service: the inner service is asked beside a client that has its answer.
-//!
-//! Warns the operator that a layer outside the guard hides where request bodies end.
+//! [`warn_of_body`] warns the operator if a layer outside the guard hides where request bodies end.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -59,14 +57,14 @@ use crate::value::entry::Encoding;
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// The response to a request, which may be there.
+/// The response to a request: ready, or still to be computed.
 pub(super) enum AnswerFuture<B, E> {
-    /// `None` once it was given.
+    /// `None` once it was returned.
     Hit(Option<Response<GuardedBody<B>>>),
     Further(BoxFuture<ClientAnswer<B, E>>),
 }
 
-/// Nothing in it is pinned.
+/// No field is pinned structurally.
 impl<B, E> Unpin for AnswerFuture<B, E> {}
 
 impl<B, E> Future for AnswerFuture<B, E> {
@@ -74,7 +72,7 @@ impl<B, E> Future for AnswerFuture<B, E> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
-            // Polled after its end, it never ends again.
+            // A second poll after the end stays pending.
             Self::Hit(response) => {
                 response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)))
             }
@@ -99,14 +97,14 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that count clones of one
-    /// thing wait for each other.
+    /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that change one
+    /// reference count wait for each other.
     pub(super) fn begin(inner: &S, mut request: Request<Q>, guard: Current<'_>) -> AnswerFuture<B, S::Error> {
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let mut considered = consider(&request, &policy.http.requests, join);
         if considered.as_ref().is_ok_and(|considered| considered.demands.other_cookies) {
-            // What the answer does not see it can not depend on, whichever request it was loaded for.
+            // A shared response must not depend on the other cookies of its leader, so the inner service does not see them.
             request.headers_mut().remove(COOKIE);
         }
         let at_own_key = match &mut considered {
@@ -144,7 +142,7 @@ where
         })
     }
 
-    /// Steps 2 to 8. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
+    /// Steps 2 to 8. Each branch has its own box, so that a hit moves and allocates only what a hit needs.
     fn answer(
         self,
         guard: StampedeGuard,
@@ -161,7 +159,7 @@ where
                 Box::pin(self.cached(guard, key, demands, audits))
             }
             Ok(ConsideredRequest { key, demands, .. }) => Box::pin(self.look_up_only(guard, key, demands)),
-            // Another protocol: nothing about it is ours to remark on.
+            // Another protocol: no log line and no `Cache-Status`.
             Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
             Err(rule) => {
@@ -179,7 +177,7 @@ where
         }
     }
 
-    /// Straight to the inner service.
+    /// Passes the request to the inner service.
     pub(super) async fn pass(
         self,
         guard: StampedeGuard,
@@ -193,7 +191,7 @@ where
         Ok(response)
     }
 
-    /// Steps 2 to 8 for a GET; `audits` if a hit is to be audited.
+    /// Steps 2 to 8 for a GET; `audits` says whether to audit a hit.
     #[allow(clippy::manual_async_fn, reason = "the future of an `async fn` has room for its arguments twice")]
     fn cached(
         self,
@@ -213,7 +211,7 @@ where
                 at: LookUpKey::Resource(&key),
                 status: CacheStatus::hit,
             };
-            // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
+            // Box all branches except the hit's: they would make the future of every hit larger.
             let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
                 Lookup::LocalHit(StoredAnswer::Response(replay)) => {
                     guard.count_answer(&key, Outcome::LocalHit);
@@ -229,7 +227,7 @@ where
                     }
                     return Ok(replay.respond(http, Outcome::Hit));
                 }
-                // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
+                // The layer was added twice, or the handler requests its own URL: the outer layer does the work.
                 Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                     Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
                 }
@@ -239,7 +237,7 @@ where
         }
     }
 
-    /// The same, when it is no plain hit.
+    /// Steps 2 to 8 for a request that is not a plain hit.
     async fn onward(
         self,
         guard: &StampedeGuard,
@@ -251,24 +249,24 @@ where
         let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
         let (loader, head) = loader(self.inner, self.request, state, policy, &load_request);
         let mut handler = MissHandler { guard, load_request: &load_request, head };
-        let (place, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
+        let (slot, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
             MissStep::Answered(answered) => return answered,
-            MissStep::Elsewhere(place, loader) => (place, loader),
+            MissStep::Elsewhere(slot, loader) => (slot, loader),
         };
-        let key = place.key.clone();
-        // Set here and nowhere else.
-        let _ = load_request.variant.set(*place);
+        let key = slot.key.clone();
+        // Cannot fail: no other code sets it.
+        let _ = load_request.variant.set(*slot);
         let lookup =
             look(Call { state, policy, key: &key }, &handler.wants(LookUpKey::Variant, CacheStatus::hit))
                 .await;
         match handler.answer(LookUpKey::Variant, &key, lookup, loader).await {
             MissStep::Answered(answered) => answered,
-            // A variant is nowhere else than where it is.
+            // A variant's key leads to no other key.
             MissStep::Elsewhere(_, loader) => handler.alone(&key, loader, CacheStatus::miss("vary")).await,
         }
     }
 
-    /// Step 2 for a request that is answered with what is stored, or by the inner service.
+    /// Step 2 for a request that leads no flight (HEAD, `only-if-cached`): the stored response, or the inner service.
     async fn look_up_only(
         self,
         guard: StampedeGuard,
@@ -286,9 +284,9 @@ where
         } else {
             find(&guard, &key, &wants(LookUpKey::Resource(&key))).await
         };
-        if let Ok(Some(StoredAnswer::Elsewhere(place))) = &found {
-            let place = place.key.clone();
-            found = find(&guard, &place, &wants(LookUpKey::Variant)).await;
+        if let Ok(Some(StoredAnswer::Elsewhere(slot))) = &found {
+            let variant_key = slot.key.clone();
+            found = find(&guard, &variant_key, &wants(LookUpKey::Variant)).await;
         }
         match found {
             Ok(Some(StoredAnswer::Response(mut replay))) => {
@@ -314,7 +312,7 @@ where
     }
 }
 
-/// A hit from memory, before the future of any other way is made.
+/// A hit from memory. Runs before any future is built.
 fn hit_at_once<Q, B>(
     guard: &StampedeGuard,
     key: &Key,
@@ -337,15 +335,15 @@ fn hit_at_once<Q, B>(
             }
             Some(response)
         }
-        // Another variant is looked up in its own place.
+        // Another variant has its own key, and its look-up needs a future.
         StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
     }
 }
 
-/// The guard for a request that must not share the entry of its resource, with a key of its own and the resource as a tag, so that a
-/// change of the resource reaches it. Such a request has another proxy's report than the policy's, or writes its target in another form
-/// than the normal one: a router may answer `/p` and `/%70` differently, so a shared entry would let a stranger replace the response of
-/// all others.
+/// The guard for a request that must not share the entry of its resource; `None` for other requests. It uses a separate key, with the
+/// resource as a tag, so that an invalidation of the resource reaches it. Such a request has another proxy report than the policy's,
+/// or its target is not in normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could
+/// replace the response of all others.
 pub(super) fn at_own_key<Q>(
     guard: &StampedeGuard,
     key: &mut Key,
@@ -370,7 +368,7 @@ pub(super) fn at_own_key<Q>(
     Some(guard.with_policy_here(policy))
 }
 
-/// What is stored and may be served, if anything.
+/// The stored response that may be served, if any.
 async fn find(
     guard: &StampedeGuard,
     key: &Key,
@@ -380,8 +378,8 @@ async fn find(
     peek(Call { state, policy, key }, wants).await
 }
 
-/// RFC 9110, 9.3.2: the headers that a GET would have had. One without content has no length either (8.6), and all others
-/// one: what an older version of this crate has stored may have two.
+/// The answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response without content has no length (8.6).
+/// Each other one has exactly one, but an older version of this crate may have stored two.
 fn without_body(replay: &mut Replay) {
     if !has_no_content(replay.response.status()) {
         let length = HeaderValue::from(replay.response.body().len());
@@ -391,15 +389,15 @@ fn without_body(replay: &mut Replay) {
     replay.response.body_mut().clear();
 }
 
-/// A request with its loader and the receiver of that loader's answer.
+/// A request that is not a plain hit, until a flight or its own load answers it.
 pub(super) struct MissHandler<'a, B, E> {
     pub(super) guard: &'a StampedeGuard,
     pub(super) load_request: &'a Arc<LoadRequest>,
-    /// The request's own answer, if its own loader runs.
+    /// Receives the client's answer if this request's loader runs.
     pub(super) head: oneshot::Receiver<ClientAnswer<B, E>>,
 }
 
-/// The outcome at one key.
+/// The outcome of the steps at one key.
 pub(super) enum MissStep<B, E> {
     Answered(ClientAnswer<B, E>),
     /// The stored response is another variant than this request's.
@@ -417,7 +415,7 @@ impl<B, E> MissHandler<'_, B, E> {
         ResponseReader { demands, headers, http: &policy.http, at, status }
     }
 
-    /// Steps 3 to 8 at one place.
+    /// Steps 3 to 8 at one key.
     pub(super) async fn answer(
         &mut self,
         at: LookUpKey<'_>,
@@ -458,7 +456,7 @@ impl<B, E> MissHandler<'_, B, E> {
                 self.guard.count_answer(key, outcome);
                 MissStep::Answered(Ok(shared_body.respond(http, outcome)))
             }
-            (StoredAnswer::Elsewhere(place), Some(loader)) => MissStep::Elsewhere(place, loader),
+            (StoredAnswer::Elsewhere(slot), Some(loader)) => MissStep::Elsewhere(slot, loader),
             (StoredAnswer::NotForThis, Some(loader)) => {
                 MissStep::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
             }
@@ -479,7 +477,7 @@ impl<B, E> MissHandler<'_, B, E> {
     ) -> LoadedAnswer<B, E> {
         let (state, policy) = self.guard.parts();
         let demands = &self.load_request.demands;
-        let side_commit;
+        let credentials_key;
         let caller = if demands.ranged {
             // Each request wants another part, so none waits for another's load.
             caller.unattended()
@@ -489,8 +487,8 @@ impl<B, E> MissHandler<'_, B, E> {
             // Coalesce with other requests that have credentials, under a separate key: their response may not be
             // shareable.
             self.load_request.store_at(key);
-            side_commit = key.derived("~a");
-            let ask = Call { state, policy, key: &side_commit };
+            credentials_key = key.derived("~a");
+            let ask = Call { state, policy, key: &credentials_key };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
                 Lookup::Miss(caller) => caller,
                 _ => {
@@ -510,7 +508,7 @@ impl<B, E> MissHandler<'_, B, E> {
             ResponseReader { demands, headers, http: &policy.http, at, status: CacheStatus::collapsed };
         let answer = tokio::select! {
             biased;
-            // Before the load's end: the client gets its first byte when the inner service sends it.
+            // Poll this first: the client gets the head before the load ends.
             Ok(head) = &mut self.head => {
                 self.guard.count_answer(key, Outcome::Led);
                 return LoadedAnswer::Answered(head);
@@ -522,7 +520,7 @@ impl<B, E> MissHandler<'_, B, E> {
                 LoadedAnswer::Found(found, Outcome::Coalesced, Some(loader))
             }
             MissOutcome::Stale(mut found, loader) => {
-                // If its loader was not used, the request waited for another one's load.
+                // If its loader was not used, the request waited for another request's load.
                 let stand_in = match (&loader, self.load_request.progress()) {
                     (Some(_), _) => Some(StandIn::Collapsed),
                     (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
@@ -544,14 +542,14 @@ impl<B, E> MissHandler<'_, B, E> {
         }
     }
 
-    /// The answer of the request's own loader, if it ran.
+    /// The answer of this request's loader, if it ran.
     fn own(&mut self, key: &Key) -> Option<ClientAnswer<B, E>> {
         let head = self.head.try_recv().ok()?;
         self.guard.count_answer(key, Outcome::Led);
         Some(head)
     }
 
-    /// Asks the inner service for this request alone.
+    /// Forwards this request for its own client only.
     pub(super) async fn alone(
         &mut self,
         key: &Key,
@@ -579,7 +577,7 @@ enum LoadedAnswer<B, E> {
     Found(StoredAnswer, Outcome, Option<Loader>),
 }
 
-/// The guard's own answer if there is no value. The text tells the failure, never the key.
+/// The guard's own answer if there is no value. The text names the failure, never the key.
 pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
     guard.count_answer(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
@@ -605,8 +603,8 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     response
 }
 
-/// What an audit compares.
-struct Seen {
+/// The status and body that an audit compares.
+struct LoadedResponse {
     status: StatusCode,
     body: Bytes,
 }
@@ -621,35 +619,36 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Audits the hit that this request, which is no longer needed, was answered with.
+    /// Audits the hit that answered this request: loads with the request and compares the responses.
     pub(super) fn audit(self, guard: &StampedeGuard, key: &Key) {
         let (state, policy) = guard.parts();
         let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
         let Self { inner, mut request } = self;
         remove_conditions(request.headers_mut());
-        let (demands, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
+        let (headers, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
         let load = async move {
             let (head, body) = call(inner, request).await.ok()?.into_parts();
             let is_answer = !head.status.is_server_error();
-            Some(Seen { status: head.status, body: whole(body, max_body).await? }).filter(|_| is_answer)
+            Some(LoadedResponse { status: head.status, body: whole(body, max_body).await? })
+                .filter(|_| is_answer)
         };
         let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
         let now = state.store.now();
         audit.spawn(load, move |policy, served, loaded| {
             let served = StoredResponseToReplace::of(served.clone(), now)?;
-            // Meanwhile another variant may have come to this place.
-            let is_own = served.meta.is_for(&demands, normal) && served.meta.part.is_none();
+            // Meanwhile another variant may have been stored under this key.
+            let is_own = served.meta.is_for(&headers, normal) && served.meta.part.is_none();
             is_own.then(|| is_same(policy, &served, loaded)).flatten()
         });
     }
 
-    /// Answers by the inner service alone. The guard goes its way beside it, with a request of its own.
+    /// Answers from the inner service. If the request can be copied, a task runs the copy through the guard.
     pub(super) async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
         if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
             let (_, policy) = guard.parts();
             let guard = guard.with_policy_here(Policy { shadow: false, ..Policy::clone(policy) });
             tokio::spawn(async move {
-                // The response is dropped: a load that has begun goes on and is stored.
+                // Dropping the response does not stop a load: its result is stored.
                 drop(Self::begin(&inner, request, Current::Newer(guard)).await);
             });
         }
@@ -657,7 +656,7 @@ where
     }
 }
 
-fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &Seen) -> Option<bool> {
+fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &LoadedResponse) -> Option<bool> {
     if served.response.status != loaded.status {
         return Some(false);
     }
@@ -688,7 +687,7 @@ where
 /// this warning would be due with every request, and would suppress all others.
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
-/// Called for a GET or HEAD that is not looked up because of its body. If no header announces a body, most likely
+/// Warns about a GET or HEAD that bypasses the cache because of its body. If no header announces a body, most likely
 /// there is none: a layer has wrapped it in a stream, and does so for all requests.
 pub(super) fn warn_of_body<B>(request: &Request<B>) {
     let headers = request.headers();
@@ -714,8 +713,8 @@ mod tests {
 
     use super::*;
 
-    /// Each hit allocates this future. It has room for one read of Redis (1.6 KB) and what the answer needs; all other ways are
-    /// boxed by themselves.
+    /// Each hit allocates this future. It contains one read of Redis (1.6 KB) and the answer; all other branches are boxed
+    /// separately.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let guard = StampedeGuard::in_memory();
@@ -776,8 +775,8 @@ mod body_warning_tests {
             Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
         }));
         let wrapped = || {
-            let nothing = futures_util::stream::empty::<Result<Frame<Bytes>, Infallible>>();
-            StreamBody::new(nothing).boxed_unsync()
+            let no_frames = futures_util::stream::empty::<Result<Frame<Bytes>, Infallible>>();
+            StreamBody::new(no_frames).boxed_unsync()
         };
         let ask = async |method: &str, field: (&str, &str), body: Body| {
             let request = http::Request::builder().method(method).uri("http://h/").header(field.0, field.1);

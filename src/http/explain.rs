@@ -17,11 +17,11 @@ use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
 
-/// Tells whether a policy stores a response to a request, for how long, and why.
+/// Explains whether a policy stores a response to a request, for how long, and why.
 ///
 /// Stores and sends nothing. The rules are those of the layer, except those that depend on a body (one over
 /// [`max_body`](crate::PolicyBuilder::max_body), a request with content that no header announces): bodies are not
-/// examined. The response is assumed to have come at its `Date`, else now.
+/// examined. The response counts as received at its `Date`, else now.
 ///
 /// # Examples
 ///
@@ -59,7 +59,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         delay: Duration::ZERO,
         now: date(headers, &DATE, now).unwrap_or(now),
     };
-    // For the policy's own lifetime only the rule is reported, and the body's length is not known.
+    // `Decision` does not report the policy's own lifetime, and the body's length is not known.
     let rules = ResponseRules {
         http: Arc::new(policy.clone()),
         fresh_for: Duration::from_secs(1),
@@ -122,7 +122,7 @@ pub struct Decision {
     /// Whether requests that wait for the same load receive it, as far as they agree in
     /// [`varies_on`](Self::varies_on).
     pub shared_with_waiters: bool,
-    /// For how long it is served without asking again. `None` for as long as
+    /// For how long it is served without a new request to the inner service. `None`: as long as
     /// [`fresh_for`](crate::PolicyBuilder::fresh_for) of the policy; zero if it is not stored.
     pub fresh_for: Option<Duration>,
     /// For how long after that it is served while it is validated (RFC 5861, 3).

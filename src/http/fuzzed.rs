@@ -1,4 +1,4 @@
-//! Properties of fields and stored responses that hold for arbitrary bytes: for [`crate::fuzzed`].
+//! Properties of header fields and stored responses that hold for arbitrary bytes, for [`crate::fuzzed`].
 
 use std::time::{Duration, SystemTime};
 
@@ -73,7 +73,7 @@ pub(crate) fn stored(bytes: &[u8]) {
 pub(crate) fn cache_control(bytes: &[u8]) {
     let headers = field(CACHE_CONTROL, bytes);
     let once = CacheControl::parse(headers.get_all(CACHE_CONTROL));
-    // Repeated lines change nothing: the smallest number counts, and any occurrence of a flag.
+    // Repeated lines change nothing: the smallest number applies, and a flag applies if it occurs at all.
     let twice = headers.get_all(CACHE_CONTROL).iter().chain(headers.get_all(CACHE_CONTROL));
     let twice = CacheControl::parse(twice);
     assert_eq!((once.max_age, once.s_maxage), (twice.max_age, twice.s_maxage));
@@ -108,9 +108,9 @@ pub(crate) fn date(bytes: &[u8]) {
 pub(crate) fn range(bytes: &[u8]) {
     let Some((lengths, text)) = bytes.split_first_chunk::<4>() else { return };
     let length = u64::from(u16::from_le_bytes([lengths[0], lengths[1]]));
-    let directives = field(RANGE, text);
+    let request = field(RANGE, text);
     let is_within = |part: Part| part.first <= part.last && part.last < length;
-    if let Some(range) = ByteRange::of(&directives) {
+    if let Some(range) = ByteRange::of(&request) {
         assert!(match range.of_whole(length) {
             RangeAnswer::Part(part) => is_within(part),
             RangeAnswer::Whole | RangeAnswer::Unsatisfiable => true,
@@ -120,7 +120,7 @@ pub(crate) fn range(bytes: &[u8]) {
             assert!(part.is_none_or(|part| stored.first <= part.first && part.last <= stored.last));
         }
     }
-    let mut conditional = directives;
+    let mut conditional = request;
     conditional.extend(field(IF_RANGE, text));
     let _ = range_answer(&conditional, &field(LAST_MODIFIED, text), length, now());
     // Two parts of a whole, each with content of its stated length.

@@ -1,4 +1,4 @@
-//! Step 6 over HTTP: asks the inner service, and sends its answer to the client of the request.
+//! Step 6 over HTTP: calls the inner service, and sends its answer to the client of the request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -121,12 +121,14 @@ where
     // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
     // off with the load.
     let until = sent_at + load_timeout - load_timeout / 20;
-    let asking = call(inner, request);
+    let response_future = call(inner, request);
     load_request.set_progress(Progress::Forwarded);
     let mut response = match &stored_at {
         // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
-        Some(key) => LoadScope::scope(state.store.store_id(), key, LoadScope::current(), asking).await,
-        None => asking.await,
+        Some(key) => {
+            LoadScope::scope(state.store.store_id(), key, LoadScope::current(), response_future).await
+        }
+        None => response_future.await,
     };
     let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);
     let contradicts = |response: &Response<B>| {
@@ -155,9 +157,9 @@ where
             let failed = failed(client, error);
             // If the stale response ends this flight, its client gets the stale response instead of the error. A
             // client that refuses stale responses gets the error here.
-            let others_have_it =
+            let stale_ends_flight =
                 previous.as_ref().is_some_and(|previous| previous.entry.expiry.stands_in(state.store.now()));
-            let insists = others_have_it && !stands_in(LoadFailure::Disconnected);
+            let insists = stale_ends_flight && !stands_in(LoadFailure::Disconnected);
             return if insists { failed.settle().into() } else { failed };
         }
     };
@@ -182,15 +184,15 @@ where
         let ask = Call { state: &state, policy: &policy, key: &load_request.resource };
         match generation_again(ask, variant.generation).await {
             Ok(generation) => variant.generation = generation,
-            // Stored under the read generation, it would hide the other variants, or make invalidated ones findable
-            // again.
+            // Do not store: under the earlier generation the response would hide the other variants, or make invalidated
+            // ones findable again.
             Err(_) => mode = LeaseState::Unleased,
         }
     }
     let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
     let validated = previous.as_ref().filter(|_| is_confirmed).filter(is_whole);
     let method = Method::GET;
-    let sharing = ResponseCommit {
+    let commit = ResponseCommit {
         mode,
         policy,
         load_request,
@@ -205,27 +207,27 @@ where
         announcer,
     };
     match validated {
-        None => sharing.response(response, previous.as_ref(), until).await,
+        None => commit.response(response, previous.as_ref(), until).await,
         Some(stored) if !is_contradicted => {
             let headers = freshened(&stored.response.headers, response.headers());
             let mut head = head_of(stored.response.status, stored.response.version, headers);
             // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
             head.extensions.extend(std::mem::take(response.extensions_mut()));
-            sharing.validated(head, stored).await
+            commit.validated(head, stored).await
         }
-        Some(stored) => sharing.contradicted(stored, stands_in).await,
+        Some(stored) => commit.contradicted(stored, stands_in).await,
     }
 }
 
-/// Counts a response that says that the origin has failed. To its client it is an answer like any other.
+/// Counts a response that reports a failure of the origin. The client receives it like any other.
 fn count_error<B>(policy: &Policy, response: &Response<B>) {
     if response.status().is_server_error() {
         policy.count(Count::load_errors);
     }
 }
 
-/// Removes the client's conditions, so that the answer suits all requests: it is the whole, or confirms the stored
-/// response. The load of a part keeps the request's range.
+/// Replaces the client's conditions by the guard's, so that the answer suits all requests: it is the whole, or confirms
+/// the stored response. The load of a part retains the request's range.
 fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&StoredResponseToReplace>) {
     let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| is_part), name));
     match stored {
@@ -250,7 +252,7 @@ async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
     Ok(same.unwrap_or_else(|| fastrand::u64(..)))
 }
 
-/// Why the inner service is asked (RFC 9211, 2.2).
+/// Why the request is forwarded (RFC 9211, 2.2).
 fn fwd(
     load_request: &LoadRequest,
     mode: LeaseState,
@@ -262,15 +264,15 @@ fn fwd(
         Some((previous, true)) if previous.meta.part.is_some() => Fwd::Partial,
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
-        // A leased load knows the stored entry, so it can tell a URI miss.
+        // Only a leased load, or one after a look-up, knows that no response is stored for the URI.
         None if mode == LeaseState::Unleased && load_request.purpose() == Purpose::AnswerUnread => Fwd::Miss,
         None if load_request.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }
 }
 
-/// The result of a failed call: the client gets the error itself, after the others were told. A client that tries
-/// again at once must not join this load.
+/// The result of a failed call. The client gets the error itself, after the waiters were notified: its immediate retry
+/// must not join this load.
 fn failed<B, E>(client: ClientSender<B, E>, error: E) -> LoadOutput
 where
     B: Send + 'static,
@@ -305,7 +307,7 @@ where
                 let result = candidate.finish(body.clone(), trailers, None, unstored, &self.policy);
                 (ttl, std::mem::take(&mut self.side_commit).store(result, false).await)
             }
-            // By its new head the validated response belongs to one client only.
+            // With its new head the validated response is for one client only.
             Err(rule) => {
                 let result = self.unshared(rule, head.status, Some(previous));
                 std::mem::take(&mut self.side_commit).leave().await;
@@ -332,14 +334,14 @@ where
         LoadOutput { result, settled: Some(Box::new(release)) }
     }
 
-    /// A 304 that does not refer to the stored response (RFC 9111, 4.3.4): the only possible answer is the stale
-    /// response, if it `stands_in`. Invalidates the stored response, and one of the waiters loads the whole. (The
+    /// Handles a 304 that does not refer to the stored response (RFC 9111, 4.3.4): answers with the stale response if
+    /// `stands_in`, else with a 502. Invalidates the stored response, and one of the waiters loads the whole. (The
     /// request cannot be sent again: either it already was, or its body went with the first call.)
     async fn contradicted(self, previous: &StoredResponseToReplace, stands_in: bool) -> LoadOutput {
         let Self { load_request, state, policy, side_commit, client, .. } = self;
         side_commit.leave().await;
-        let key = load_request.variant.get().map_or(&load_request.resource, |place| &place.key);
-        let forgotten = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
+        let key = load_request.variant.get().map_or(&load_request.resource, |slot| &slot.key);
+        let is_invalidated = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
         let now = state.store.now();
         let (age, _) = previous.meta.at(&previous.entry, now);
         let stored =
@@ -359,8 +361,8 @@ where
                 response
             }
         };
-        let result = if forgotten { LoadResult::OnlyForCaller } else { LoadResult::of_resource() };
-        // Release after the others were told: the client may ask again as soon as it has the answer.
+        let result = if is_invalidated { LoadResult::OnlyForCaller } else { LoadResult::of_resource() };
+        // Answer the client after the waiters were notified: it may repeat its request at once.
         LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }
 }

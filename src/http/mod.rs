@@ -9,11 +9,11 @@
 //! The layer is a cache by RFC 9111, shared by the whole fleet; [`HttpPolicy`] sets how careful it is. By default:
 //!
 //! - A response states its lifetime (`CDN-Cache-Control`, `s-maxage`, `max-age`, `Expires`); otherwise the policy's
-//!   [`fresh_for`](crate::PolicyBuilder::fresh_for) counts. A 5xx or a 408 goes to the waiters of its load and is
+//!   [`fresh_for`](crate::PolicyBuilder::fresh_for) applies. A 5xx or a 408 goes to the waiters of its load and is
 //!   not stored; [below](#failures) are the statuses that are not shared at all.
 //! - A request with credentials (`Authorization`, `Cookie`, ...), with a range in units other than bytes, or with a
 //!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
-//!   only to the client that asked for it, even while others wait. A response that depends on anything else (a
+//!   only to the client that requested it, even while others wait. A response that depends on anything else (a
 //!   header of your application, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or
 //!   [`DoNotStore`].
 //! - Variants (`Vary`) are stored side by side, and each is coalesced separately. Let all responses for one URI
@@ -25,14 +25,14 @@
 //!   else those of the policy, unless the response forbids stale use.
 //! - Conditions and ranges of clients are answered from the stored response. A client's condition does not reach
 //!   the inner service if others may wait for the answer. If nothing is stored, requests with a range and `HEAD`
-//!   are not coalesced and do not wait for a lease: other requests may want another part, and an answer without a
+//!   are not coalesced and do not wait for a lease: other requests may need another part, and an answer without a
 //!   body stores nothing.
 //! - `no-cache`, `max-age`, `min-fresh`, `max-stale` and `only-if-cached` of requests are obeyed. A request that
 //!   insists on a load joins a running one, and delays no other request.
 //! - Methods that are not known to be safe go through and, if they succeed, invalidate their target (RFC 9111,
 //!   4.4), in every process. A `HEAD` is answered from a stored `GET`, or updates its headers.
 //!
-//! `Cache-Status` (RFC 9211) tells what the guard did and why, and [`explain`] tells the same in tests.
+//! `Cache-Status` (RFC 9211) reports what the guard did and why, and [`explain`] reports the same in tests.
 //!
 //! # Keys
 //!
@@ -50,7 +50,7 @@
 //! it arrives, and an invalidation, or an unsafe method, reaches all reports. `X-Forwarded-For` and the pairs `for`
 //! and `by` of `Forwarded` are part of no report: a response that depends on the client's address must say so.
 //!
-//! A layer *inside* a nested axum router sees paths without their prefix, so two routers nested at different places
+//! A layer *inside* a nested axum router sees paths without their prefix, so two routers nested at different paths
 //! would share keys. Put the guard around the outermost router (`router.layer(guard)`; after wrapping it in a layer
 //! that rewrites URIs, `Router::new().fallback_service(..)` makes it a router again), or turn on the feature
 //! `axum`, which keys by `OriginalUri`.
@@ -59,7 +59,8 @@
 //! [`HttpPolicy::path_tags`] each response has the tag of its path, and the invalidation reaches each query.
 //!
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) use separate keys:
-//! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) knows them, [`cache_key`] knows the default's only.
+//! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) returns these, and [`cache_key`] only those of the default policy.
+//! [`StampedeGuard::invalidate_path`](crate::StampedeGuard::invalidate_path) invalidates by path.
 //!
 //! # Credentials
 //!
@@ -93,7 +94,7 @@
 //!  request ─►  request id, timing, rate-limit fields, tracing, compression    each response its own
 //!                 │
 //!              StampedeGuard   sees `Authorization` and `Cookie` ─► bypass
-//!                 │            sees `Set-Cookie`, `private`, `Vary` ─► kept from others, or told apart
+//!                 │            sees `Set-Cookie`, `private`, `Vary` ─► not shared, or shared per variant
 //!                 │
 //!              sessions, cookies, authentication, `Cache-Control`, CSP nonces
 //!                 │
@@ -149,15 +150,15 @@
 //! # Ok::<(), stampede_guard::Error>(())
 //! ```
 //!
-//! On the wrong side these layers mix clients up. With sessions or cookies outside, one visitor's form or cart is
-//! stored, without the `Set-Cookie` that would forbid it; with authentication outside, one user's page is stored,
-//! without the `private` that would forbid it; with nonces outside, the page of a hit does not match its header. (A
-//! nonce from inside is stored with its page, and gets as old: if each response needs a fresh nonce, the page is
-//! `private`.)
+//! On the wrong side these layers mix up the responses of different clients. With sessions or cookies
+//! outside, one visitor's form or cart is stored, without the `Set-Cookie` that would forbid it; with
+//! authentication outside, one user's page is stored, without the `private` that would forbid it; with nonces
+//! outside, the page of a hit does not match its header. (A nonce from inside is stored with its page, and
+//! gets as old: if each response needs a fresh nonce, the page is `private`.)
 //!
 //! **The guard detects a layer on the wrong side only by a request extension of a declared type**:
 //! [`HttpPolicy::personal_extension`] declares it, a request with it bypasses (`detail=extension`), and a warning
-//! tells the remedy. The guard cannot detect that a layer outside has removed `Authorization` from a request, nor
+//! names the remedy. The guard cannot detect that a layer outside has removed `Authorization` from a request, nor
 //! see anything that a layer outside writes into a response.
 //!
 //! Two limits of the rule:
@@ -219,7 +220,7 @@
 //!
 //! 425, 428, 429, 431 and 511 **are never stored or shared**, whatever their `Cache-Control` (RFC 6585, 3 to 6; RFC
 //! 8470, 5.2). A limiter per client answers 429. A limiter for the server as a whole answers 503: it goes to all
-//! waiters, and the origin is not asked again for each of them.
+//! waiters, and the origin is not called again for each of them.
 //!
 //! **A 504 depends on the bound, not on the service.** A `GET` that takes longer than `load_timeout` is 504 to its
 //! own client too, while the same request with a cookie, which bypasses the guard, has no such bound and succeeds.
@@ -232,10 +233,10 @@
 //!
 //! A load runs in a separate task, which outlives the request that led it. So a handler's panic is a 502 of the
 //! guard (`detail=load-panicked`), and a `CatchPanicLayer` outside does not notice it: put it inside. After a panic
-//! the guard tries the handler for up to four waiters, one after the other, before the other waiters get 502. (For
+//! the guard runs the handler for up to four waiters, one after the other, before the other waiters get 502. (For
 //! a request that bypasses the guard, or loads for itself alone, the handler runs in the request's own task, and a
 //! panic unwinds through the layer as it would without one.) Task-locals of outer middlewares are not available in
-//! handlers of requests that are looked up; extensions of the request are.
+//! handlers, except of requests that bypass the guard; extensions of the request are.
 //!
 //! # Extensions of responses
 //!
@@ -249,16 +250,16 @@
 //! `no-cache` and, once the response is stale, `must-revalidate` and `proxy-revalidate` forbid using it for another
 //! request without validation (RFC 9111, 5.2.2.2, 5.2.2.4 and 5.2.2.8). With `ETag` or `Last-Modified`, all
 //! requests that arrive during a validation share its result. **Without a validator** `no-cache` and `max-age=0,
-//! must-revalidate` are alike: each waiter loads for itself. Give such a response an `ETag`, or omit
-//! `must-revalidate`: a plain `max-age=0` goes to all waiters. To the letter ([`strict`](HttpPolicy::strict))
-//! `s-maxage=0` forbids it too (5.2.2.10); by default it goes to all waiters.
+//! must-revalidate` have the same effect: each waiter loads for itself. Give such a response an `ETag`, or omit
+//! `must-revalidate`: a plain `max-age=0` goes to all waiters. With a [`strict`](HttpPolicy::strict)
+//! policy `s-maxage=0` forbids it too (5.2.2.10); by default it goes to all waiters.
 //!
 //! # Age
 //!
 //! A response with neither `Date` nor `Age` was made in this process, and its lifetime begins when its head comes,
 //! however long its handler took. For any other response the time in transit counts too (RFC 9111, 4.2.3). A
-//! response that is older than its lifetime on arrival is marked `detail=too-old`, and the first one is logged as a
-//! warning.
+//! response that is already older than its lifetime when its head comes is marked `detail=too-old`, and the first one
+//! is logged as a warning.
 //!
 //! # Examples
 //!
@@ -270,8 +271,6 @@
 //!     .route("/report/{id}", get(|| async { "expensive" }))
 //!     .layer(StampedeGuard::in_memory());
 //! ```
-//!
-//! The keys of a guard's HTTP entries, and invalidation by path.
 
 mod answer;
 mod body;
@@ -392,7 +391,7 @@ impl Invalidation {
     }
 }
 
-/// The invalidation of these keys of resources.
+/// An invalidation of the resources with these keys.
 fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
     keys.into_iter().fold(guard.invalidation(), |invalidation, key| {
         let stored = stored(guard, key.clone());
@@ -400,7 +399,7 @@ fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
     })
 }
 
-/// What is invalidated in the store with this resource. With the tag of its path also its own entry: a process without
+/// The keys and tags to invalidate for this resource. With the tag of its path this includes its own entry: a process without
 /// [`path_tags`](HttpPolicy::path_tags) stores it without the tag.
 fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
     let (state, policy) = guard.parts();

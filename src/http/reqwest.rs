@@ -3,17 +3,17 @@
 //! Two forms, with the same rules and the same entries:
 //!
 //! - [`StampedeGuard::reqwest`](crate::StampedeGuard::reqwest) is a middleware of `reqwest-middleware`: requests are built and
-//!   answered as by reqwest.
+//!   answered as by reqwest. Its type is [`GuardMiddleware`].
 //! - [`ReqwestService`] is a tower service around a client, to put the layer around: `ServiceBuilder::new().layer(guard)`.
 //!
 //! # What the guard has to see
 //!
 //! **Headers that a client adds behind the guard are part of no key and of no variant.** With an `Authorization` or a cookie that
-//! the guard does not see, one user's response goes to another; with such an `Accept-Language`, one language's to readers of
-//! another. So both forms refuse a client with a cookie store, and one with
+//! the guard does not see, one user's response goes to another; with such an `Accept-Language`, a reader gets a response in
+//! another language. So both forms refuse a client with a cookie store, and one with
 //! [`default_headers`](::reqwest::ClientBuilder::default_headers) other than reqwest's own `Accept: */*` and `User-Agent`.
 //! [`GuardMiddleware::default_headers`] sets the same headers before the guard. A middleware or a connector behind the guard
-//! that adds credentials can not be recognised.
+//! that adds credentials cannot be detected.
 //!
 //! # Redirects
 //!
@@ -24,15 +24,6 @@
 //! # Compression
 //!
 //! A client that decompresses does so behind the guard: the stored response is the decoded one, without `Content-Encoding`.
-//!
-//! [`GuardMiddleware`]: the guard as a middleware of `reqwest-middleware`.
-//!
-//! [`ReqwestService`]: a reqwest client as a tower service, for the layer to wrap.
-//!
-//! What a reqwest client adds to requests behind the guard.
-//!
-//! reqwest has no method that tells, but its clients print it by `Debug`. That text is no contract: the tests below say what it
-//! must be, and a client that prints something else is accepted with a warning.
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -153,14 +144,14 @@ impl GuardMiddleware {
         let answering = self.service.clone().call(Request::try_from(request)?);
         let response = match limit {
             None => answering.await?,
-            // A little later than the client's own timer, so that the request that leads a load gets the client's own error.
+            // Expire after the client's own timer, so that the request that leads a load gets the client's own error.
             Some(limit) => timeout(limit.saturating_add(limit / 20), answering)
                 .await
                 .map_err(|_| reqwest_middleware::Error::middleware(WaitedTooLong(limit)))??,
         };
         let (mut head, body) = response.into_parts();
         if head.extensions.remove::<Redirected>().is_none() {
-            // The request's URL with its fragment, which the load did not see and a hit has not stored.
+            // Use this request's URL: it has the fragment, which neither the load nor a stored response has.
             head.extensions.extend(extension(url));
         }
         Ok(Response::from_parts(head, Body::wrap(body)).into())
@@ -191,7 +182,7 @@ impl Middleware for GuardMiddleware {
     }
 }
 
-/// The request's own time-out has passed while it waited for a load that another request began.
+/// The request timed out while it waited for a load that another request began.
 #[derive(Debug)]
 struct WaitedTooLong(Duration);
 
@@ -271,7 +262,7 @@ where
     }
 }
 
-/// The response of `http`, from which `reqwest::Response::from` makes one with the same URL again.
+/// Converts to a response of `http`. `reqwest::Response::from` converts it back, with the same URL.
 fn into_http(response: reqwest::Response, mut request_url: Url) -> Response<Body> {
     let mut url = response.url().clone();
     let mut response = Response::from(response);
@@ -280,7 +271,7 @@ fn into_http(response: reqwest::Response, mut request_url: Url) -> Response<Body
     request_url.set_fragment(None);
     url.set_fragment(None);
     if url != request_url {
-        // The client has followed a redirect. RFC 9111, 2: the primary key of a stored response is its target URI.
+        // The client has followed a redirect. RFC 9111, 2: a response is stored under its own target URI.
         response.extensions_mut().insert(DoNotStore);
         response.extensions_mut().insert(Redirected);
     }
@@ -319,7 +310,10 @@ impl<E> Future for ReqwestFuture<E> {
     }
 }
 
-/// Refuses a client that adds headers which the guard would have to see.
+/// Refuses a client that adds headers behind the guard.
+///
+/// reqwest has no method that returns the default headers, but `Debug` prints them. That text is not a stable interface: the tests
+/// below check it for this version, and a client with another text is accepted with a warning.
 fn refuse_unseen(client: &impl fmt::Debug) -> Result<(), Error> {
     let text = format!("{client:?}");
     let Some((head, headers)) = text.split_once("default_headers: {") else {
@@ -350,11 +344,11 @@ fn refuse_unseen(client: &impl fmt::Debug) -> Result<(), Error> {
 enum AddedHeaders<'a> {
     None,
     First(&'a str),
-    /// A backslash at the end of a value looks like one before a quote.
+    /// The text cannot be parsed: a backslash at the end of a value looks like one that escapes the quote.
     Unknown,
 }
 
-/// The headers of a map as `Debug` prints it, but those that all clients have alike as far as responses go.
+/// The first header of a map, as `Debug` prints it, that responses may depend on: all but `User-Agent` and `Accept: */*`.
 fn all_but_harmless(mut printed_map: &str) -> AddedHeaders<'_> {
     loop {
         if printed_map.starts_with('}') {
@@ -371,13 +365,13 @@ fn all_but_harmless(mut printed_map: &str) -> AddedHeaders<'_> {
     }
 }
 
-/// A quoted text, or a word such as `Sensitive`; and what follows.
+/// Splits off a quoted text, or a word such as `Sensitive`.
 fn printed(text: &str) -> Option<(&str, &str)> {
     let mut is_escaped = false;
     let end = if let Some(quoted) = text.strip_prefix('"') {
-        let closes = |strict_rfc| {
-            let closes = strict_rfc == '"' && !is_escaped;
-            is_escaped = strict_rfc == '\\';
+        let closes = |character| {
+            let closes = character == '"' && !is_escaped;
+            is_escaped = character == '\\';
             closes
         };
         quoted.find(closes)? + 2
@@ -403,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_adds_nothing_of_its_own_is_accepted() {
+    fn a_client_with_harmless_default_headers_is_accepted() {
         let named = Client::builder().user_agent("shop \", \"cookie\": \"1").build().unwrap();
         for client in [Client::new(), named, with(ACCEPT, "*/*")] {
             assert!(format!("{client:?}").contains("default_headers: {"));
@@ -432,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn each_default_header_is_read_whatever_stands_before_it() {
+    fn each_default_header_is_read_whatever_precedes_it() {
         let mut headers = HeaderMap::new();
         headers.insert("user-agent", HeaderValue::from_static("a\\\"\", }"));
         headers.append("user-agent", HeaderValue::from_static("b"));

@@ -25,14 +25,14 @@ impl<S: CloneService> Layer<S> for StampedeGuard {
 
 /// An HTTP service behind the guard; see the [module](crate::http).
 #[derive(Clone, Debug)]
-// Where `guarded.oneshot(..)` does not compile, the compiler prints the next line, and can be told nothing else to print.
+// If `guarded.oneshot(..)` does not compile, the compiler prints the next line. No attribute adds a hint there, so a comment does.
 pub struct Guarded<S /* no `Service`? docs/compile-errors.md says why */> {
     guard: StampedeGuard,
     inner: S,
 }
 
-/// An HTTP service for requests with bodies of type `Q`, as the layer wraps it: every [`Service`] of `http::Request<Q>` with
-/// `http::Response`s is one, and there is nothing to implement.
+/// An HTTP service that the layer can wrap, for requests with bodies of type `Q`. Every [`Service`] of `http::Request<Q>` that returns
+/// `http::Response`s implements it.
 #[diagnostic::on_unimplemented(
     message = "the guard's layer wraps services of `http::Request<{Q}>` with an `http::Response`, and `{Self}` is none",
     label = "no `tower::Service<http::Request<{Q}>>` with an `http::Response`",
@@ -67,7 +67,8 @@ where
     type Pending = S::Future;
 }
 
-// Each bound on a type parameter, not on a projection: a service that is none then is one error, and not one for each projection.
+// Each bound is on a type parameter, not on a projection: a type that is no HTTP service then causes one error, not one for each
+// projection.
 impl<S, Q, B, E, F> Service<Request<Q>> for Guarded<S>
 where
     S: HttpService<Q, Body = B, Failure = E, Pending = F> + CloneService + Send + 'static,

@@ -1,5 +1,5 @@
-//! [`SideCommit`]: stores a response under the key of a resource although its flight did not load it. A response to a request
-//! with credentials is loaded apart, because only its head tells whether it may be shared.
+//! [`SideCommit`]: stores a response under another key than that of its flight. Requests with credentials have a separate flight,
+//! because only the head shows whether their response may be shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,15 +25,15 @@ use crate::value::entry::{Lifetimes, Unstored};
 use crate::value::entry::{TagId, TagList};
 use crate::value::lz4::Packed;
 
-/// Whether a response is stored under another key than the one of its flight.
+/// Whether a response may be stored under another key than that of its flight.
 #[derive(Default)]
 pub(crate) enum SideCommit {
-    /// The flight stores it, as usual.
+    /// No: the flight stores it under its own key.
     #[default]
     No,
-    /// Another load holds the lease of that key.
+    /// No: the lease of that key is not free, or the store did not answer.
     Refused,
-    /// Under that key's lease.
+    /// Yes, under that key's lease.
     Granted(Box<SideLease>),
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct SideLease {
 impl SideCommit {
     /// Takes the lease before the load begins, so that a response that an invalidation overtakes is not stored.
     ///
-    /// `rejected` is the stored entry that is to be replaced.
+    /// `rejected` is the stored entry that the response replaces.
     pub(crate) async fn begin(
         state: &Arc<GuardState>,
         policy: &Arc<Policy>,
@@ -68,8 +68,8 @@ impl SideCommit {
     }
 
     /// Stores the response if it is allowed. The result shares it with the waiters of its own flight only if the
-    /// lease proves that no invalidation intervened: they may have come after one that this load does not know of.
-    /// A failure is always shared.
+    /// lease proves that no invalidation intervened: a waiter may have come after an invalidation that this flight
+    /// does not see. A failure is always shared.
     pub(crate) async fn store(self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (self, result) {
             (Self::No, result) => result,
@@ -87,7 +87,7 @@ impl SideCommit {
         }
     }
 
-    /// Stores nothing, and lets another load take the lease.
+    /// Stores nothing, and releases the lease for another load.
     pub(crate) async fn leave(self) {
         if let Self::Granted(granted) = self
             && let Some(lease) = granted.lease.take().await
@@ -116,7 +116,7 @@ impl SideLease {
         let (kind, validator, tags) = (EntryKind::Value, Box::default(), TagList::new(&tagged));
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let prolong = async {
-            // If this fails, the entry becomes a miss before its time.
+            // If this fails, the entry becomes a miss too early.
             if let Some(life) = policy.longer_tag_life(lifetimes) {
                 let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
                 if state.tagged(tags, life, policy.command_timeout).await.is_err() {
@@ -128,16 +128,16 @@ impl SideLease {
     }
 }
 
-/// A lease that a task renews until `end`. If it is dropped, the lease ends by itself.
+/// A lease that a task renews until `end`. If this is dropped, the task stops and the lease expires.
 struct RenewedLease {
     stop: oneshot::Sender<()>,
-    keeping: JoinHandle<Option<Lease>>,
+    renewal: JoinHandle<Option<Lease>>,
 }
 
 impl RenewedLease {
     fn new(lease: Lease, end: Instant) -> Self {
         let (stop, mut stopped) = oneshot::channel();
-        let keeping = tokio::spawn(async move {
+        let renewal = tokio::spawn(async move {
             let mut in_doubt = false;
             loop {
                 tokio::select! {
@@ -155,14 +155,14 @@ impl RenewedLease {
                 }
             }
         });
-        Self { stop, keeping }
+        Self { stop, renewal }
     }
 
     /// Stops the renewal and returns the lease, unless it was lost.
     async fn take(self) -> Option<Lease> {
-        let Self { stop, keeping } = self;
+        let Self { stop, renewal } = self;
         drop(stop);
-        keeping.await.ok().flatten()
+        renewal.await.ok().flatten()
     }
 }
 
@@ -180,7 +180,7 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
         validator,
         tags,
         status_only: None,
-        // Of a flight of its own, for which nothing is stored.
+        // No entry is stored under the key of this flight.
         unstored: Unstored::SaysNothing,
     }
 }
@@ -205,7 +205,7 @@ async fn lease_if_free(
         waits_for: &mut None,
         batch: None,
         since: u64::MAX,
-        // Without `queue` the attempt waits for nothing but its turn.
+        // Without `queue` the attempt waits only for its turn.
         deadline: Instant::now() + policy.coordination_budget,
         goes_on: &|| None,
     };
@@ -239,15 +239,15 @@ mod tests {
         let guard = StampedeGuard::in_memory();
         let (key, (state, policy)) = (guard.key(CacheKey::from("k")).expect("a key"), guard.parts());
         let turn = || state.turns.flight(&state.store, &key, false);
-        let mut crowd = Vec::new();
+        let mut held_turns = Vec::new();
         while let Some(Some(turn)) = turn().now_or_never() {
-            crowd.push(turn);
+            held_turns.push(turn);
         }
-        let end_of_crowd = async {
+        let release_turns = async {
             yield_now().await;
-            crowd.clear();
+            held_turns.clear();
         };
-        let (lease, ()) = tokio::join!(lease_if_free(state, &key, policy, None), end_of_crowd);
+        let (lease, ()) = tokio::join!(lease_if_free(state, &key, policy, None), release_turns);
         lease.expect("free").hand_over(0).await;
     }
 }

@@ -1,10 +1,9 @@
-//! Encodes a response as the payload of an HTTP entry.
+//! Encodes a response as the payload of an HTTP entry: [`ResponseMeta`] (age, lifetimes, part and variant), then
+//! [`StoredResponse`].
 //!
-//! The envelope around it has the checksum. Decoding checks that the bytes make a response that may be replayed:
-//! whichever program wrote them, they yield no hop-by-hop header, no forged framing and no unbounded header
-//! section.
-//!
-//! [`ResponseMeta`], the metadata stored with a response: age, lifetimes, part and variant.
+//! The envelope around the payload has the checksum. Decoding checks that the bytes are a response that may be
+//! replayed: whichever program wrote them, they yield no hop-by-hop header, no forged framing and no unbounded
+//! header section.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -142,12 +141,12 @@ names![
 /// The index in `NAMES` of `Content-Length`, which must equal the body's length.
 const CONTENT_LENGTH_NUMBER: usize = 1;
 
-/// `Age` and `Cache-Status` are added to each replay: with room for them no header map has to grow.
+/// `Age` and `Cache-Status` are added to each replay. Decoding reserves room for them, so that the map need not grow.
 const ADDED_TO_REPLAYS: usize = 2;
 
-/// Headers and trailers together; far below the limit of `HeaderMap`.
+/// The most headers and trailers together; far below the limit of `HeaderMap`.
 pub(crate) const MOST_HEADERS: usize = 128;
-/// Names and values of headers and trailers together.
+/// The most bytes of names and values of headers and trailers together.
 pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
 
 /// A response that may be replayed to any client.
@@ -219,8 +218,8 @@ impl StoredResponse {
         Some(out.freeze())
     }
 
-    /// Reads the output of `encode` at offset `at` of `raw`; values and body share the memory of `raw`. Any other
-    /// bytes are `None`.
+    /// Reads the output of `encode` at offset `at` of `raw`; values and body share the memory of `raw`. `None` for
+    /// other bytes.
     pub(crate) fn decode(raw: &Bytes, at: usize) -> Option<Self> {
         let (fixed, rest) = raw.get(at..)?.split_first_chunk::<FIXED_OF_ENCODING>()?;
         let u16_at = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
@@ -255,8 +254,8 @@ impl StoredResponse {
         (fields.at == fields.end).then_some(stored)
     }
 
-    /// Whether it may be replayed. `decode` makes the same checks, so that bytes of another version or program
-    /// cannot smuggle anything in.
+    /// Whether it may be replayed. `decode` makes the same checks, so that bytes written by another version or
+    /// program cannot bypass them.
     fn is_sound(&self) -> bool {
         let length = Some(self.body.len() as u64);
         is_replayable(self.status, self.body.is_empty())
@@ -265,7 +264,7 @@ impl StoredResponse {
     }
 }
 
-/// Whether a head may be stored, judged by the head alone.
+/// Whether the fields of a head are within the limits for storing.
 pub(crate) fn is_storable(headers: &HeaderMap) -> bool {
     // `StoredResponse::new` adds a date if there is none.
     let date = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
@@ -325,7 +324,7 @@ fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
     };
     let is_length = |member: &[u8]| !member.is_empty() && number(member) == length;
     let line = value.as_bytes();
-    // There is almost always one member, so that is tried before splitting the line.
+    // There is almost always one member, so compare the whole line before splitting it.
     length.is_some()
         && (is_length(line) || line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(is_length))
 }
@@ -363,7 +362,7 @@ impl HeaderFields<'_> {
                 }
                 headers.try_append(name, value).ok()?;
             } else {
-                // Of the numbered names only a length can be unsound.
+                // Of the numbered names only `Content-Length` can be unsound.
                 if number == CONTENT_LENGTH_NUMBER && !promises(&value, length) {
                     return None;
                 }
@@ -396,7 +395,7 @@ fn version_from_wire(number: u8) -> Option<Version> {
     })
 }
 
-/// `httpdate` panics outside the years 1970 to 9999, which only a broken clock shows.
+/// Clamps the time to the years 1970 to 9999: `httpdate` panics outside them, and a broken clock may be there.
 fn clamp(now: SystemTime) -> SystemTime {
     const YEAR_9999: u64 = 253_370_764_800;
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -437,11 +436,11 @@ pub(crate) struct ResponseMeta {
     pub(crate) variant: Option<Box<VariantId>>,
 }
 
-/// Which of a resource's variants the response is.
+/// Identifies the response among its resource's variants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VariantId {
-    /// The generation of the resource's variants. It is part of the other variants' keys, so they are unreachable
-    /// once it is gone.
+    /// The generation of the resource's variants. It is part of the other variants' keys, so a new generation makes
+    /// them unreachable.
     pub(crate) generation: u64,
     pub(crate) names: Names,
     pub(crate) variant: Variant,
@@ -465,7 +464,7 @@ impl ResponseMeta {
         Self { terms, age, part: None, variant }
     }
 
-    /// Whether it is the variant for a request with these headers.
+    /// Whether the response is the variant for a request with these headers.
     pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normalization) -> bool {
         self.variant.as_ref().is_none_or(|variant| {
             let one = slice::from_ref(&variant.variant);
@@ -477,10 +476,11 @@ impl ResponseMeta {
     /// jittered or ended.
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
-        let given = Duration::from_millis(entry.expiry.fresh_until.saturating_sub(entry.stored_at));
+        let entry_lifetime = Duration::from_millis(entry.expiry.fresh_until.saturating_sub(entry.stored_at));
         // An expired entry is stale from now on, but its stale windows begin where they would have begun.
-        let given = if entry.expiry.is_expired() { age } else { self.age.saturating_add(given) };
-        let lifetime = self.terms.lifetime.min(given);
+        let entry_lifetime =
+            if entry.expiry.is_expired() { age } else { self.age.saturating_add(entry_lifetime) };
+        let lifetime = self.terms.lifetime.min(entry_lifetime);
         (age, ReuseTerms { lifetime, ..self.terms })
     }
 
@@ -536,7 +536,7 @@ impl ResponseMeta {
         Self::decode(&entry.payload)
     }
 
-    /// Reads the output of `encode`, and the offset of the response. Any other bytes are `None`.
+    /// Reads the output of `encode`, and the offset of the response. `None` for other bytes.
     fn decode(raw: &Bytes) -> Option<(Self, usize)> {
         let fixed = raw.first_chunk::<FIXED>()?;
         let length = usize::from(u16::from_le_bytes([fixed[2], fixed[3]]));

@@ -1,9 +1,9 @@
 //! [`tee`]: reads one body for two consumers, the waiting client and the buffer that will be stored.
 //!
-//! The load task runs it, and continues when the client leaves. The client receives everything as it comes, except
-//! the end: a client that has a whole response may ask again at once, and that request must find the entry of this
-//! load. So the end is withheld until the caller has committed and releases it: the byte that completes a known
-//! length, and otherwise the end of the body, which is all that tells a client that no more comes.
+//! The load task runs it, and continues when the client leaves. The client receives everything without delay except the
+//! end: a client that has a whole response may repeat its request at once, and that request must find the entry of this
+//! load. So the end is withheld until the caller has committed and releases it. With a known length the end is the byte
+//! that completes it. Otherwise it is the end of the body: only that event shows a client that the body is complete.
 
 use std::fmt;
 use std::future::{Future as _, poll_fn};
@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 
 use super::body::{BoxError, StreamSender, to_bytes};
 
-/// The most chunks that are kept. Each costs some 100 bytes beside its content, so a body of single bytes would
+/// The most chunks that are buffered. Each costs some 100 bytes beside its content, so a body of single bytes would
 /// take a hundred times `max_body`.
 const MOST_CHUNKS: usize = 64 * 1024;
 
@@ -30,9 +30,9 @@ const LEAST_PIECE: usize = 4 * 1024;
 pub(crate) enum Teed<B> {
     /// The body is complete. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
-    /// It exceeded the bound, and `length` bytes of it have come. The client has those, and polls the rest itself:
-    /// from here on it sets the pace of the inner service. If the client has left, the rest was dropped. (A body
-    /// that others read along is within the bound, and goes on to all of them.)
+    /// It exceeded the bound after `length` bytes. The client has those, and polls the rest itself: from here on it sets
+    /// the pace of the inner service. If the client has left, the rest was dropped. (A body with other readers is within
+    /// the bound, and continues for all of them.)
     TooBig { length: u64 },
     /// Like `TooBig`, for a body that took too long.
     TooSlow,
@@ -41,10 +41,10 @@ pub(crate) enum Teed<B> {
     Broken { text: String, finish: Finish<B> },
 }
 
-/// Sends the client the end of its response. Dropping it does the same, so that no way out of the load leaves a
-/// client waiting: a commit that failed or panicked costs the store an entry, not the client its answer.
+/// Sends the client the end of its response. Dropping it does the same, so that the client is answered even if the
+/// commit failed or panicked.
 pub(crate) struct Finish<B> {
-    /// Taken by the drop.
+    /// Only `drop` takes it.
     end: Option<(StreamSender<B>, Bytes, WithheldEnd)>,
 }
 
@@ -76,7 +76,8 @@ impl<B> Drop for Finish<B> {
 /// Reads `body` to its end, of at most `max_body` bytes, and passes it on to `client`.
 ///
 /// `expected` is the length in the head. A body that has not ended by `until` is handed over to the client: a slow
-/// body is not cut off, but others do not wait for it.
+/// body is not cut off, but other requests do not wait for it. If it has other readers, a task continues to read it, as
+/// long as each frame comes within `patience`.
 ///
 /// # Cancel safety
 ///
@@ -96,37 +97,38 @@ where
     B::Error: Into<BoxError>,
 {
     let mut deadline = pin!(sleep_until(until));
-    // Boxed here, because it may have to be handed over half read.
+    // Boxed here, because it may have to be handed over partly read.
     let mut body = Box::pin(body);
-    // A server frames a body of exact size by that size, where the head says nothing.
+    // If the head has no length, a server frames a body of exact size by that size.
     let ends_at = expected.or_else(|| body.size_hint().upper());
-    let mut meta = BufferedBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
+    let mut buffer =
+        BufferedBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
     let mut trailers = None;
     loop {
-        let frame = match next(body.as_mut(), deadline.as_mut(), &mut meta, &client).await {
+        let frame = match next(body.as_mut(), deadline.as_mut(), &mut buffer, &client).await {
             NextFrame::Frame(frame) => to_bytes(frame),
-            NextFrame::Failed(error) => return broken(client, meta, error.into()),
+            NextFrame::Failed(error) => return broken(client, buffer, error.into()),
             NextFrame::End => break,
             NextFrame::TooLate => {
-                handed_over(client, meta, body, trailers, patience);
+                hand_over_rest(client, buffer, body, trailers, patience);
                 return Teed::TooSlow;
             }
         };
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if trailers.is_some() {
-            return broken(client, meta, Box::new(Malformed::AfterTrailers));
+            return broken(client, buffer, Box::new(Malformed::AfterTrailers));
         }
         match frame.into_data().map_err(Frame::into_trailers) {
             Ok(mut data) => {
-                let is_too_long = meta.cut(&mut data);
-                meta.push(data, &client);
+                let is_too_long = buffer.cut(&mut data);
+                buffer.push(data, &client);
                 if is_too_long {
-                    return broken(client, meta, Box::new(Malformed::Length));
+                    return broken(client, buffer, Box::new(Malformed::Length));
                 }
-                let is_too_much = meta.length > max_body as u64 || meta.chunks.len() > MOST_CHUNKS;
+                let is_too_much = buffer.length > max_body as u64 || buffer.chunks.len() > MOST_CHUNKS;
                 if is_too_much {
-                    let length = meta.length;
-                    handed_over(client, meta, body, trailers, patience);
+                    let length = buffer.length;
+                    hand_over_rest(client, buffer, body, trailers, patience);
                     return Teed::TooBig { length };
                 }
             }
@@ -135,12 +137,12 @@ where
             Err(Err(_)) => {}
         }
     }
-    if meta.is_too_short() {
-        return broken(client, meta, Box::new(Malformed::Length));
+    if buffer.is_too_short() {
+        return broken(client, buffer, Box::new(Malformed::Length));
     }
-    let body = whole(meta.chunks, meta.length);
+    let body = whole(buffer.chunks, buffer.length);
     let end = WithheldEnd::Whole(trailers.clone().map(Box::new));
-    let finish = Finish { end: Some((client, meta.withheld, end)) };
+    let finish = Finish { end: Some((client, buffer.withheld, end)) };
     Teed::Whole { body, trailers, finish }
 }
 
@@ -159,14 +161,14 @@ pub(crate) fn has_no_content(status: StatusCode) -> bool {
 
 struct BufferedBytes {
     chunks: Vec<Bytes>,
-    /// The last bytes that came and are not sent yet: the whole last chunk, so that a body that is complete goes
-    /// out in its original chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
+    /// The last bytes, which are not sent yet: the whole last chunk, so that a complete body is sent in its original
+    /// chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
     withheld: Bytes,
     length: u64,
     /// The length in the head.
     expected: Option<u64>,
-    /// At this offset the client may know that it has the whole response. Without a known length only the end of
-    /// the body tells: the last chunk, the end of the stream, or that the connection closes (RFC 9112, 6.3).
+    /// At this offset the client may know that it has the whole response. Without a known length it learns that from the
+    /// end of the body: the last chunk, the end of the stream, or the close of the connection (RFC 9112, 6.3).
     ends_at: Option<u64>,
 }
 
@@ -176,7 +178,7 @@ impl BufferedBytes {
             return;
         }
         self.length += data.len() as u64;
-        // More data came, so the withheld chunk was not the end.
+        // There is more data, so the withheld chunk was not the end.
         client.data(std::mem::replace(&mut self.withheld, data.clone()));
         self.chunks.push(data);
     }
@@ -184,8 +186,8 @@ impl BufferedBytes {
     /// Sends everything except the byte that makes the response complete.
     fn flush<B>(&mut self, client: &StreamSender<B>) {
         let is_complete = self.ends_at.is_some_and(|end| self.length >= end);
-        let keep = if is_complete { self.withheld.len().min(1) } else { 0 };
-        client.data(self.withheld.split_to(self.withheld.len() - keep));
+        let still_withheld = if is_complete { self.withheld.len().min(1) } else { 0 };
+        client.data(self.withheld.split_to(self.withheld.len() - still_withheld));
     }
 
     /// Cuts off data beyond the length in the head, which is no part of the response (RFC 9112, 6.3). Returns
@@ -209,12 +211,12 @@ enum NextFrame<D, E> {
     TooLate,
 }
 
-/// The next frame. Flushes withheld data only if it has to wait: so a slow body reaches the client as it comes, and
-/// a fast one in its original chunks.
+/// The next frame. Flushes withheld data only if it must wait: so the client receives a slow body without delay, and a
+/// fast one in its original chunks.
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
-    meta: &mut BufferedBytes,
+    buffer: &mut BufferedBytes,
     client: &StreamSender<B>,
 ) -> NextFrame<B::Data, B::Error> {
     poll_fn(|cx| match body.as_mut().poll_frame(cx) {
@@ -222,18 +224,18 @@ async fn next<B: Body>(
         Poll::Ready(Some(Err(error))) => Poll::Ready(NextFrame::Failed(error)),
         Poll::Ready(None) => Poll::Ready(NextFrame::End),
         Poll::Pending => {
-            meta.flush(client);
+            buffer.flush(client);
             deadline.as_mut().poll(cx).map(|()| NextFrame::TooLate)
         }
     })
     .await
 }
 
-/// Hands the rest over to the client, unless others have begun to read it along, or its trailers came before its
-/// end.
-fn handed_over<B>(
+/// Hands the rest over to the client. If the body has other readers, or its trailers were received before its end, a
+/// task continues to read it instead.
+fn hand_over_rest<B>(
     client: StreamSender<B>,
-    meta: BufferedBytes,
+    buffer: BufferedBytes,
     rest: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -244,21 +246,20 @@ fn handed_over<B>(
 {
     if client.is_read_along() || trailers.is_some() {
         // The body belongs to the inner service, and its events to the request's span.
-        tokio::spawn(go_on(client, meta, rest, trailers, patience).in_current_span());
+        tokio::spawn(go_on(client, buffer, rest, trailers, patience).in_current_span());
     } else {
-        client.data(meta.withheld);
+        client.data(buffer.withheld);
         client.rest(rest);
     }
 }
 
-/// Keeps reading a body that others read along, however slow it is, while there are readers. If no frame comes for
-/// `patience`, the rest goes to its own client alone, which may wait longer.
+/// Continues to read a body that has other readers, however slow it is, while there are readers. If no frame is received
+/// for `patience`, the rest goes to its own client alone, which may wait longer.
 ///
-/// The body's length was announced and is within `max_body`; [`ChunkMerger`] bounds the memory that is needed beside its
-/// content.
+/// The body's length was announced and is within `max_body`; [`ChunkMerger`] bounds the memory beside its content.
 async fn go_on<B>(
     client: StreamSender<B>,
-    mut meta: BufferedBytes,
+    mut buffer: BufferedBytes,
     mut body: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
@@ -266,10 +267,10 @@ async fn go_on<B>(
     B: Body,
     B::Error: Into<BoxError>,
 {
-    client.data(std::mem::take(&mut meta.withheld));
+    client.data(std::mem::take(&mut buffer.withheld));
     // The readers have these chunks already.
     let mut pieces =
-        ChunkMerger { passed: std::mem::take(&mut meta.chunks).len(), gathered: BytesMut::new() };
+        ChunkMerger { passed: std::mem::take(&mut buffer.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
     let error: BoxError = loop {
         if client.is_left() {
@@ -289,11 +290,11 @@ async fn go_on<B>(
                 }
             },
             Some(Err(error)) => break error.into(),
-            None if meta.is_too_short() => break Box::new(Malformed::Length),
+            None if buffer.is_too_short() => break Box::new(Malformed::Length),
             None => return client.last(pieces.rest(), trailers),
         };
-        let is_too_long = meta.cut(&mut data);
-        meta.length += data.len() as u64;
+        let is_too_long = buffer.cut(&mut data);
+        buffer.length += data.len() as u64;
         if let Some(piece) = pieces.next(data) {
             client.data(piece);
         }
@@ -305,7 +306,7 @@ async fn go_on<B>(
     client.fail(error);
 }
 
-/// Passes the first chunks on as they come, and joins small ones after [`MOST_CHUNKS`].
+/// Passes the first chunks on unchanged, and joins small ones after [`MOST_CHUNKS`].
 struct ChunkMerger {
     passed: usize,
     gathered: BytesMut,
@@ -326,14 +327,14 @@ impl ChunkMerger {
     }
 }
 
-/// Sends the received bytes and then the error: the client sees what it would have seen without the guard.
+/// Sends the received bytes and then the error, as the client would have received them without the guard.
 ///
-/// The bytes go at once and the error on release: a server that meets an error closes the connection, and loses
-/// bytes that it was given just before.
-fn broken<B>(client: StreamSender<B>, mut meta: BufferedBytes, error: BoxError) -> Teed<B> {
-    meta.flush(&client);
+/// The bytes go at once and the error on release: a server that receives an error closes the connection, and loses the
+/// bytes that it has not written yet.
+fn broken<B>(client: StreamSender<B>, mut buffer: BufferedBytes, error: BoxError) -> Teed<B> {
+    buffer.flush(&client);
     let text = error.to_string();
-    let finish = Finish { end: Some((client, meta.withheld, WithheldEnd::Failed(error))) };
+    let finish = Finish { end: Some((client, buffer.withheld, WithheldEnd::Failed(error))) };
     Teed::Broken { text, finish }
 }
 

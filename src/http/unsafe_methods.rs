@@ -57,8 +57,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Passes on a method that is not answered from the store, and invalidates the responses that it may have
-    /// changed.
+    /// Forwards an unsafe request, and invalidates the responses that it may have changed.
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
         let (_, policy) = guard.parts();
         let changed = ChangedResources::of(&self.request, &policy.http.requests);
@@ -69,10 +68,11 @@ where
             return Box::pin(self.post(&guard, post, changed)).await;
         }
         guard.count_pass();
-        let response = answered(&guard, self.inner, self.request, changed.as_ref()).await?;
+        let response = send_unsafe(&guard, self.inner, self.request, changed.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
         if let Some(changed) = changed {
-            forget(&guard, of_keys(&guard, changed.keys(response.status(), response.headers()))).await;
+            send_invalidation(&guard, of_keys(&guard, changed.keys(response.status(), response.headers())))
+                .await;
         }
         let status = CacheStatus::unstored(Fwd::Method, None);
         set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
@@ -95,9 +95,9 @@ where
         let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = answered(guard, self.inner, self.request, Some(changed)).await?;
+        let response = send_unsafe(guard, self.inner, self.request, Some(changed)).await?;
         let (client, answer) = oneshot::channel();
-        let mut sharing = ResponseCommit {
+        let mut commit = ResponseCommit {
             mode: LeaseState::Leased,
             policy: Arc::clone(policy),
             load_request,
@@ -112,24 +112,24 @@ where
             announcer: None,
         };
         let (head, body) = response.into_parts();
-        forget(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
-        let drafted = sharing.candidate(&head, body.size_hint(), None);
-        let is_stored = matches!(drafted, Ok(candidate) if candidate.is_stored());
+        send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
+        let candidate = commit.candidate(&head, body.size_hint(), None);
+        let is_stored = matches!(candidate, Ok(candidate) if candidate.is_stored());
         let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
-        let sharing = async move {
+        let commit_task = async move {
             // Take the lease only now: during the POST, a GET of the resource would wait for it.
-            if is_stored && !sharing.state.is_closed() {
-                sharing.side_commit = SideCommit::begin(&sharing.state, &sharing.policy, &key, None).await;
+            if is_stored && !commit.state.is_closed() {
+                commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
             }
-            sharing.response(Response::from_parts(head, body), None, until).await.settle();
+            commit.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
         };
         // The task reads the body, and events of the body belong to the request's span.
-        tokio::spawn(sharing.in_current_span());
-        let gone =
+        tokio::spawn(commit_task.in_current_span());
+        let load_failed =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
-        let mut answer = answer.await.unwrap_or_else(|_| Ok(gone()))?;
+        let mut answer = answer.await.unwrap_or_else(|_| Ok(load_failed()))?;
         set_cache_status(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
         Ok(answer)
     }
@@ -158,7 +158,7 @@ where
             return passed(policy, response);
         };
         let now = SystemTime::now();
-        // Credentials count, as for a GET; the HEAD's other fields concern its own answer only.
+        // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
         let demands = &RequestDemands {
             authorized: demands.authorized,
             has_cookie: demands.has_cookie,
@@ -166,7 +166,7 @@ where
         };
         let do_not_store = head.extensions().get::<DoNotStore>().is_some();
         let rules = ResponseRules::of(policy);
-        let log_decision = |status, headers| {
+        let verdict_on = |status, headers| {
             let (method, delay) = (&Method::GET, sent_at.elapsed());
             classify(
                 &response::RequestResponse {
@@ -185,16 +185,16 @@ where
             )
         };
         if demands.has_credentials()
-            && matches!(log_decision(head.status(), head.headers()), Verdict::Private(_))
+            && matches!(verdict_on(head.status(), head.headers()), Verdict::Private(_))
         {
-            // A response that is private to one user says nothing about the shared one.
+            // A private response is no evidence about the shared one.
             return passed(policy, response);
         }
         if head.status() == StatusCode::OK
-            && matches!(log_decision(head.status(), head.headers()), Verdict::Private(_))
+            && matches!(verdict_on(head.status(), head.headers()), Verdict::Private(_))
         {
             // A GET would be answered with the same head (RFC 9110, 9.3.2), which must not be stored.
-            forget(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
+            send_invalidation(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
             return passed(policy, response);
         }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
@@ -203,12 +203,12 @@ where
             HeadUpdate::Ignore => {}
             // The stored response is outdated: the representation has changed.
             HeadUpdate::Invalidate => {
-                forget(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
+                send_invalidation(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
             }
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
                 let head = head_of(previous.response.status, previous.response.version, headers);
-                if let Verdict::Store(storing) = log_decision(head.status, &head.headers)
+                if let Verdict::Store(storing) = verdict_on(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
                     let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
@@ -228,8 +228,8 @@ where
     }
 }
 
-/// The response to an unsafe request. If there is none, its target is invalidated: the change may have been made.
-async fn answered<S, Q, B>(
+/// The response to an unsafe request. If there is none, invalidates its target: the change may have been made.
+async fn send_unsafe<S, Q, B>(
     guard: &StampedeGuard,
     mut service: S,
     request: Request<Q>,
@@ -241,33 +241,33 @@ where
 {
     ready(&mut service).await?;
     let Some(changed) = changed else { return service.call(request).await };
-    let mut unheard = UnsafeRequest { guard, changed, asking: None };
-    let response = unheard.asking.insert(Box::pin(service.call(request))).await;
-    unheard.asking = None;
+    let mut unsafe_request = UnsafeRequest { guard, changed, pending_call: None };
+    let response = unsafe_request.pending_call.insert(Box::pin(service.call(request))).await;
+    unsafe_request.pending_call = None;
     if response.is_err() {
-        forget(guard, of_keys(guard, changed.target_keys())).await;
+        send_invalidation(guard, of_keys(guard, changed.target_keys())).await;
     }
     response
 }
 
-/// How long an inner service may still answer after the client has hung up. A service that refuses a client does so
-/// soon. Without this wait, any client could force reloads by hanging up.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long an inner service may still answer after the client has disconnected. A service that refuses a client does so
+/// soon. Without this wait, any client could force reloads by disconnecting.
+const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many such answers are awaited at once. Beyond it, the change counts as made.
-const MOST_UNHEARD: usize = 1_000;
+/// The most late answers that are awaited at once. Beyond it, the target is invalidated immediately.
+const MOST_LATE_ANSWERS: usize = 1_000;
 
-/// An unsafe request that was sent. If it is dropped without a response (its client hung up, or the inner service
-/// panicked), the inner service's late answer decides, or else its target is invalidated. A change that the origin
-/// makes after that is not noticed.
+/// An unsafe request that was sent. If it is dropped without a response (its client disconnected, or the inner service
+/// panicked), the inner service's late answer decides what is invalidated; without such an answer it is the target. A
+/// change that the origin makes after that goes unnoticed.
 struct UnsafeRequest<'a, F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
     guard: &'a StampedeGuard,
     changed: &'a ChangedResources,
-    /// The call, until it is answered.
-    asking: Option<Pin<Box<F>>>,
+    /// The call, until its response is there.
+    pending_call: Option<Pin<Box<F>>>,
 }
 
 impl<F, B, E> Drop for UnsafeRequest<'_, F, B, E>
@@ -275,43 +275,45 @@ where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
     fn drop(&mut self) {
-        let (asking, panics) = (self.asking.take(), std::thread::panicking());
-        // Outside a runtime there is no task that could tell the store.
-        if (asking.is_none() && !panics) || Handle::try_current().is_err() {
+        let (pending_call, panics) = (self.pending_call.take(), std::thread::panicking());
+        // Outside a runtime no task can be spawned for the invalidation.
+        if (pending_call.is_none() && !panics) || Handle::try_current().is_err() {
             return;
         }
         let (guard, changed) = (self.guard.clone(), self.changed.clone());
         let state = guard.parts().0;
-        // A service that has panicked gives no late answer.
-        let asking = asking.filter(|_| !panics);
-        let Some((asking, place)) = asking.zip(state.http.abandoned_unsafe_requests.try_enter(MOST_UNHEARD))
+        // A service that has panicked sends no late answer.
+        let pending_call = pending_call.filter(|_| !panics);
+        let Some((pending_call, permit)) =
+            pending_call.zip(state.http.abandoned_unsafe_requests.try_enter(MOST_LATE_ANSWERS))
         else {
             drop(begin_to_send(&guard, of_keys(&guard, changed.target_keys())));
             return;
         };
         let running = state.tasks.enter();
-        let hearing = async move {
-            let heard = timeout(LAST_WORD, AssertUnwindSafe(asking).catch_unwind()).await;
-            let keys = match heard {
+        let late_answer_task = async move {
+            let late_answer =
+                timeout(LATE_ANSWER_TIMEOUT, AssertUnwindSafe(pending_call).catch_unwind()).await;
+            let keys = match late_answer {
                 Ok(Ok(Ok(response))) => changed.keys(response.status(), response.headers()),
                 Ok(Ok(Err(_)) | Err(_)) | Err(_) => changed.target_keys(),
             };
             drop(begin_to_send(&guard, of_keys(&guard, keys)));
-            drop((place, running));
+            drop((permit, running));
         };
-        tokio::spawn(hearing.in_current_span());
+        tokio::spawn(late_answer_task.in_current_span());
     }
 }
 
 /// Sends an invalidation. Continues in the background if the store takes longer than the request may wait.
-async fn forget(guard: &StampedeGuard, invalidation: Invalidation) {
+async fn send_invalidation(guard: &StampedeGuard, invalidation: Invalidation) {
     if let Some(sending) = begin_to_send(guard, invalidation) {
         let _ = timeout(guard.parts().1.coordination_budget, sending).await;
     }
 }
 
-/// Begins the invalidation: callers that come after the response are served nothing older from memory, and join no load from before the
-/// change. Returns the task that sends it, if it is worth waiting for. A task, so that neither the budget nor a leaving client ends it.
+/// Begins the invalidation: later callers are served nothing older from memory, and join no load from before the change. Returns the
+/// task that sends it, if an attempt can be made now. A task, so that neither the budget nor a client that leaves ends it.
 fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<JoinHandle<()>> {
     let mut begun = invalidation.begin();
     let state = guard.parts().0;
@@ -334,13 +336,13 @@ fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<Jo
     Some(tokio::spawn(sending.in_current_span()))
 }
 
-/// Logged once per outage, because each unsafe request meets it.
+/// Warns once per outage, because each unsafe request fails alike.
 fn still_stored(state: &GuardState, error: impl fmt::Display) {
     warn_if!(log::HTTP, state.http.invalidation_log.goes_on(), %error, "what an unsafe request has changed is still stored");
 }
 
-/// Replaces the stored response if it is still the one that was `seen`. Holds the resource's lease no longer than
-/// that takes, so that no GET waits for a HEAD. Runs in a task, so that a cancelled HEAD leaves no lease behind.
+/// Replaces the stored response if it is still `seen`. Holds the resource's lease no longer than that takes, so that
+/// no GET waits for a HEAD. Runs in a task, so that a cancelled HEAD leaves no lease behind.
 async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh: LoadResult) {
     let (state, policy) = guard.parts();
     let (running, guard) = (state.tasks.enter(), guard.clone());

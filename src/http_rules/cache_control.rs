@@ -1,9 +1,9 @@
-//! `Cache-Control`, parsed so that a doubtful value never makes a response more shareable (RFC 9111, 5.2).
+//! `Cache-Control` and `CDN-Cache-Control`, parsed so that a doubtful value never makes a response more shareable (RFC
+//! 9111, 5.2).
 //!
-//! `CDN-Cache-Control`: directives for caches that work for the origin, such as this one (RFC 9213).
-//!
-//! Unlike `Cache-Control` it is a structured field (RFC 8941): a field that does not parse, or in which a directive
-//! has a value of the wrong type, is ignored as a whole.
+//! `CDN-Cache-Control` has directives for caches that work for the origin, such as this one (RFC 9213). Unlike
+//! `Cache-Control` it is a structured field (RFC 8941): a field that does not parse, or in which a directive has a value
+//! of the wrong type, is ignored as a whole.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -177,8 +177,8 @@ struct Directive<'a> {
     /// Trimmed.
     name: &'a [u8],
     argument: Option<&'a [u8]>,
-    /// Whether it is separated and spelled exactly as in the grammar. Restricting directives are recognized even if
-    /// not; permitting ones are not.
+    /// Whether it is separated and spelled exactly as in the grammar. A restricting directive counts even if it is not;
+    /// a permitting one does not.
     exact: bool,
 }
 
@@ -191,7 +191,7 @@ impl Directive<'_> {
         self.exact && self.argument.is_none()
     }
 
-    /// The fields to which it is limited, if they are spelled without doubt.
+    /// The fields to which it is limited, if they are spelled exactly as in the grammar.
     fn names(&self) -> Option<Vec<HeaderName>> {
         DirectiveScope::names(unquoted(self.argument.filter(|_| self.exact)?))
     }
@@ -229,7 +229,7 @@ fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
             b',' | b';' => return at,
             b'"' if *has_strings => match closing_quote(text, at + 1) {
                 Some(closing) => at = closing,
-                // An unclosed quote is an ordinary byte: taken as a string it would hide everything after it,
+                // An unclosed quote is an ordinary byte: as the start of a string it would hide the rest of the line,
                 // including a `private`. Remembering this avoids scanning the line again for each later quote.
                 None => *has_strings = false,
             },
@@ -260,7 +260,7 @@ fn digits(argument: &[u8]) -> Option<u64> {
     delta_seconds(unquoted(argument))
 }
 
-/// RFC 9111, 5.2 asks to accept the token and the quoted form of any argument.
+/// RFC 9111, 5.2 requires that the token and the quoted form of any argument are accepted.
 fn unquoted(argument: &[u8]) -> &[u8] {
     argument.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(argument)
 }

@@ -1,8 +1,8 @@
-//! Validates a stored response with the origin, and answers clients' conditions (RFC 9111, 4.3).
+//! Conditional requests and byte ranges.
 //!
-//! Byte ranges: the part of a stored response that answers a request (RFC 9110, 14).
-//!
-//! Numbers come from clients and origins, so all arithmetic here is checked.
+//! A stored response is validated with the origin, and clients' conditions are answered from it (RFC 9111, 4.3). A range
+//! request is answered with a part of it (RFC 9110, 14). Numbers come from clients and origins, so all arithmetic here is
+//! checked.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -48,8 +48,8 @@ pub(crate) fn remove_conditions(request: &mut HeaderMap) {
     }
 }
 
-/// Makes a request validate the stored response (RFC 9111, 4.3.1). Everything else in it stays as the triggering
-/// request has it. Sends both validators: an origin that knows entity tags ignores the date (RFC 9110, 13.1.3), and
+/// Makes a request validate the stored response (RFC 9111, 4.3.1). Its other headers stay as in the triggering
+/// request. Sends both validators: an origin that knows entity tags ignores the date (RFC 9110, 13.1.3), and
 /// any other uses the date.
 pub(crate) fn add_conditions(request: &mut HeaderMap, stored: &HeaderMap) {
     remove_conditions(request);
@@ -63,7 +63,7 @@ pub(crate) fn add_conditions(request: &mut HeaderMap, stored: &HeaderMap) {
 }
 
 /// Whether a client's condition says that it has the stored response, so that it is answered with 304 (RFC 9111,
-/// 4.3.2). `received` is when the stored response came.
+/// 4.3.2). `received` is when the stored response was received.
 pub(crate) fn is_not_modified(
     request: &HeaderMap,
     status: StatusCode,
@@ -84,7 +84,7 @@ pub(crate) fn is_not_modified(
         });
     }
     let Some(since) = date(request, &IF_MODIFIED_SINCE, now) else { return false };
-    // Without `Last-Modified`, use the time when it was made, else when it came.
+    // Without `Last-Modified`, use the time when the response was generated, else when it was received.
     let changed = if stored.contains_key(LAST_MODIFIED) {
         date(stored, &LAST_MODIFIED, now)
     } else {
@@ -105,13 +105,13 @@ pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
         header::CONTENT_LANGUAGE,
         header::TRAILER,
     ];
-    let is_kept = |name: &HeaderName| {
+    let is_retained = |name: &HeaderName| {
         let is_described = described.contains(name) || is_content_digest(name);
         !(is_described || (has_etag && *name == LAST_MODIFIED))
     };
     stored
         .iter()
-        .filter(|(name, _)| is_kept(name))
+        .filter(|(name, _)| is_retained(name))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
@@ -120,9 +120,9 @@ pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
 /// names another one.
 ///
 /// By the RFC, a 304 without validators confirms a stored response without them, and one with a strong tag a
-/// response with the same strong tag. But the guard asks about one tag or one date, so the 304 cannot concern any
-/// other response. nginx gives a compressed 200 a weak tag and its 304 the strong one, and an origin that has begun
-/// to send tags may name one although the guard asked about a date.
+/// response with the same strong tag. But the guard's condition names one tag or one date, so the 304 cannot concern
+/// any other response. nginx gives a compressed 200 a weak tag and its 304 the strong one, and an origin that has begun
+/// to send tags may name one although the guard's condition was a date.
 pub(crate) fn is_about(update: &HeaderMap, stored: &HeaderMap, now: SystemTime) -> bool {
     let dates = (date(update, &LAST_MODIFIED, now), date(stored, &LAST_MODIFIED, now));
     match (etag(update), etag(stored)) {
@@ -136,12 +136,12 @@ pub(crate) fn is_about(update: &HeaderMap, stored: &HeaderMap, now: SystemTime) 
 /// all lines of its name, except hop-by-hop fields and fields that describe content, because the content is still
 /// the stored one.
 ///
-/// The result has the update's age: it is judged like a response that just came.
+/// The result has the update's age: it is classified like a response that was just received.
 pub(crate) fn freshened(stored: &HeaderMap, update: &HeaderMap) -> HeaderMap {
     let mut headers = stored.clone();
     headers.remove(AGE);
     if !update.contains_key(DATE) {
-        // An update without `Date` was made when it came (RFC 9110, 6.6.1), not when the stored response was.
+        // An update without `Date` was generated when it was received (RFC 9110, 6.6.1), not when the stored response was.
         headers.remove(DATE);
     }
     let strengthens = strengthens(update, stored);
@@ -157,8 +157,8 @@ pub(crate) fn freshened(stored: &HeaderMap, update: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Whether an update has a strong tag that the stored response did not have. It would vouch for each byte of a body
-/// (RFC 9110, 8.8.1) that was confirmed by a weaker validator only: parts would be joined by it.
+/// Whether an update has a strong tag that the stored response did not have. A strong tag guarantees each byte of the
+/// body (RFC 9110, 8.8.1), so parts would be joined by it; but this body was confirmed by a weaker validator only.
 fn strengthens(update: &HeaderMap, stored: &HeaderMap) -> bool {
     etag(update).is_some_and(|new| is_strong(new.as_bytes()) && etag(stored) != Some(new))
 }
@@ -341,7 +341,7 @@ impl ByteRange {
 
     /// The requested bytes in a stored part, if it contains all of them.
     pub(crate) fn of_part(self, stored: Part) -> Option<Part> {
-        let wanted = match (self, stored.complete) {
+        let requested = match (self, stored.complete) {
             (_, Some(complete)) => match self.of_whole(complete) {
                 RangeAnswer::Part(part) => part,
                 _ => return None,
@@ -350,7 +350,7 @@ impl ByteRange {
             (Self::From(first, Some(last)), None) => Part { first, last, complete: None },
             _ => return None,
         };
-        (stored.first <= wanted.first && wanted.last <= stored.last).then_some(wanted)
+        (stored.first <= requested.first && requested.last <= stored.last).then_some(requested)
     }
 }
 
@@ -394,8 +394,8 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
         // The strong comparison.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
-    let Some(demands) = fields::parse_date(condition, now) else { return false };
-    last_modified_if_strong(stored, now) == Some(demands)
+    let Some(condition) = fields::parse_date(condition, now) else { return false };
+    last_modified_if_strong(stored, now) == Some(condition)
 }
 
 impl Part {
@@ -420,10 +420,10 @@ impl Part {
         sound.then_some(Self { first, last, complete })
     }
 
-    /// The part that content of this length is.
+    /// This part with the actual length of its content.
     ///
-    /// If the length contradicts the head, the content is not stored. To the letter, it begins where the head says,
-    /// and it ends the whole if the head says so: an error in the origin's arithmetic.
+    /// If the length contradicts the head, the content is not stored, except in strict mode. There the part begins where
+    /// the head says, and it ends the whole if the head says so: only the origin's arithmetic is wrong.
     pub(crate) fn with_content(self, length: u64, strict: bool) -> Option<Self> {
         let last = self.first.checked_add(length.checked_sub(1)?)?;
         if last == self.last {
@@ -454,7 +454,7 @@ impl Part {
     }
 
     /// Both as one part, if they touch or overlap and agree about the length of the whole (RFC 9110, 15.3.7.3).
-    /// `validation` checks that they belong to one representation.
+    /// The caller checks that they belong to one representation.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
         let touch = |end: u64, start: u64| end.checked_add(1).is_none_or(|after| start <= after);
         if !touch(self.last, other.first) || !touch(other.last, self.first) {
@@ -484,15 +484,15 @@ impl Part {
 }
 
 /// Joins two parts of one representation and their content; where they overlap the new bytes count. The caller has
-/// checked that both have the same strong validator (RFC 9111, 3.4).
+/// checked that both have the same strong validator (RFC 9111, 3.4; [`is_same_representation`]).
 pub(crate) fn join(stored: (Part, &[u8]), new: (Part, &[u8])) -> Option<(Part, Vec<u8>)> {
     let all = stored.0.joined(&new.0)?;
     // Not longer than both contents together, whatever the positions claim.
     let length = usize::try_from(all.length()).ok().filter(|&all| all <= stored.1.len() + new.1.len())?;
     let mut content = vec![0; length];
     for (part, bytes) in [stored, new] {
-        let place = content.get_mut(part.within(all.first)?)?;
-        place.copy_from_slice(Some(bytes).filter(|bytes| bytes.len() == place.len())?);
+        let target = content.get_mut(part.within(all.first)?)?;
+        target.copy_from_slice(Some(bytes).filter(|bytes| bytes.len() == target.len())?);
     }
     Some((all, content))
 }

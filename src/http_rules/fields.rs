@@ -1,10 +1,8 @@
-//! Header fields in general: which ones are stored, and the length in `Content-Length`.
+//! Header fields in general: which ones are stored, the length in `Content-Length`, and dates.
 //!
-//! `HTTP-date` in its three formats, and in no other (RFC 9110, 5.6.7).
-//!
-//! A date decides about freshness, so an invalid one must not be accepted: an `Expires` with an unreadable date is
-//! in the past (RFC 9111, 5.3). Only the case of letters is ignored, as RFC 9111, 4.2 asks. The weekday is not
-//! checked against the date, because it decides nothing.
+//! An `HTTP-date` is accepted in its three formats, and in no other (RFC 9110, 5.6.7). A date decides about freshness, so
+//! an invalid one must not be accepted: an `Expires` with an unreadable date is in the past (RFC 9111, 5.3). Only the
+//! case is ignored, as RFC 9111, 4.2 requires. The weekday is not checked against the date, because it decides nothing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -68,7 +66,7 @@ pub(crate) fn is_content_digest(name: &HeaderName) -> bool {
     CONTENT_DIGESTS.contains(&name.as_str())
 }
 
-/// For a head that gets other content than it came with.
+/// For a head whose content is replaced.
 pub(crate) fn remove_content_digests(headers: &mut HeaderMap) {
     for name in CONTENT_DIGESTS {
         headers.remove(name);
@@ -111,7 +109,7 @@ pub(crate) fn contains_token(list: &[u8], token: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
 }
 
-/// The field's date, if the field occurs exactly once and is valid. Two dates are no valid one.
+/// The field's date, if the field occurs exactly once and is valid.
 pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
     let mut lines = headers.get_all(name).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
@@ -301,11 +299,11 @@ mod tests {
                 ("cache-status", "cdn; hit"),
             ],
         );
-        let meta: Vec<_> = storable(&head.headers)
+        let lines: Vec<_> = storable(&head.headers)
             .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
             .collect();
         assert_eq!(
-            meta,
+            lines,
             [
                 "content-type: text/plain",
                 "link: <a>",

@@ -1,4 +1,4 @@
-//! [`HttpPolicy`] in a file: the feature `serde`.
+//! Reads and writes an [`HttpPolicy`] as a part of a file (feature `serde`).
 
 use std::mem::take;
 
@@ -11,8 +11,8 @@ use super::request_settings::CredentialRule;
 use crate::http::HttpPolicy;
 use crate::setting::{self, Setting, Table, Value};
 
-/// The settings, in the order in which they are set: `kind` is what the others change, and a list of credentials is replaced before
-/// others add to it.
+/// The settings, in the order in which they are applied: the others change the policy of this `kind`, and the list of
+/// credentials is replaced before single headers are added to it.
 static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
     Setting {
         name: "kind",
@@ -171,7 +171,7 @@ fn headers(value: Value) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// The headers of a report in normalized form: a line for each.
+/// The headers of a normalized report, which has one line per header.
 fn report(report: &[u8]) -> Value {
     let mut headers: Vec<(String, Vec<Value>)> = Vec::new();
     for line in String::from_utf8_lossy(report).lines() {
@@ -184,8 +184,8 @@ fn report(report: &[u8]) -> Value {
     Value::Table(headers.into_iter().map(|(name, values)| (name, Value::List(values))).collect())
 }
 
-/// Whether these credentials are shared. `None` where saying so would change more: `false` adds a header to the list of credentials,
-/// which may be left out on purpose.
+/// Whether these credentials are shared. `None` if reading this value back would change another setting: `false` adds a
+/// header to the list of credentials, which may omit it on purpose.
 fn shares(http: &HttpPolicy, rule: CredentialRule, set: fn(HttpPolicy, bool) -> HttpPolicy) -> Option<Value> {
     let is_shared = rule != CredentialRule::Never;
     (set(http.clone(), is_shared) == *http).then(|| is_shared.into())
@@ -197,7 +197,7 @@ impl HttpPolicy {
         setting::read_value(SETTINGS, value)
     }
 
-    /// The settings as a file has them. `None` if a file can not have them all.
+    /// The settings as they are written to a file; `None` if a file cannot express all of them.
     pub(crate) fn to_value(&self) -> Option<Value> {
         let value = Value::Table(setting::get(SETTINGS, self));
         let mut read = Self::of_value(value.clone()).ok()?;
@@ -205,15 +205,15 @@ impl HttpPolicy {
         (read == *self).then_some(value)
     }
 
-    /// Copies what no file has.
+    /// Copies the settings that no file can hold: functions and types.
     pub(crate) fn take_functions(&mut self, other: &Self) {
         self.requests.key.clone_from(&other.requests.key);
         self.requests.personal.clone_from(&other.requests.personal);
     }
 }
 
-/// Reads the settings that a file has; all others keep the defaults of its `kind`: `"default"`, `"strict"` or `"private"`. Durations are
-/// texts, such as `"30s"`. `key` and `personal_extension` are no data, and are refused.
+/// Reads the settings that a file has; all others keep the defaults of its `kind`: `"default"`, `"strict"` or `"private"`.
+/// Durations are texts, such as `"30s"`. `key` and `personal_extension` are not data, so they are refused.
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl<'de> Deserialize<'de> for HttpPolicy {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -222,7 +222,7 @@ impl<'de> Deserialize<'de> for HttpPolicy {
     }
 }
 
-/// Writes all settings, defaults included, apart from `key` and `personal_extension`.
+/// Writes all settings, defaults included, except `key` and `personal_extension`.
 #[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Serialize for HttpPolicy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {

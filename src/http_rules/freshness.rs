@@ -1,8 +1,7 @@
-//! How long a response may be served, and how old it already is (RFC 9111, 4.2).
+//! How long a response may be served, how old it is (RFC 9111, 4.2), and whether a stored response may answer a
+//! request now (RFC 9111, 4).
 //!
-//! Whether a stored response may answer this request now (RFC 9111, 4).
-//!
-//! Every hit passes here: it compares numbers and allocates nothing.
+//! Every hit calls [`reuse`]: it compares numbers and allocates nothing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,7 +18,7 @@ use super::settings::HttpPolicy;
 /// The longest heuristic lifetime: a day (RFC 9111, 4.2.2 leaves it to the cache).
 const LONGEST_GUESS: u64 = 86_400;
 
-/// The lifetime of a response, counted from when the origin made it.
+/// The lifetime of a response, measured from when the origin generated it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
     /// This many seconds, by this rule.
@@ -90,15 +89,16 @@ pub(crate) fn is_failure(status: StatusCode) -> bool {
     status.as_u16() >= 500 || status == StatusCode::REQUEST_TIMEOUT
 }
 
-/// What a response that is not stored is about. It decides what becomes of the stored response of its resource.
+/// The subject of a response that is not stored. It decides what happens to the stored response of the resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// The resource, for all clients.
     Resource,
-    /// Whether the client may have the resource (RFC 9110, 15.5.2 to 15.5.4). Without credentials it is any client.
+    /// Whether the client may access the resource (RFC 9110, 15.5.2 to 15.5.4). If the request has no credentials, this
+    /// applies to any client.
     Access,
-    /// Something else: one request or one client (RFC 9110, 15.5; RFC 6585; RFC 8470), or a failure of the server. The next request
-    /// may succeed.
+    /// Something else: one request or one client (RFC 9110, 15.5; RFC 6585; RFC 8470), or a failure of the server. The
+    /// next request may succeed.
     Other,
 }
 
@@ -115,14 +115,14 @@ impl Subject {
 
 /// `Expires - Date`, in seconds.
 fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
-    // RFC 9111, 5.3: an invalid date, `0` in particular, is in the past. Two dates are no valid one.
+    // RFC 9111, 5.3: an invalid date, `0` in particular, is in the past. A repeated field is invalid.
     let Some(expires) = date(headers, &EXPIRES, now) else { return 0 };
     // Without a valid `Date`, the time of receipt counts (RFC 9110, 6.6.1).
     let date = date(headers, &DATE, now).unwrap_or(now);
     expires.duration_since(date).map_or(0, |left| left.as_secs().min(LONGEST_SECONDS))
 }
 
-/// How long ago the origin made a response: the larger of the ages by `Age` and by `Date`, the
+/// How long ago the origin generated a response: the larger of the ages by `Age` and by `Date`, the
 /// `corrected_initial_age` (RFC 9111, 4.2.3) of a response that arrived at `now`, `delay` after its request.
 ///
 /// A response with neither field was made in this process, since an origin server with a clock sends `Date` (RFC
@@ -155,14 +155,14 @@ fn unix_seconds(time: SystemTime) -> u64 {
 /// The stored decision about a response, as far as reuse depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReuseTerms {
-    /// How long it is fresh, counted from when the origin made it (RFC 9111, 4.2.1).
+    /// How long it is fresh, measured from when the origin generated it (RFC 9111, 4.2.1).
     pub(crate) lifetime: Duration,
     pub(crate) stale: StaleWindows,
     /// `no-cache`: never without validation (RFC 9111, 5.2.2.4).
     pub(crate) revalidate_always: bool,
     /// `immutable`: a validation while it is fresh is useless (RFC 8246).
     pub(crate) immutable: bool,
-    /// Explicitly allows sharing (RFC 9111, 3.5).
+    /// Explicitly allows shared caches to reuse it (RFC 9111, 3.5).
     pub(crate) says_shared: bool,
 }
 
@@ -196,9 +196,9 @@ impl StaleWindows {
     }
 }
 
-/// Whether a stale response may not answer another request without validation (RFC 9111, 5.2.2.2 and 5.2.2.8).
+/// Whether a stale response must be validated before it answers another request (RFC 9111, 5.2.2.2 and 5.2.2.8).
 ///
-/// To the letter this includes `s-maxage` (5.2.2.10). By default it does not: the windows of RFC 5861 are widely
+/// In strict mode this includes `s-maxage` (5.2.2.10). By default it does not: the windows of RFC 5861 are widely
 /// used together with `s-maxage`, and would have no effect.
 pub(crate) fn must_revalidate(all: &CacheControl, http: &HttpPolicy) -> bool {
     let shared = http.scope == CacheScope::Shared;
@@ -218,7 +218,7 @@ pub(crate) enum Reuse {
     Revalidate,
     /// It may not be served, and the request accepts nothing else: 504 (RFC 9111, 5.2.1.7).
     OnlyIfCached,
-    /// It must not answer a request like this: the inner service answers, and the stored response stays.
+    /// It must not answer this kind of request: the inner service answers, and the stored response stays.
     NotForThis,
 }
 
@@ -228,7 +228,7 @@ pub(crate) fn is_reload(demands: &RequestDemands, policy: &HttpPolicy) -> bool {
     !policy.ignore_request_no_cache && (no_cache || max_age.is_some() || min_fresh > 0)
 }
 
-/// Decides by the request, what was stored, and its age (`current_age` of RFC 9111, 4.2.3).
+/// Decides from the request, the stored terms, and the response's age (`current_age` of RFC 9111, 4.2.3).
 pub(crate) fn reuse(
     demands: &RequestDemands,
     terms: &ReuseTerms,
@@ -238,46 +238,47 @@ pub(crate) fn reuse(
     if !is_for(demands, terms, policy) {
         return Reuse::NotForThis;
     }
-    // Each of these demands more than freshness, and so a load.
+    // Each of these demands more than freshness, and so requires a load.
     let ignored = policy.ignore_request_no_cache;
-    let wanted = RequestDirectives {
+    let directives = RequestDirectives {
         no_cache: demands.directives.no_cache && !ignored,
         max_age: demands.directives.max_age.filter(|_| !ignored),
         min_fresh: if ignored { 0 } else { demands.directives.min_fresh },
         ..demands.directives
     };
-    let otherwise = if wanted.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
-    if terms.revalidate_always || wanted.no_cache {
+    let otherwise = if directives.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
+    if terms.revalidate_always || directives.no_cache {
         return otherwise;
     }
     let left = terms.lifetime.saturating_sub(age);
     // RFC 9111, 4.2: at its lifetime a response is stale.
     let is_fresh = !left.is_zero();
-    let too_old =
-        wanted.max_age.is_some_and(|most| age > Duration::from_secs(most)) && !(is_fresh && terms.immutable);
-    if too_old || left < Duration::from_secs(wanted.min_fresh) {
+    let too_old = directives.max_age.is_some_and(|most| age > Duration::from_secs(most))
+        && !(is_fresh && terms.immutable);
+    if too_old || left < Duration::from_secs(directives.min_fresh) {
         return otherwise;
     }
     if is_fresh {
         return Reuse::Fresh;
     }
     let beyond = age.saturating_sub(terms.lifetime);
-    if terms.stale.on_request && wanted.max_stale.is_some_and(|most| beyond <= Duration::from_secs(most)) {
+    if terms.stale.on_request && directives.max_stale.is_some_and(|most| beyond <= Duration::from_secs(most))
+    {
         return Reuse::Stale;
     }
-    // RFC 9111, 5.2.1.1: with `max-age` and without `max-stale`, nothing stale is wanted.
+    // RFC 9111, 5.2.1.1: with `max-age` and without `max-stale`, the request accepts nothing stale.
     if beyond <= terms.stale.while_revalidate
         && !terms.stale.while_revalidate.is_zero()
-        && wanted.max_age.is_none()
+        && directives.max_age.is_none()
     {
         return Reuse::StaleWhileRevalidate;
     }
     otherwise
 }
 
-/// Whether a response may answer a request with its credentials at all, stored or during its load: to the letter
-/// any stored one, otherwise only one that explicitly allows sharing. An origin may answer anonymous requests and
-/// users differently.
+/// Whether a response, stored or still loading, may answer a request with these credentials. In strict mode any stored
+/// response may. Otherwise only one that explicitly allows shared caches to reuse it, because an origin may answer
+/// anonymous requests and users differently.
 pub(crate) fn is_for(demands: &RequestDemands, terms: &ReuseTerms, policy: &HttpPolicy) -> bool {
     policy.strict_rfc || terms.says_shared || !demands.has_credentials()
 }
@@ -285,9 +286,9 @@ pub(crate) fn is_for(demands: &RequestDemands, terms: &ReuseTerms, policy: &Http
 /// How a validation or a load failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadFailure {
-    /// The inner service gave no response.
+    /// The inner service returned no response.
     Disconnected,
-    /// It gave a response with this status.
+    /// It returned a response with this status.
     Status(u16),
 }
 
@@ -306,11 +307,11 @@ pub(crate) fn instead_of(
         LoadFailure::Status(408 | 500 | 502 | 503 | 504) => terms.stale.if_error,
         LoadFailure::Status(_) => return false,
     };
-    // A response that always needs validation, or a request that insists on it.
-    let validated =
+    // Either the response always needs validation, or the request insists on it.
+    let needs_validation =
         terms.revalidate_always || (demands.directives.no_cache && !policy.ignore_request_no_cache);
     let beyond = age.saturating_sub(terms.lifetime);
-    is_for(demands, terms, policy) && !validated && !window.is_zero() && beyond <= window
+    is_for(demands, terms, policy) && !needs_validation && !window.is_zero() && beyond <= window
 }
 
 #[cfg(test)]
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_is_counted_from_the_date_in_any_format() {
+    fn expires_is_relative_to_the_date_in_any_format() {
         let cases = [
             ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
             ("Sunday, 06-Nov-94 08:50:37 GMT", 60),
@@ -413,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_on_arrival_shortens_the_lifetime() {
+    fn the_age_on_receipt_shortens_the_lifetime() {
         let cases: [(&[(&str, &str)], u64); 9] = [
             (&[("age", "10")], 50),
             (&[("age", "60")], 0),
@@ -707,16 +708,16 @@ mod reuse_tests {
     }
 
     #[test]
-    fn requests_with_credentials_get_only_responses_that_allow_sharing() {
+    fn requests_with_credentials_get_only_explicitly_shared_responses() {
         let shared = ReuseTerms { says_shared: true, ..FRESH_FOR_60 };
         for facts in [
             RequestDemands { authorized: true, ..demands("") },
             RequestDemands { has_cookie: true, ..demands("") },
         ] {
-            let given = |terms: &ReuseTerms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
-            assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::default()), Reuse::NotForThis, "A1, A2");
-            assert_eq!(given(&shared, &HttpPolicy::default()), Reuse::Fresh, "A1, A2");
-            assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::strict()), Reuse::Fresh, "RFC 9111, 4");
+            let decision = |terms: &ReuseTerms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
+            assert_eq!(decision(&FRESH_FOR_60, &HttpPolicy::default()), Reuse::NotForThis, "A1, A2");
+            assert_eq!(decision(&shared, &HttpPolicy::default()), Reuse::Fresh, "A1, A2");
+            assert_eq!(decision(&FRESH_FOR_60, &HttpPolicy::strict()), Reuse::Fresh, "RFC 9111, 4");
             assert!(!instead_of(
                 LoadFailure::Disconnected,
                 &facts,
@@ -735,18 +736,18 @@ mod reuse_tests {
         let disconnect_only =
             ReuseTerms { stale: StaleWindows { if_error: Duration::ZERO, ..stale }, ..FRESH_FOR_60 };
         let always = ReuseTerms { revalidate_always: true, ..terms };
-        let gone = LoadFailure::Disconnected;
+        let disconnected = LoadFailure::Disconnected;
         let cases = [
-            (gone, 70, "", terms, true),
-            (gone, 80, "", terms, true),
-            (gone, 81, "", terms, false),
-            (gone, 70, "", disconnect_only, true),
-            (gone, 71, "", disconnect_only, false),
-            (gone, 61, "", none, false),
-            (gone, 60, "", none, false),
-            (gone, 61, "", always, false),
-            (gone, 61, "no-cache", terms, false),
-            (gone, 30, "max-age=0", terms, true),
+            (disconnected, 70, "", terms, true),
+            (disconnected, 80, "", terms, true),
+            (disconnected, 81, "", terms, false),
+            (disconnected, 70, "", disconnect_only, true),
+            (disconnected, 71, "", disconnect_only, false),
+            (disconnected, 61, "", none, false),
+            (disconnected, 60, "", none, false),
+            (disconnected, 61, "", always, false),
+            (disconnected, 61, "no-cache", terms, false),
+            (disconnected, 30, "max-age=0", terms, true),
             (LoadFailure::Status(503), 80, "", terms, true),
             (LoadFailure::Status(503), 81, "", terms, false),
             (LoadFailure::Status(503), 61, "", disconnect_only, false),
@@ -757,9 +758,9 @@ mod reuse_tests {
             (LoadFailure::Status(501), 61, "", terms, false),
             (LoadFailure::Status(404), 61, "", terms, false),
         ];
-        for (failed, age, line, terms, given) in cases {
+        for (failed, age, line, terms, expected) in cases {
             let stands_in = instead_of(failed, &demands(line), &terms, secs(age), &HttpPolicy::strict());
-            assert_eq!(stands_in, given, "RFC 5861, 4; RFC 9111, 4.2.4: {failed:?} {line} at {age}");
+            assert_eq!(stands_in, expected, "RFC 5861, 4; RFC 9111, 4.2.4: {failed:?} {line} at {age}");
         }
     }
 

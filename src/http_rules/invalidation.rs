@@ -42,7 +42,7 @@ impl ChangedResources {
     }
 
     /// The keys that are invalid after this response, each once: those of the target, and those of URIs of the same
-    /// origin in `Location` and `Content-Location`. None after an error: no change is known then.
+    /// origin in `Location` and `Content-Location`. None after an error, because then no change is known.
     pub(crate) fn keys(&self, status: StatusCode, headers: &HeaderMap) -> Vec<CacheKey> {
         if !status.is_success() && !status.is_redirection() {
             return Vec::new();
@@ -61,7 +61,7 @@ impl ChangedResources {
         keys
     }
 
-    /// The target's keys: they may be invalid if no response came.
+    /// The target's keys: they may be invalid if there was no response.
     pub(crate) fn target_keys(&self) -> Vec<CacheKey> {
         self.keys.clone()
     }
@@ -240,7 +240,7 @@ mod tests {
         let plain = HttpPolicy::private();
         let all = ChangedResources::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
         let own = plain.cache_key(&request("GET", "/x", &fields[..1])).unwrap();
-        assert_eq!(all.target_keys(), [own], "there are no credentials that it could be kept for");
+        assert_eq!(all.target_keys(), [own], "there are no credentials that it could be stored for");
         // The hook returns `None` for the sender: of all tenants only the unnamed one is known.
         let all = ChangedResources::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
         let bare = HttpPolicy::private().cache_key(&request("GET", "/x", &fields[..1])).unwrap();

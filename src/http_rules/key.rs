@@ -1,10 +1,12 @@
-//! The key of a request: its target URI, and the policy's additions.
+//! The key of a request: its target URI in normal form, and the policy's additions.
 //!
-//! What axum reports about a request: the route that matched it, its original URI, and the prefix that nesting removed.
+//! With the feature `axum`, the target is the original URI of the request. axum reports it, the route that matched the
+//! request, and the prefix that nesting removed.
 //!
-//! The normal form of a path and query (RFC 3986, 6.2.2): one name for all spellings of a resource.
+//! The normal form of a path and query (RFC 3986, 6.2.2) is one name for all spellings of a resource.
 //!
-//! References to other resources in `Location` and `Content-Location` (RFC 9110, 10.2.2 and 8.7).
+//! The file also resolves the references to other resources in `Location` and `Content-Location` (RFC 9110, 10.2.2 and
+//! 8.7).
 
 use std::borrow::Cow;
 
@@ -18,9 +20,9 @@ use super::request_settings::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
 use crate::key::CacheKey;
 
-/// The key under which a guard with the default [`HttpPolicy`](crate::http::HttpPolicy) stores the response to a GET of `uri`,
-/// for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http` or `https`
-/// authority.
+/// The key under which a guard with the default [`HttpPolicy`](crate::http::HttpPolicy) stores the response to a GET of
+/// `uri`, for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http`
+/// or `https` authority.
 ///
 /// Requests that a server receives have no scheme: their keys have the policy's
 /// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the client's `Host` as authority.
@@ -56,7 +58,8 @@ pub(crate) struct KeyHeaders<'a> {
 }
 
 impl<'a> KeyHeaders<'a> {
-    /// For a request that is not looked up, whatever its other headers are.
+    /// For a request that bypasses the cache, whatever its other headers are. `None` if it has several `Host` fields and
+    /// the policy names no authority.
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
@@ -78,8 +81,8 @@ pub(crate) fn key<B>(
     key_by(request, keyed, rules, CacheKey::from_texts).map(|(key, _)| key)
 }
 
-/// The key of the resource that a request addresses, made by `join` from a head and texts, and whether the request writes its
-/// target in another form than the normal one.
+/// The key of the resource that a request addresses, built by `join` from a head and texts, and whether the request
+/// spells its target differently from the normal form.
 pub(crate) fn key_by<B, K>(
     request: &Request<B>,
     keyed: &KeyHeaders<'_>,
@@ -100,13 +103,13 @@ pub(crate) fn key_by<B, K>(
     Ok((target.key_by(&added, join), target.is_other_form()))
 }
 
-/// The target of a request as the request writes it: its original URI, and the URI that the inner service sees.
+/// The target of a request in the request's own spelling: its original URI, and the URI that the inner service sees.
 pub(crate) fn sent_target<B>(request: &Request<B>) -> [&str; 2] {
     [original(request).unwrap_or_else(|| request.uri()), request.uri()].map(path_and_query)
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
-/// 9111, 2). Paths are in normal form, so that a change reaches the resource however it writes the path.
+/// 9111, 2). Paths are in normal form, so that an invalidation reaches the resource under any spelling of its path.
 pub(crate) struct TargetUri<'a> {
     /// The head of the key, which includes the scheme.
     head: &'static str,
@@ -125,7 +128,7 @@ impl<'a> TargetUri<'a> {
         Self::behind(original(request), request, keyed, rules)
     }
 
-    /// The target of a request that came with the `original` URI.
+    /// The target of a request with this `original` URI.
     fn behind<B>(
         original: Option<&'a Uri>,
         request: &'a Request<B>,
@@ -137,8 +140,9 @@ impl<'a> TargetUri<'a> {
         if let Some(authority) = &rules.authority {
             return Ok(Self::at(head, authority, target, request));
         }
-        // A handler that builds URLs from the authority would write this spelling into a shared response. A request
-        // that a client of this process makes has no `Host`, and its response serves no other client.
+        // A handler that builds URLs from the authority would write a redundant port into a shared response, so a
+        // received request with one is refused. A request that a client of this process sends has no `Host`, and its
+        // response serves no other client.
         let is_received = keyed.host.is_some() || request.version() > Version::HTTP_11;
         let plain = |text: &'a str| {
             plain_authority(text, default_port).filter(|plain| !is_received || plain.len() == text.len())
@@ -161,7 +165,7 @@ impl<'a> TargetUri<'a> {
     }
 
     /// The targets that an unsafe request may change, each once: that of its URI, which wins (RFC 9112, 3.2.2), and
-    /// that of `Host`, by which a handler may go. User information does not distinguish resources.
+    /// that of `Host`, which a handler may use. User information does not distinguish resources.
     pub(crate) fn changed_by<B>(
         request: &'a Request<B>,
         keyed: &KeyHeaders<'a>,
@@ -189,7 +193,7 @@ impl<'a> TargetUri<'a> {
         Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
     }
 
-    /// Whether the request writes a path in another form than the normal one.
+    /// Whether the request spells a path differently from the normal form.
     fn is_other_form(&self) -> bool {
         [Some(&self.path), self.rewritten.as_ref()]
             .into_iter()
@@ -242,7 +246,7 @@ fn lower_case(authority: &str) -> Cow<'_, str> {
     }
 }
 
-/// The policy's additions to the key. No path begins like one of these, so they cannot be confused.
+/// The policy's additions to the key. No path begins like one of them, so an addition is never mistaken for a path.
 pub(crate) fn additions<B>(
     request: &Request<B>,
     keyed: &KeyHeaders<'_>,
@@ -275,7 +279,7 @@ pub(crate) fn addition(text: &str) -> String {
     format!("key={text}")
 }
 
-/// As it was sent.
+/// The path and query as sent; `/` if the URI has none.
 fn path_and_query(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }
@@ -334,8 +338,8 @@ static REG_NAME: [bool; 256] = {
 
 /// The URI before nested routers removed their prefixes.
 ///
-/// A handler that forwards its request to another origin leaves the extension in place, but the extension then says
-/// nothing about the new URI.
+/// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
+/// the new URI, so it is ignored.
 #[cfg(feature = "axum")]
 pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
     let (uri, original) = (request.uri(), &request.extensions().get::<axum::extract::OriginalUri>()?.0);
@@ -347,20 +351,20 @@ pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
     None
 }
 
-/// The route that matched the request: `/users/{id}`. A layer sees it if it was put on the router by `Router::layer` or
-/// `Router::route_layer`, which are called after the match; a service around the whole router does not.
+/// The route that matched the request: `/users/{id}`. A layer sees it if it was added by `Router::layer` or
+/// `Router::route_layer`, which run after the match; a service around the whole router does not.
 #[cfg(feature = "axum")]
 pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
     request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
 }
 
-/// No other router says so.
+/// Only axum reports the route.
 #[cfg(not(feature = "axum"))]
 pub(crate) fn matched_route<B>(_: &Request<B>) -> Option<&str> {
     None
 }
 
-/// Whether the inner service sees this target, or the part of it that nesting left.
+/// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
 pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
@@ -399,13 +403,14 @@ fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
     Some(left.strip_prefix('/').unwrap_or(left))
 }
 
-/// The normal form of a path and query; borrowed if the text is in this form already.
+/// The normal form of a path and query; borrowed if the text is already in this form.
 ///
 /// - A percent-encoded unreserved character is decoded, and the digits of other codes are in upper case.
-/// - A character that no path or query may contain is percent-encoded, as clients do it; so is a `%` that begins no code.
+/// - A character that no path or query may contain is percent-encoded, as clients do; so is a `%` that begins no code.
 /// - The segments `.` and `..` are removed, and so is an empty query.
 ///
-/// `%2F` and `/`, `/a/` and `/a`, and parameters in another order remain distinct: origins give them different meanings.
+/// `%2F` and `/`, `/a/` and `/a`, and parameters in another order remain distinct, because origins treat them
+/// differently.
 pub(crate) fn normal_form(path_and_query: &str) -> Cow<'_, str> {
     let bytes = path_and_query.as_bytes();
     let is_normal = bytes.iter().all(|&byte| ALLOWED[usize::from(byte)] & PLAIN != 0)
@@ -426,8 +431,8 @@ pub(crate) fn normal_form(path_and_query: &str) -> Cow<'_, str> {
     if normal == path_and_query { Cow::Borrowed(path_and_query) } else { Cow::Owned(normal) }
 }
 
-/// With the codes that are needed, and no others.
-fn encoded(text: &str, place: u8) -> String {
+/// Encodes the characters that this `component` of a URI may not contain, and decodes the unreserved ones.
+fn encoded(text: &str, component: u8) -> String {
     const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
     let digit = |byte: Option<&u8>| {
         byte.and_then(|byte| char::from(*byte).to_digit(16)).and_then(|digit| u8::try_from(digit).ok())
@@ -441,8 +446,8 @@ fn encoded(text: &str, place: u8) -> String {
         };
         rest = if code.is_some() { &after[2..] } else { after };
         let byte = code.unwrap_or(*byte);
-        // A character that was encoded keeps its code unless it is unreserved: `%2F` is no `/`.
-        if ALLOWED[usize::from(byte)] & if code.is_some() { UNRESERVED } else { place } != 0 {
+        // A character that was encoded keeps its code unless it is unreserved: `%2F` is not `/`.
+        if ALLOWED[usize::from(byte)] & if code.is_some() { UNRESERVED } else { component } != 0 {
             normal.push(char::from(byte));
         } else {
             normal.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
@@ -454,10 +459,10 @@ fn encoded(text: &str, place: u8) -> String {
 const UNRESERVED: u8 = 1;
 const IN_PATH: u8 = 2;
 const IN_QUERY: u8 = 4;
-/// In a path and query as one text.
+/// In the text of a path and its query together.
 const PLAIN: u8 = 8;
 
-/// Where each character stands for itself (RFC 3986, 2.3, 3.3 and 3.4).
+/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.3 and 3.4).
 static ALLOWED: [u8; 256] = {
     let mut allowed = [0; 256];
     let mut byte = 0;
@@ -474,9 +479,9 @@ static ALLOWED: [u8; 256] = {
     ];
     let mut class = 0;
     while class < classes.len() {
-        let (mut bytes, places) = classes[class];
+        let (mut bytes, components) = classes[class];
         while let [byte, rest @ ..] = bytes {
-            allowed[*byte as usize] = places;
+            allowed[*byte as usize] = components;
             bytes = rest;
         }
         class += 1;
@@ -544,29 +549,29 @@ fn has_scheme(reference: &str) -> bool {
         && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4), and keeps its query. An empty
+/// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4). The query stays. An empty
 /// path becomes `/`.
 pub(super) fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
-    let mut meta: Vec<&str> = Vec::new();
+    let mut output: Vec<&str> = Vec::new();
     let mut segments = path.split('/').skip(1).peekable();
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
         match segment {
             "." | ".." => {
                 if segment == ".." {
-                    meta.pop();
+                    output.pop();
                 }
                 // A trailing dot segment leaves the folder itself.
                 if is_last {
-                    meta.push("");
+                    output.push("");
                 }
             }
-            _ => meta.push(segment),
+            _ => output.push(segment),
         }
     }
-    format!("/{}{query}", meta.join("/"))
+    format!("/{}{query}", output.join("/"))
 }
 
 #[cfg(all(test, feature = "axum"))]
@@ -689,7 +694,7 @@ mod location_tests {
             ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
             ("//g:1?y", "http://g:1/?y"),
             ("//g/x", "http://g/x"),
-            // A scheme begins with a letter and contains no slash.
+            // A scheme begins with an alphabetic character and contains no slash.
             ("1:2", "http://a/b/c/1:2"),
             ("g/h:i", "http://a/b/c/g/h:i"),
         ];

@@ -1,8 +1,7 @@
 //! The rules of HTTP caching as functions of requests and responses: RFC 9110, 9111, 9211, 9213 and 5861.
 //!
-//! They use no guard, no store and no clock: the caller passes the time.
-//!
-//! [`Rule`]: the names of the rules in logs, `Cache-Status` and `explain`.
+//! They use no guard, no store and no clock: the caller passes the time. [`Rule`] names the rules in logs, `Cache-Status`
+//! and `explain`.
 
 pub(crate) mod cache_control;
 pub(crate) mod conditional;
@@ -46,7 +45,7 @@ macro_rules! rules {
 }
 
 rules! {
-    // Rules of requests: why one is not looked up.
+    // Rules of requests: why one bypasses the cache.
     /// Not a method that a cache answers.
     Method: "method", "RFC 9111, 4";
     /// `Host` is not a single authority that can be a key.
@@ -96,7 +95,7 @@ rules! {
     Status: "status", "RFC 9111, 3";
     /// A status that no cache may store, because it concerns one request or one client.
     Unstorable: "status", "RFC 6585, 3 to 6; RFC 8470, 5.2";
-    /// Stale on arrival, must be validated before reuse, and has no validator.
+    /// Stale when received, must be validated before reuse, and has no validator.
     MustRevalidate: "must-revalidate", "RFC 9111, 5.2.2.2";
     /// The response to a POST that does not represent a GET's.
     Post: "method", "RFC 9110, 9.3.3";
@@ -113,7 +112,7 @@ rules! {
     ServerError: "server-error", "the guard's rule for failures";
     /// It states no lifetime above zero, and has no validator.
     Stale: "stale", "RFC 9111, 4.2";
-    /// It was older than its stated lifetime when it came.
+    /// It was older than its stated lifetime when it was received.
     TooOld: "too-old", "RFC 9111, 4.2";
 }
 

@@ -1,7 +1,7 @@
-//! Which requests are looked up, and which of their parts are in the key.
+//! Which requests may use the cache, and which of their parts are in the key.
 //!
 //! Every request that is not certainly the plain question "what is at this URI" goes straight to the inner service:
-//! a needless bypass costs one load, a wrongly shared response leaks.
+//! a needless bypass costs one load, a wrongly shared response leaks data.
 
 use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Request, Uri};
@@ -17,7 +17,7 @@ use super::request_settings::is_forwarding;
 use super::vary::may_be_misread;
 use crate::key::CacheKey;
 
-/// A request to which the rules apply: its key, and its other demands.
+/// A request that may use the cache: its key, and its other demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConsideredRequest<K = CacheKey> {
     pub(crate) key: K,
@@ -30,7 +30,7 @@ pub(crate) struct ConsideredRequest<K = CacheKey> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestDemands {
     pub(crate) directives: RequestDirectives,
-    /// Has `Authorization`, and takes part if the response allows it (RFC 9111, 3.5).
+    /// Has `Authorization`, and uses the cache if the response allows it (RFC 9111, 3.5).
     pub(crate) authorized: bool,
     /// Has `Cookie`, likewise.
     pub(crate) has_cookie: bool,
@@ -44,19 +44,18 @@ pub(crate) struct RequestDemands {
     pub(crate) forwarded: bool,
     /// Has cookies, none of which matter.
     pub(crate) other_cookies: bool,
-    /// Writes its path or query in another form than the normal one.
+    /// Spells its path or query differently from the normal form.
     pub(crate) other_form: bool,
 }
 
 impl RequestDemands {
-    /// Whether it has credentials, and is looked up all the same.
+    /// Whether it has credentials and uses the cache nevertheless.
     pub(crate) fn has_credentials(&self) -> bool {
         self.authorized || self.has_cookie
     }
 }
 
-/// Whether the rules apply to a request, by its head and the presence of a body; otherwise the rule that forbids
-/// it.
+/// Whether a request may use the cache, by its head and the presence of a body; otherwise the rule that forbids it.
 ///
 /// The complete list of requests that bypass: methods other than GET and HEAD; no `Host`, several, or one that is
 /// not a plain authority; a scheme other than `http` and `https`; a target without a path; a body, or a header that
@@ -98,9 +97,9 @@ pub(crate) fn consider_post<B>(
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 
-/// True for a GET, false for a HEAD; other methods are not looked up.
+/// True for a GET, false for a HEAD; other methods bypass the cache.
 ///
-/// Only safe methods with defined cache semantics are (RFC 9110, 9.2.3). This excludes CONNECT, which is also how a
+/// Only safe methods with defined cache semantics may use it (RFC 9110, 9.2.3). This excludes CONNECT, which is also how a
 /// WebSocket over HTTP/2 begins (RFC 8441).
 fn method<B>(request: &Request<B>) -> Result<bool, Rule> {
     match *request.method() {
@@ -110,7 +109,7 @@ fn method<B>(request: &Request<B>) -> Result<bool, Rule> {
     }
 }
 
-/// A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") gives a
+/// A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") returns a
 /// response that depends on more than the key.
 fn bodiless<B: http_body::Body>(request: &Request<B>) -> Result<(), Rule> {
     if request.body().is_end_stream() { Ok(()) } else { Err(Rule::Body) }
@@ -154,7 +153,7 @@ pub(crate) fn examine<'a>(
             }
             "range" if !has_range && is_bytes(value) => {
                 has_range = true;
-                // An invalid range asks for the whole (RFC 9110, 14.2).
+                // An invalid range is ignored: the whole is requested (RFC 9110, 14.2).
                 demands.ranged = conditional::is_range(value);
                 continue;
             }
@@ -210,7 +209,7 @@ pub(crate) fn examine<'a>(
     }
     // RFC 9111, 5.4: `Pragma` counts only if there is no `Cache-Control`.
     demands.directives.no_cache |= pragma && !has_directives;
-    // If a cookie on another line matters, all cookies are kept.
+    // If a cookie on another line matters, the request keeps all cookies.
     demands.other_cookies &= !rules.has_own_cookies(headers);
     Ok((keyed, demands))
 }

@@ -1,17 +1,15 @@
-//! [`RequestRules`]: which requests are looked up, in a form that is fast to check for every request.
+//! [`RequestRules`]: which requests may use the cache, in a form that is fast to check for every request.
 //!
-//! Detects request extensions that only a layer on the wrong side of the guard sets, and warns the operator.
+//! - [`CREDENTIAL_HEADERS`]: the default list of request headers that mark a response as one user's.
+//! - [`CookieNames`]: the cookies that affect responses ([`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies)).
+//! - [`PersonalExtension`]: a request extension that only a layer on the wrong side of the guard sets. The operator is
+//!   warned about it.
+//! - [`forwarding`]: the host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and
+//!   redirects from them, and seldom name them in `Vary`.
 //!
-//! The cookies that affect responses: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
-//!
-//! The default list of request headers that mark a response as one user's.
-//!
-//! The host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and redirects
-//! from them, and seldom name them in `Vary`.
-//!
-//! Requests with different reports share nothing: each report has separate keys, so an invented report cannot
-//! displace, delay or crowd out the responses of others. A tag ties the keys to their resource, so an unsafe method
-//! reaches all of them.
+//! Requests with different reports never share a response: each report has separate keys, so an invented report cannot
+//! displace, delay or evict the responses to others. A tag ties the keys to their resource, so an unsafe method
+//! invalidates all of them.
 
 use std::any::{TypeId, type_name};
 use std::fmt;
@@ -31,7 +29,7 @@ use crate::observe::{LogEveryMinute, log};
 /// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
 ///
 /// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a reverse proxy writes them on every request:
-/// they select a key (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a
+/// they select a key ([`forwarding`]). `X-Forwarded-For` is missing, because it differs from client to client: a
 /// handler that depends on it names it in `Vary` (RFC 9110, 12.5.5), or the policy lists it as a credential.
 pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "a-im",
@@ -49,12 +47,12 @@ pub(crate) enum CacheScope {
     Private,
 }
 
-/// Whether requests or responses with credentials or cookies take part.
+/// Whether requests or responses with credentials or cookies use the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CredentialRule {
     #[default]
     Never,
-    /// If the response explicitly allows sharing.
+    /// If the response explicitly allows shared caches to reuse it.
     IfSaid,
     Freely,
 }
@@ -110,10 +108,10 @@ impl PartialEq for KeyHook {
     }
 }
 
-/// How keys begin: with the kind of entry, the kind of policy, and the scheme.
+/// The first parts of keys: the kind of entry, the kind of policy, and the scheme.
 ///
-/// One kind of policy stores responses that another would refuse, and a hit is not judged again; so they share no
-/// keys.
+/// One kind of policy stores responses that another would refuse, and a hit is not classified again. So each kind uses
+/// separate keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heads {
     pub(crate) http: &'static str,
@@ -126,14 +124,14 @@ impl Heads {
     pub(crate) const PRIVATE: Self = Self { http: "http:private:http", https: "http:private:https" };
 }
 
-/// Which requests are looked up, and under which key.
+/// Which requests may use the cache, and under which key.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RequestRules {
     pub(crate) heads: Heads,
     /// The scheme of requests without one in their URI, as an HTTP/1 server receives them.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
-    /// Credentials that stay when the list is replaced, because each was explicitly named as one user's.
+    /// Credentials that stay when the list is replaced, because each was explicitly declared as one user's.
     pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
     /// The rule for requests with `Authorization`. With `Never`, `credentials` decides.
@@ -204,7 +202,7 @@ impl RequestRules {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NameSet {
     pub(crate) names: Vec<HeaderName>,
-    /// A Bloom filter of the names, at which most headers are rejected.
+    /// A Bloom filter of the names. It rejects most headers.
     bits: u128,
 }
 
@@ -231,12 +229,12 @@ impl FromIterator<HeaderName> for NameSet {
     }
 }
 
-/// One of 128 bits, by the length and the outer letters of a name. The length alone would reject too few: some
-/// listed name has almost every length.
+/// One of 128 bits, chosen by the length and the first and last byte of a name. The length alone would reject too few
+/// headers, because there is a listed name of almost every length.
 fn bit(name: &HeaderName) -> u128 {
     let bytes = name.as_str().as_bytes();
-    let strict_rfc = |at: Option<&u8>| at.copied().map_or(0, usize::from);
-    1 << ((bytes.len() + 31 * strict_rfc(bytes.first()) + 7 * strict_rfc(bytes.last())) % 128)
+    let code = |byte: Option<&u8>| byte.copied().map_or(0, usize::from);
+    1 << ((bytes.len() + 31 * code(bytes.first()) + 7 * code(bytes.last())) % 128)
 }
 
 /// A type of request extension that marks a request as one client's.
@@ -273,7 +271,7 @@ impl fmt::Debug for PersonalExtension {
 /// One limit for all guards of the process, because each request passes the same layers.
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
-/// Warns about the layer that has set an extension of this request.
+/// Warns about the layer that set a personal extension of this request.
 pub(crate) fn warn_of_extension<B>(request: &Request<B>, personal: &[PersonalExtension]) {
     let found = personal.iter().find(|personal| personal.is_in(request.extensions()));
     if let Some(found) = found
@@ -372,7 +370,7 @@ pub(crate) const CREDENTIAL_HEADERS: [&str; 41] = [
     "x-forwarded-client-cert",
 ];
 
-/// These headers, besides `Forwarded`. `X-Forwarded-For` is missing, because it differs from client to client.
+/// The headers of a report, besides `Forwarded`. `X-Forwarded-For` is missing, because it differs from client to client.
 const X_FORWARDED: [&str; 6] = [
     "x-forwarded-host",
     "x-forwarded-port",

@@ -25,9 +25,9 @@ use super::vary::Vary;
 
 /// Marks a response that only the requesting client may receive.
 ///
-/// A handler puts it into the response's extensions; the guard then neither stores the response nor gives it to
-/// others that wait for the same URI: each of them calls the handler. `Cache-Control: no-store` does the same, and
-/// also tells every other cache on the way.
+/// A handler puts it into the response's extensions; the guard then neither stores the response nor shares it with
+/// requests that wait for the same URI: each of them calls the handler. `Cache-Control: no-store` does the same, and
+/// also applies to every other cache on the way.
 ///
 /// # Examples
 ///
@@ -57,7 +57,7 @@ pub(crate) struct RequestResponse<'a> {
     pub(crate) do_not_store: bool,
     /// The time from the request to this head (RFC 9111, 4.2.3, `response_delay`).
     pub(crate) delay: Duration,
-    /// When this head came, by the wall clock.
+    /// When this head was received, by the wall clock.
     pub(crate) now: SystemTime,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreDecision {
     pub(crate) terms: ReuseTerms,
-    /// Its age when it came (RFC 9111, 4.2.3).
+    /// Its age when it was received (RFC 9111, 4.2.3).
     pub(crate) initial_age: Duration,
     /// For how long from now on it is useful: fresh, stale, or for a validation.
     pub(crate) keep_for: Duration,
@@ -98,16 +98,16 @@ impl StoreDecision {
         self.terms.lifetime.saturating_sub(self.initial_age)
     }
 
-    /// Whether it was older than its stated lifetime when it came.
+    /// Whether it was older than its stated lifetime when it was received.
     pub(crate) fn is_too_old(&self) -> bool {
         let ReuseTerms { lifetime, revalidate_always, .. } = self.terms;
         !revalidate_always && !lifetime.is_zero() && self.fresh_for().is_zero()
     }
 }
 
-/// Judges a response by its head.
+/// Classifies a response by its head.
 ///
-/// The rules that forbid sharing come first: even coalescing without storing hands one user's response to others.
+/// The rules that forbid reuse are checked first: even coalescing without storing passes one user's response to others.
 pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
     let directives = Directives::of(exchange.headers, &rules.http);
     match forbidden(exchange, &directives, rules) {
@@ -120,7 +120,7 @@ pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) ->
 struct Directives {
     all: CacheControl,
     targeted: bool,
-    /// The targeted field forbids sharing, even if the rest of that field is invalid.
+    /// The targeted field forbids reuse, even if the rest of that field is invalid.
     forbidden_by_target: bool,
 }
 
@@ -139,7 +139,7 @@ impl Directives {
                 None => untargeted,
             };
         }
-        // More careful: sharing is forbidden if either field forbids it, even an invalid one.
+        // More careful: reuse is forbidden if either field forbids it, even an invalid one.
         let lenient = CacheControl::parse(headers.get_all(CDN_CACHE_CONTROL));
         let forbids =
             |all: &CacheControl| all.no_store || all.private.is_present() || all.no_cache.is_present();
@@ -167,7 +167,7 @@ impl Directives {
     }
 }
 
-/// The rule that keeps a response from all other requests, whatever its lifetime.
+/// The rule that makes a response private to its request, whatever its lifetime.
 fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
     let RequestResponse { demands, status, headers, ref body, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
@@ -262,7 +262,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
     let private = if http.scope == CacheScope::Shared { all.private.listed() } else { &[] };
     let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
     let share_only = |rule, vary| match status {
-        // Waiters may want another part, and listed fields are only removed from stored responses.
+        // Waiters may request another part, and listed fields are only removed from stored responses.
         StatusCode::PARTIAL_CONTENT => Verdict::Private(Rule::Status),
         _ if !private.is_empty() => Verdict::Private(Rule::Private),
         _ if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
@@ -291,7 +291,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
             (Duration::from_secs(seconds), Rule::Heuristic)
         }
-        // The policy's lifetime begins on arrival, however old the response is.
+        // The policy's lifetime begins when the response is received, however old it is.
         _ if http.default_lifetime && may_have_default(status) => {
             (rules.fresh_for.saturating_add(initial_age), Rule::Default)
         }
@@ -308,7 +308,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         says_shared,
     };
     let fresh_for = lifetime.saturating_sub(initial_age);
-    let asked_for = terms.stale.while_revalidate.max(terms.stale.if_error);
+    let stale_window = terms.stale.while_revalidate.max(terms.stale.if_error);
     if exchange.method != Method::GET && fresh_for.is_zero() {
         return Verdict::Private(Rule::Post);
     }
@@ -317,11 +317,11 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         return Verdict::Private(Rule::MustRevalidate);
     }
     if is_failure && !may_keep_failures {
-        // Sharing the failure ends all waits at once, instead of one retry after the other; storing it would
-        // prolong the outage.
+        // Shared, the failure ends all waits at once instead of one retry after the other. Stored, it would prolong
+        // the outage.
         return share_only(Rule::ServerError, vary);
     }
-    if fresh_for.is_zero() && asked_for.is_zero() && !has_validator {
+    if fresh_for.is_zero() && stale_window.is_zero() && !has_validator {
         let rule = match (is_failure, lifetime.is_zero()) {
             (true, _) => Rule::ServerError,
             (false, true) => Rule::Stale,
@@ -330,7 +330,7 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         return share_only(rule, vary);
     }
     let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
-    let keep_for = fresh_for.saturating_add(beyond.max(asked_for).max(terms.stale.on_disconnect));
+    let keep_for = fresh_for.saturating_add(beyond.max(stale_window).max(terms.stale.on_disconnect));
     let part = if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None };
     let says_stale = (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some());
     Verdict::Store(StoreDecision {

@@ -1,8 +1,6 @@
-//! [`HttpPolicy`]: the settings of the HTTP rules.
+//! [`HttpPolicy`]: the settings of the HTTP rules, and the policy's three starting points (`default`, `strict`, `private`).
 //!
-//! The three starting points of an [`HttpPolicy`].
-//!
-//! Settings of [`HttpPolicy`] for requests, besides the lists of headers: authority, cookies, and extensions.
+//! Requests have settings for the lists of headers, and for the authority, cookies and extensions.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -33,7 +31,7 @@ use crate::key::CacheKey;
 /// - [`default`](Self::default), safe by default: a shared cache that is stricter than the RFC where applications
 ///   are often careless. Responses to requests with credentials or cookies, and responses with `Set-Cookie`, are
 ///   not shared; failures go to waiters and are never stored.
-/// - [`strict`](Self::strict), to the letter of RFC 9111: what a reverse proxy is expected to do.
+/// - [`strict`](Self::strict), exactly as in RFC 9111: the expected behavior of a reverse proxy.
 /// - [`private`](Self::private), for clients: the cache of one user.
 ///
 /// Each of the three uses separate keys: one neither serves nor invalidates entries of another. Policies that
@@ -54,7 +52,7 @@ use crate::key::CacheKey;
 pub struct HttpPolicy {
     pub(crate) requests: RequestRules,
     pub(crate) scope: CacheScope,
-    /// To the letter of the RFCs, even where the default is more careful.
+    /// Follows the RFCs exactly, even where the default is more careful.
     pub(crate) strict_rfc: bool,
     /// The rule for responses with `Set-Cookie`.
     pub(crate) set_cookie: CredentialRule,
@@ -131,9 +129,9 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether requests with `Authorization` are looked up and their responses stored, if the response explicitly
-    /// allows sharing: `public`, `s-maxage` or `must-revalidate` (RFC 9111, 3.5). Defaults to no; in
-    /// [`strict`](Self::strict) to yes, and there such requests are answered with any stored response.
+    /// Whether requests with `Authorization` use the cache, if the response explicitly allows it: `public`, `s-maxage` or
+    /// `must-revalidate` (RFC 9111, 3.5). Defaults to no; in [`strict`](Self::strict) to yes, and there such requests are
+    /// answered with any stored response.
     #[must_use]
     pub fn share_authorized(mut self, share: bool) -> Self {
         self.requests.authorization = CredentialRule::wished(share, self.requests.authorization);
@@ -143,9 +141,9 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether requests with `Cookie` and responses with `Set-Cookie` take part, if the response explicitly allows
-    /// sharing, as for [`share_authorized`](Self::share_authorized). Defaults to no; in [`strict`](Self::strict) to
-    /// yes, and there even if the response does not explicitly allow it.
+    /// Whether requests with `Cookie` and responses with `Set-Cookie` use the cache, if the response explicitly allows it,
+    /// as for [`share_authorized`](Self::share_authorized). Defaults to no; in [`strict`](Self::strict) to yes, and there
+    /// even if the response does not explicitly allow it.
     #[must_use]
     pub fn share_cookies(mut self, share: bool) -> Self {
         self.requests.cookie = CredentialRule::wished(share, self.requests.cookie);
@@ -157,7 +155,7 @@ impl HttpPolicy {
     }
 
     /// Whether a request's `no-cache`, `max-age`, `min-fresh` and `Pragma` are ignored, so that they force no
-    /// loads. (Requests that are not looked up at all, as with `no-store`, are not affected.) Defaults to no: such
+    /// loads. (Requests that bypass the cache, as with `no-store`, are not affected.) Defaults to no: such
     /// a request has the stored response validated, once for all requests that arrive meanwhile.
     #[must_use]
     pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
@@ -171,9 +169,9 @@ impl HttpPolicy {
     /// own query.
     ///
     /// A hit reads one key more, in the same command (`MGET` instead of `GET`; on a cluster by a second `GET` at the same time). A load
-    /// costs what a [tag](crate::PolicyBuilder::tags) costs, and its waiters get the response at its end. Guards that share a store
-    /// should agree about it: what a guard without it stores is a miss for a guard with it, and what a guard without it invalidates
-    /// stays under the other queries.
+    /// costs as much as a [tag](crate::PolicyBuilder::tags), and its waiters get the response at its end. Guards that share a store
+    /// should agree about it: a response that a guard without it stores is a miss for a guard with it, and an invalidation by a
+    /// guard without it does not reach the other queries.
     ///
     /// # Examples
     ///
@@ -200,10 +198,10 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether each response has an [`AnswerInfo`](crate::AnswerInfo) among its extensions, for a layer outside of the guard: what
-    /// `Cache-Status` tells, as a value. Its `age` counts from when the guard stored the response, in contrast to the header
-    /// `Age`, which counts from the origin. A response to an upgrade, or of a guard on trial, has none. Defaults to no: a tenth
-    /// of the time of a hit from memory.
+    /// Whether each response has an [`AnswerInfo`](crate::AnswerInfo) among its extensions, for a layer outside of the guard: the
+    /// content of `Cache-Status`, as a value. Its `age` counts from when the guard stored the response, in contrast to the header
+    /// `Age`, which counts from the origin. A response to an upgrade, or of a guard with
+    /// [`shadow`](crate::PolicyBuilder::shadow), has none. Defaults to no: it takes a tenth of the time of a hit from memory.
     ///
     /// # Examples
     ///
@@ -269,17 +267,17 @@ impl HttpPolicy {
         self
     }
 
-    /// For how long after its freshness a response is served while the inner service cannot be reached, if the
-    /// response does not ask for it (RFC 9111, 4.2.4); not in place of an answer. Never if the response forbids it:
-    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in [`strict`](Self::strict)
-    /// to a day.
+    /// For how long after its freshness a response is served while the inner service cannot be reached, even if the
+    /// response does not request it (RFC 9111, 4.2.4); never instead of an answer. Never if the response forbids it:
+    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in
+    /// [`strict`](Self::strict) to a day.
     #[must_use]
     pub fn stale_on_disconnect(mut self, window: Duration) -> Self {
         self.stale_on_disconnect = window;
         self
     }
 
-    /// For how long after its freshness a response with a validator is kept, to be validated instead of
+    /// For how long after its freshness a response with a validator stays stored, to be validated instead of
     /// loaded. Costs the store's memory. Defaults to ten minutes; in [`strict`](Self::strict) to a day.
     #[must_use]
     pub fn validate_within(mut self, window: Duration) -> Self {
@@ -320,7 +318,7 @@ impl HttpPolicy {
         key(request, &keyed, &self.requests).ok()
     }
 
-    /// How far the values of requests are normalized.
+    /// How far the values of selecting request headers are normalized.
     pub(crate) fn normal(&self) -> Normalization {
         if self.strict_rfc { Normalization::Exact } else { Normalization::Careful }
     }
@@ -397,7 +395,7 @@ impl Default for HttpPolicy {
 }
 
 impl HttpPolicy {
-    /// To the letter of RFC 9111, 9213 and 5861, for reverse proxies in front of origins with correct headers.
+    /// Exactly as in RFC 9111, 9213 and 5861, for reverse proxies in front of origins with correct headers.
     ///
     /// - A response that states no lifetime gets none: [`fresh_for`](crate::PolicyBuilder::fresh_for) is not used;
     ///   heuristic freshness is (RFC 9111, 4.2.2).
@@ -434,7 +432,7 @@ impl HttpPolicy {
     /// Responses to credentials and responses marked `private` are stored; `s-maxage`, `proxy-revalidate` and
     /// `CDN-Cache-Control` are not for this cache. A digest of the request's
     /// [`credential_headers`](Self::credential_headers) is part of the key, so a client that acts for several users
-    /// keeps them apart as long as these headers identify them.
+    /// uses separate keys for them as long as these headers identify them.
     ///
     /// **The credentials must be on the request before it reaches the guard.** Credentials that are added inside,
     /// by reqwest's default headers or cookie store, by `AddAuthorizationLayer` or by a connector that signs, are
@@ -486,7 +484,7 @@ impl HttpPolicy {
     }
 
     /// The cookies that matter, by name: a GET or HEAD with other cookies only, such as those of analytics, is
-    /// looked up like one without cookies. **Defaults to all cookies**: any of them makes a request bypass the
+    /// treated like one without cookies. **Defaults to all cookies**: any of them makes a request bypass the
     /// cache, so a browser with a cookie is answered by the inner service each time.
     ///
     /// The inner service does not see the other cookies of such a request: the guard removes the `Cookie` field,
@@ -510,7 +508,7 @@ impl HttpPolicy {
     ///     let request = Request::get("http://shop.example/").header("cookie", cookies).body(())?;
     ///     Ok::<_, http::Error>(policy.cache_key(&request))
     /// };
-    /// assert!(key("_ga=GA1.2.3; theme=dark")?.is_some(), "looked up");
+    /// assert!(key("_ga=GA1.2.3; theme=dark")?.is_some(), "uses the cache");
     /// assert!(key("_ga=GA1.2.3; session=7f3a")?.is_none(), "bypasses");
     /// # Ok::<(), http::Error>(())
     /// ```
@@ -522,7 +520,7 @@ impl HttpPolicy {
 
     /// A type of request extension that marks a request as one client's, such as `tower_sessions::Session` or
     /// `tower_cookies::Cookies`: a GET or HEAD with it bypasses the cache (`detail=extension` in `Cache-Status`),
-    /// and a warning tells which layer belongs inside the guard. Can be called several times. Defaults to none,
+    /// and a warning names the extension, whose layer belongs inside the guard. Can be called several times. Defaults to none,
     /// because the guard cannot list the extensions of a request without their types.
     ///
     /// Only a layer outside of the guard can have set such an extension before the guard sees the request; a layer
@@ -552,7 +550,7 @@ impl HttpPolicy {
 }
 
 impl HttpPolicy {
-    /// The first setting that differs and may not while a guard runs, and why.
+    /// The first setting that differs but must not change while a guard runs, and why.
     pub(crate) fn fixed_setting(&self, old: &Self) -> Option<(&'static str, &'static str)> {
         let (new, old) = (&self.requests, &old.requests);
         let keys = "keys would change, and no invalidation would reach what is stored under the old ones";

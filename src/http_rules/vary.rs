@@ -1,9 +1,7 @@
-//! The request headers on which a response depends, and the requests that match by them (RFC 9111, 4.1).
+//! The request headers on which a response depends, and which requests match by them (RFC 9111, 4.1).
 //!
 //! A resource has one list of names, and a variant for each combination of their values, identified by its
-//! [`Fingerprint`]. `normalize.rs` maps values of equal meaning to one value.
-//!
-//! Normalizes the values of headers that select variants (RFC 9111, 4.1).
+//! [`Fingerprint`]. [`selecting_value`] normalizes the values: it maps those of equal meaning to one value.
 //!
 //! Two requests match if one value becomes the other by adding or removing white space, combining lines, or by
 //! equivalences in the field's definition. If values are matched too liberally, one client gets another's response;
@@ -64,7 +62,7 @@ impl Vary {
         }
     }
 
-    /// Whether it depends on none but the `known` headers.
+    /// Whether it depends only on `known` headers.
     pub(crate) fn is_within(&self, known: &Names) -> bool {
         match self {
             Self::Nothing => true,
@@ -107,7 +105,7 @@ impl Names {
         self.0.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(",")
     }
 
-    /// Reads the output of `to_text`. An unsorted list is not one.
+    /// Reads the output of `to_text`; `None` for any other text, such as an unsorted list.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let names = text.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
         // The names of the response, of the policy, and of its coding.
@@ -216,9 +214,9 @@ impl Variant {
 
     /// The index of the variant that may answer a request.
     ///
-    /// The one with the request's own values. Otherwise, to the letter of the RFC only, one in the language that
-    /// the request prefers to all others: there the origin's selection mechanism is known (RFC 9110, 12.5.4), and
-    /// the stored variant proves that it has this language.
+    /// The variant with the request's own values. Otherwise, in strict mode only, one in the language that the request
+    /// prefers to all others: for languages the selection mechanism is known (RFC 9110, 12.5.4), and the stored variant
+    /// proves that the origin has this language.
     pub(crate) fn select(
         names: &Names,
         request: &HeaderMap,
@@ -343,13 +341,13 @@ pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
 /// Whether the request names unknown codings, and the response has a coding that the request does not accept by a
 /// known name. Requests with other unknown codings have the same normalized value, and could not read it.
 pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) -> bool {
-    let demands = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
-    if demands.iter().all(Weighted::is_known_coding) {
+    let preferences = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
+    if preferences.iter().all(Weighted::is_known_coding) {
         return false;
     }
     let takes = |coding: &[u8]| {
         let named = |text: &[u8]| text.eq_ignore_ascii_case(coding) || text == b"*";
-        demands.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
+        preferences.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
     };
     let codings = response.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
     codings
@@ -482,8 +480,7 @@ fn thousandths(text: &[u8]) -> Option<u16> {
     if fraction.len() > 3 || !fraction.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let places = [100, 10, 1];
-    let fraction: u16 =
-        fraction.iter().zip(places).map(|(digit, place)| u16::from(digit - b'0') * place).sum();
+    let units = [100, 10, 1];
+    let fraction: u16 = fraction.iter().zip(units).map(|(digit, unit)| u16::from(digit - b'0') * unit).sum();
     Some(whole + fraction).filter(|&weight| weight <= 1000)
 }

@@ -6,7 +6,7 @@ use super::{CacheKey, Key, LONGEST_NAME, stands_for_itself};
 const PATH: &str = "~p";
 
 impl Key {
-    /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without making that intermediate key.
+    /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
         let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
         let plain = parts.iter().all(|part| stands_for_itself(part));
@@ -23,13 +23,13 @@ impl Key {
         if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 
-    /// The tag of the entries of an HTTP resource under proxies' reports; `None` if this is not the key of an HTTP resource.
+    /// The tag of the entries of an HTTP resource under reports of proxies; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
     }
 
-    /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this is not
-    /// the key of an HTTP resource. No tag of a user contains a `~`.
+    /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this
+    /// is not the key of an HTTP resource. No tag of a user contains a `~`.
     pub(crate) fn of_path(&self, namespace: &str) -> Option<Self> {
         let mut parts = self.within(namespace).split(':');
         if parts.next() != Some("http") {
@@ -54,7 +54,7 @@ impl Key {
         after.is_some_and(|after| after.is_empty() || after.starts_with(['?', '~', ':']))
     }
 
-    /// The key of a resource under one proxies' report.
+    /// The key of a resource under one report of proxies.
     pub(crate) fn of_report(&self, digest: &str) -> Self {
         self.derived(&format!("~f{digest}"))
     }

@@ -1,13 +1,11 @@
 //! Keys: unambiguous joining of parts, any bytes, one cluster slot per resource.
 //!
-//! A key is kept as printable text. Inside a part every byte with a special meaning (the
-//! separator `:`, the braces of a Redis hash tag, `%`, `~`) or that is not printable ASCII is
-//! written as `%XX`. So the joining is injective, and an operator reads the program's own parts in
-//! `redis-cli`: `("user", 42)` is `user:42`.
+//! A key is stored as printable text. Inside a part every byte with a special meaning (the separator `:`, the braces of a
+//! Redis hash tag, `%`, `~`) or that is not printable ASCII is written as `%XX`. So the joining is injective, and an
+//! operator can read the program's own parts in `redis-cli`: `("user", 42)` is `user:42`.
 //!
-//! A key that is only looked for: compared with the keys of a map, without being made.
-//!
-//! The identity of a flight: a key and a mode.
+//! A [`KeyProbe`] finds a caller's key in a map without building a [`Key`]. A [`FlightKey`] identifies a flight: a key and
+//! a mode.
 
 #[cfg(feature = "http")]
 mod http;
@@ -87,7 +85,7 @@ impl CacheKey {
         Self { text }
     }
 
-    /// A name that is reserved for the crate: no key that is made of parts begins with `~`.
+    /// A name that is reserved for the crate: no key that is built from parts begins with `~`.
     pub(crate) fn reserved(name: &str) -> Self {
         let mut text = KeyText::new();
         text.push_str("~");
@@ -137,7 +135,7 @@ fn escape_text_into(text: &mut KeyText, part: &str) {
 /// Whether no byte needs escaping.
 fn stands_for_itself(part: &str) -> bool {
     let bytes = part.as_bytes();
-    // Without an early return, so that the bytes of a chunk are compared all at once.
+    // Without an early return, so that the comparison of a chunk is vectorized.
     let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
     match bytes.last_chunk() {
         // The last chunk overlaps the one before it, so that no byte is left over.
@@ -151,7 +149,7 @@ const fn is_plain(byte: u8) -> bool {
     ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
 }
 
-/// Which bytes need no escaping. A table, because every byte of every key is looked up.
+/// Which bytes need no escaping. A table, because every byte of every key is checked.
 static PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = 0;
@@ -261,8 +259,8 @@ const HEAD_OF_LONG_NAME: usize = 96;
 
 /// A key inside its namespace: what the flight map, the store and the envelope use.
 ///
-/// The hash is computed once, with the process's random state, because one request asks several
-/// maps about one key.
+/// The hash is computed once, with the process's random state, because one request needs it for
+/// several maps.
 #[derive(Clone)]
 pub(crate) struct Key {
     /// `namespace:key`, the part between the braces of the Redis key. Bounded in length.
@@ -275,15 +273,15 @@ pub(crate) struct Key {
 static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Key {
-    /// Places `key` in `namespace` (already escaped by [`escape_namespace`]).
+    /// Joins `namespace` and `key` (the namespace is already escaped by [`escape_namespace`]).
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
         let text = key.text.as_str();
         let joined = Self::joined([namespace, text].into_iter());
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
     }
 
-    /// Joins escaped parts; `None` if the name is too long. Joins on the stack, because every request does this and then needs
-    /// one allocation only.
+    /// Joins escaped parts; `None` if the name is too long. Every request does this, so it joins on the stack and allocates
+    /// only once.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
         // Each part is followed by a separator.
         let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
@@ -306,7 +304,7 @@ impl Key {
         HASH_STATE.hash_one(name)
     }
 
-    /// The same of this key's name.
+    /// The hash of this key's name.
     pub(crate) fn hash_of_name(&self) -> u64 {
         if self.full.is_none() { self.hash } else { Self::hash_of(&self.name) }
     }
@@ -325,7 +323,7 @@ impl Key {
         &self.name
     }
 
-    /// Everything that identifies the resource; kept in the envelope and compared on read.
+    /// Everything that identifies the resource; stored in the envelope and compared on read.
     pub(crate) fn full(&self) -> &str {
         self.full.as_ref().unwrap_or(&self.name)
     }
@@ -414,7 +412,7 @@ impl BuildHasher for Hashed {
 #[derive(Clone, Debug)]
 pub(crate) struct Prober {
     namespace: Box<str>,
-    /// Has hashed the namespace and the separator.
+    /// The state after hashing the namespace and the separator.
     hasher: DefaultHasher,
 }
 
@@ -428,8 +426,8 @@ impl Prober {
 
     #[inline]
     pub(crate) fn probe<'a>(&'a self, key: &'a CacheKey) -> KeyProbe<'a> {
-        // The hash of the joined text, as of a `str`. If the standard library ever hashes parts in another way than the whole, the
-        // probe finds nothing and the call goes on with a key.
+        // Equals the hash of the joined text as a `str`. If the standard library ever hashes parts in another way than the
+        // whole, the probe matches no key and the caller continues with a `Key`.
         let mut hasher = self.hasher.clone();
         hasher.write(key.text.as_bytes());
         hasher.write_u8(0xff);

@@ -1,4 +1,4 @@
-//! Without the feature `http` no key is that of an HTTP resource.
+//! Without the feature `http`, no key is that of an HTTP resource.
 
 use super::Key;
 

@@ -1,9 +1,10 @@
-//! The parts of a key, as they were before they were joined.
+//! The parts of a key before they were joined.
 
 use super::CacheKey;
 
 impl CacheKey {
-    /// The texts that [`from_parts`](Self::from_parts) makes this key of; other keys than those of texts lose what is no text.
+    /// The texts from which [`from_parts`](Self::from_parts) builds this key. In a part that is not UTF-8, the invalid bytes are
+    /// replaced.
     pub(crate) fn parts(&self) -> Vec<String> {
         self.text.as_str().split(':').map(unescaped).collect()
     }

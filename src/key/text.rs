@@ -1,10 +1,11 @@
-//! The text of a key. A short one, as most are, is kept in place: each call makes one, and would allocate for it.
+//! The text of a key. A short text is stored inline: most are short, and each call builds one, which would otherwise
+//! allocate.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// The longest text that is kept in place. With its length it fills 64 bytes.
+/// The longest text that is stored inline. With its length and the enum's tag it fills 64 bytes.
 const SHORT: usize = 62;
 
 /// Escaped text, so ASCII.
@@ -28,7 +29,7 @@ impl KeyText {
 
     pub(super) fn as_str(&self) -> &str {
         match self {
-            // ASCII: only whole texts are pushed.
+            // Valid UTF-8, because only ASCII is pushed.
             Self::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
             Self::Long(text) => text,
         }
@@ -43,8 +44,8 @@ impl KeyText {
     pub(super) fn push(&mut self, part: &[u8]) {
         if let Self::Short { length, bytes } = self {
             let (begin, end) = (usize::from(*length), usize::from(*length) + part.len());
-            if let Some(place) = bytes.get_mut(begin..end) {
-                place.copy_from_slice(part);
+            if let Some(target) = bytes.get_mut(begin..end) {
+                target.copy_from_slice(part);
                 // At most `SHORT`.
                 *length = end as u8;
                 return;
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_all_lengths_are_kept() {
+    fn texts_of_all_lengths_are_stored_unchanged() {
         let mut text = KeyText::new();
         let mut expected = String::new();
         for n in 0..40 {

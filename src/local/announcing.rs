@@ -1,4 +1,4 @@
-//! Announcing a change to the nodes that keep copies, and waiting until each has dropped its own or has lost its right.
+//! Announces a change to the nodes that keep copies, and waits until each has dropped its copies or has lost its right.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -28,16 +28,16 @@ const WITHIN: Duration = Duration::from_millis(500);
 pub(crate) struct Change<'a> {
     tier: &'a Arc<LocalTier>,
     name: ChangedName,
-    /// Other processes keep copies although none is known.
+    /// Whether other processes keep copies although none is known.
     expected: bool,
-    /// The ids of all attempts: they are forgotten with the change.
+    /// The ids of all attempts, whose acknowledgements are collected until the change is dropped.
     attempts: Mutex<Vec<Uuid>>,
-    /// The wait for members, from its beginning to its end.
+    /// The wait for members, while it goes on.
     unfinished: Mutex<Option<MemberWait>>,
 }
 
 impl Drop for Change<'_> {
-    /// If the caller leaves during the wait for a silent member, the wait goes on without it: no other change may ever wait to the end.
+    /// If the caller leaves during the wait for a silent member, the wait goes on in a task: no other caller may ever wait to the end.
     fn drop(&mut self) {
         let attempts = std::mem::take(&mut *lock(&self.attempts));
         let (unfinished, runtime) = (lock(&self.unfinished).take(), Handle::try_current());
@@ -101,7 +101,7 @@ impl LocalTier {
         Change { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
     }
 
-    /// An attempt at a change is on its way, until its answer is known.
+    /// Records an attempt at a change as in flight, until the reply to it is known.
     pub(crate) fn attempt_sent(&self) -> SentAttempt<'_> {
         self.attempts.sent()
     }
@@ -130,7 +130,7 @@ impl LocalTier {
         });
     }
 
-    /// Whether this wait goes on without its caller: no other one does until its end, because it would remove the same members.
+    /// Whether this wait goes on without its caller. Only one wait does at a time, because another would remove the same members.
     fn finishes_alone(&self, wait: &MemberWait) -> bool {
         let [now, until] = [Instant::now(), wait.until + WITHIN].map(|at| self.clock.at(at));
         try_claim(&self.finishes_until, now, until)
@@ -149,7 +149,7 @@ impl LocalTier {
         let _ = timeout(WITHIN, join_all(removed)).await;
     }
 
-    /// Notes the answer to an announcement. Returns since when the registry is known, and the longest term.
+    /// Records the reply to an announcement. Returns since when the registry is known, and the longest term.
     fn note(&self, audience: &Audience) -> (Instant, Duration) {
         self.follow(audience);
         self.known_registries.learn(&audience.registry)
@@ -164,7 +164,7 @@ impl Change<'_> {
         tier.pending.await_acknowledgements(id);
         lock(&self.attempts).push(id);
         let known_registry = tier.known_registries.known_registry(tier.term);
-        // An attempt before this one may have been told of a registry that is gone now.
+        // An earlier attempt may have found a registry that no longer exists.
         let creates = self.expected || tier.knows_of_copies();
         let attempt = tier.attempts.next();
         Announcement { volume: tier.volume.clone(), id, attempt, creates, known_registry, term: tier.term }
@@ -179,7 +179,7 @@ impl Change<'_> {
         self.reaches_all((Uuid::nil(), Announced::Separately), until).await
     }
 
-    /// The change was made: waits until no process serves an older copy. Takes the id of the attempt that was answered, and its answer.
+    /// After the change was made: waits until no process serves an older copy. Takes the id of the answered attempt, and its answer.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Change<'_> {
         (mut id, mut announced): (Uuid, Announced),
         until: Instant,
     ) -> Result<(), StoreError> {
-        let mut hears = self.tier.store.hints_arrive();
+        let mut is_receiving = self.tier.store.hints_arrive();
         loop {
             match announced {
                 Announced::NoRegistry => {
@@ -197,8 +197,8 @@ impl Change<'_> {
                     return Ok(());
                 }
                 Announced::To(audience) => {
-                    let mature = self.told(&audience);
-                    if hears || audience.members.is_empty() {
+                    let mature = self.apply_answer(&audience);
+                    if is_receiving || audience.members.is_empty() {
                         self.wait(id, &audience, mature).await;
                         return Ok(());
                     }
@@ -206,15 +206,15 @@ impl Change<'_> {
                 Announced::Separately => {}
             }
             // Acknowledgements arrive in the inbox. Those of an announcement that was made before it was open are lost.
-            if !hears && self.tier.knows_of_copies() {
+            if !is_receiving && self.tier.knows_of_copies() {
                 let _ = self.tier.store.volumes().until_received(INBOX_OPENS).await;
-                hears = true;
+                is_receiving = true;
             }
             (id, announced) = self.announce(until).await?;
         }
     }
 
-    /// ANNOUNCE, again until it is answered.
+    /// Sends ANNOUNCE until it is answered.
     async fn announce(&self, until: Instant) -> Result<(Uuid, Announced), StoreError> {
         let volumes = self.tier.store.volumes();
         loop {
@@ -233,8 +233,9 @@ impl Change<'_> {
         }
     }
 
-    /// Notes an answer. Returns by when all rights have ended that were set before the registry existed, if that is not certain.
-    fn told(&self, audience: &Audience) -> Option<Instant> {
+    /// Drops this node's copy and records an answer. Returns when all rights will have ended that were set before the registry existed,
+    /// unless they have certainly ended.
+    fn apply_answer(&self, audience: &Audience) -> Option<Instant> {
         self.tier.forget(&self.name);
         let (since, term) = self.tier.note(audience);
         (!audience.registry.is_mature).then(|| since + announcer_waits(term))

@@ -9,9 +9,9 @@ use super::tickets::LocalCopy;
 use crate::key::KeyProbe;
 use crate::key::{Hashed, Key};
 
-/// What a copy takes besides its bytes: the maps' places, the flag of its ticket, the allocations around it and inside the decoded value.
+/// The memory that a copy takes besides its bytes: map entries, the flag of its ticket, allocations around it and in the decoded value.
 const AROUND: u64 = 400;
-/// The bytes of a usual copy. Only the length of the list of keys that were forgotten depends on it.
+/// The bytes of a usual copy. Only the length of the cache's list of evicted keys depends on it.
 const USUAL: u64 = 1_300;
 /// A shard refuses a copy that is larger than itself.
 const MOST_SHARDS: u64 = 8;
@@ -32,7 +32,7 @@ impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
         let around = AROUND + (size_of::<LocalCopy>() + size_of::<crate::value::StoredEntry>()) as u64;
         let stored = &copy.entry;
         let checked = stored.checked.len() * size_of::<Key>();
-        // The decoded value is made later, by the first caller that wants it: as large as its bytes, by estimate.
+        // The decoded value is made later, by the first caller that needs it: as large as its bytes, by estimate.
         let held = match &stored.content {
             Ok(entry) => {
                 let packed = entry.packed.stored().map_or(0, |packed| packed.len());
@@ -44,7 +44,7 @@ impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
     }
 }
 
-/// Drops what has to make room after the shard's lock was released: a value's `drop` may be slow, or panic.
+/// Drops evicted copies after the shard's lock was released: a value's `drop` may be slow, or panic.
 #[derive(Clone, Debug)]
 struct DropsOutside;
 
@@ -56,11 +56,11 @@ impl Lifecycle<Key, Arc<LocalCopy>> for DropsOutside {
     }
 }
 
-/// A probe, as the map asks for it.
+/// A probe, as a query of the map.
 #[derive(Hash)]
-struct Wanted<'a>(KeyProbe<'a>);
+struct ProbeQuery<'a>(KeyProbe<'a>);
 
-impl Equivalent<Key> for Wanted<'_> {
+impl Equivalent<Key> for ProbeQuery<'_> {
     fn equivalent(&self, key: &Key) -> bool {
         self.0.is_of(key)
     }
@@ -87,10 +87,10 @@ impl Copies {
         self.map.get(key)
     }
 
-    /// The same by a probe, without a key.
+    /// As [`get`](Self::get), by a probe instead of a key.
     #[inline]
     pub(super) fn find(&self, probe: KeyProbe<'_>) -> Option<Arc<LocalCopy>> {
-        self.map.get(&Wanted(probe))
+        self.map.get(&ProbeQuery(probe))
     }
 
     pub(super) fn insert(&self, key: &Key, copy: LocalCopy) {

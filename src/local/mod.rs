@@ -2,15 +2,11 @@
 //!
 //! A node serves a copy only under its *right*, a moment of its own monotonic clock that RENEW alone moves. A change is announced to all
 //! nodes that may have a right, and is acknowledged to its caller when each of them has dropped its copies or must have lost its
-//! right. No step needs a message to arrive; messages only make it fast. DESIGN.md ("The local tier") has the steps and the proof.
+//! right. No step needs a message to arrive; messages only make it fast. Every guard announces its changes, also one that keeps no
+//! copies. docs/decisions/401-local-tier.md has the steps and the proof.
 //!
-//! Every guard announces its changes, also one that keeps no copies.
-//!
-//! The birth ids of registries that this process knows, and since when.
-//!
-//! The acknowledgements of this process's announcements.
-//!
-//! The right of a node to serve from its memory: a moment of its own monotonic clock, which only RENEW moves.
+//! This file has the state that the steps share: the registries that this process knows and since when ([`KnownRegistries`]), the
+//! acknowledgements of its announcements ([`PendingAnnouncements`]), and its right to serve from memory ([`Right`]).
 
 mod announcing;
 #[cfg(feature = "local")]
@@ -39,7 +35,7 @@ pub(crate) use self::tier::{DEFAULT_CAPACITY, DEFAULT_TERM, LocalTier};
 use crate::store::volume::{Member, RegistryState};
 use crate::sync::lock;
 
-/// Older registries are gone; one is kept in case that a server comes back with it.
+/// How many registries are retained: a server may come back with an older one.
 const MOST: usize = 4;
 
 #[derive(Debug, Default)]
@@ -50,12 +46,12 @@ struct KnownRegistries {
 #[derive(Debug, Default)]
 struct Known {
     known_registries: Vec<(Uuid, Instant)>,
-    /// The longest term that a registry of the volume has told.
+    /// The longest term that a registry of the volume has reported.
     term: Duration,
 }
 
 impl KnownRegistries {
-    /// Notes the registry of an answer. Returns since when its birth is known, and the longest term.
+    /// Records the registry of a reply. Returns since when this process knows it, and the longest term.
     fn learn(&self, registry: &RegistryState) -> (Instant, Duration) {
         let mut known = lock(&self.known);
         known.term = known.term.max(registry.term);
@@ -73,7 +69,7 @@ impl KnownRegistries {
         (now, term)
     }
 
-    /// The newest birth that was known a term ago: rights that were set before that registry existed have ended.
+    /// The newest registry that was known a term ago: rights that were set before it existed have ended.
     fn known_registry(&self, term: Duration) -> Option<Uuid> {
         let known = lock(&self.known);
         let term = known.term.max(term);
@@ -97,7 +93,7 @@ struct PendingAnnouncements {
     by_id: Mutex<HashMap<Uuid, Arc<Acknowledgements>>>,
 }
 
-/// The nodes that have acknowledged an announcement, also before its answer has arrived.
+/// The nodes that have acknowledged an announcement, also before the reply to it.
 #[derive(Debug, Default)]
 struct Acknowledgements {
     by: Mutex<HashSet<Uuid>>,
@@ -105,7 +101,7 @@ struct Acknowledgements {
 }
 
 impl PendingAnnouncements {
-    /// Collects the acknowledgements of this announcement, from before it is sent.
+    /// Collects the acknowledgements of this announcement. Must be called before it is sent.
     fn await_acknowledgements(&self, id: Uuid) {
         lock(&self.by_id).insert(id, Arc::default());
     }
@@ -184,10 +180,12 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Takes a duty of the process until a moment, if it is free now. By the time and not by its task: that of a runtime that is not driven
-/// never ends.
-fn try_claim(duty: &AtomicU64, now: Moment, until: Moment) -> bool {
-    duty.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| (before <= now).then_some(until)).is_ok()
+/// Claims a job of the process until a moment, if no claim is valid now. A claim ends by time and not with its task, because a task of
+/// a runtime that is not driven never ends.
+fn try_claim(claimed_until: &AtomicU64, now: Moment, until: Moment) -> bool {
+    claimed_until
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| (before <= now).then_some(until))
+        .is_ok()
 }
 
 /// Until when a node may serve from memory.
@@ -199,7 +197,7 @@ struct Right {
 }
 
 impl Right {
-    /// To be read before the copy is looked up. (The other order would serve a copy that was filled under a later right.)
+    /// Must be read before the copy is looked up. (The other order would serve a copy that was filled under a later right.)
     fn until(&self) -> Moment {
         self.until.load(Ordering::SeqCst)
     }
@@ -209,7 +207,7 @@ impl Right {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// To be called after everything that the RENEW named was dropped.
+    /// Must be called after the copies that the RENEW named were dropped.
     fn extend(&self, until: Moment) {
         self.last.fetch_max(until, Ordering::SeqCst);
         self.until.fetch_max(until, Ordering::SeqCst);
@@ -219,7 +217,7 @@ impl Right {
         self.until.store(0, Ordering::SeqCst);
     }
 
-    /// As if there had never been one: nothing is served by it any more, not even while the store is down.
+    /// Ends the right for good: no copy is served under it any more, not even while the store is down.
     fn end(&self) {
         self.give_up();
         self.last.store(0, Ordering::SeqCst);

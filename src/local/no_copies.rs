@@ -1,4 +1,4 @@
-//! The place of copies where the feature is off: there are none.
+//! Stands in for `copies` while the feature `local` is off: there are no copies.
 
 use std::sync::Arc;
 

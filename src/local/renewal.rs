@@ -16,13 +16,13 @@ use crate::sync::lock;
 
 /// The fraction of a term after which the right is renewed.
 const RENEWALS: u32 = 3;
-/// After how many terms without a caller the right is given back.
+/// After how many terms without a caller the right is released.
 const IDLE_TERMS: u32 = 15;
-/// How often a refused RENEW is tried again: rights change seldom.
+/// How often a refused RENEW is retried: a user's permissions change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
 impl LocalTier {
-    /// Starts the task, if there is none that runs: that of a runtime that is not driven does not.
+    /// Starts the renewal task, unless one is running. The task of a runtime that is not driven does not count as running.
     pub(super) fn renew(self: &Arc<Self>) {
         let now = self.clock.at(Instant::now());
         if now < self.renews_until.load(Ordering::Acquire) {
@@ -36,11 +36,11 @@ impl LocalTier {
         runtime.spawn(RenewalTask { tier: Arc::downgrade(self), number }.run());
     }
 
-    /// Gets the right now, and has it renewed from now on.
+    /// Acquires the right now, and starts its renewal.
     ///
     /// # Errors
     ///
-    /// The RENEW was not answered, or this user may not call what it calls.
+    /// The RENEW was not answered, or the user lacks the permission for a command that it uses.
     pub(crate) async fn connect(self: &Arc<Self>, within: Duration) -> Result<(), StoreError> {
         self.is_requested.store(true, Ordering::Relaxed);
         let renewed = timeout(within, self.send_renewal()).await;
@@ -102,7 +102,7 @@ impl LocalTier {
         drop(dropped);
     }
 
-    /// The next RENEW is due at this moment. If there is none for a term after it, a caller starts another task.
+    /// Records that the next RENEW is due at this moment. If there is none for a term after it, a caller starts another task.
     fn miss_renewals_after(&self, due: Instant) {
         self.renews_until.store(self.clock.at(due) + micros(self.term), Ordering::Release);
     }
@@ -115,7 +115,7 @@ impl LocalTier {
 /// The task's reference to the tier. Weak: dropping the guard ends its task.
 struct RenewalTask {
     tier: Weak<LocalTier>,
-    /// The latest task has the highest.
+    /// The latest task has the highest number.
     number: u64,
 }
 
@@ -139,7 +139,7 @@ impl Drop for RenewalTask {
 impl RenewalTask {
     async fn run(self) {
         let mut idle = 0;
-        // There was a right, and its end was not counted. It may end during an attempt to renew it, or between two that fail at once.
+        // Whether there was a right since the last lapse. It may lapse during an attempt to renew it, or between two that fail at once.
         let mut held = self.tier.upgrade().is_some_and(|tier| tier.has_right());
         loop {
             let Some(tier) = self.tier.upgrade() else { return };
@@ -185,7 +185,7 @@ impl RenewalTask {
 }
 
 impl LocalTier {
-    /// No caller has asked for long: gives the right back. A caller that comes now starts another task.
+    /// Releases the right, because no caller has requested a copy for long. A caller that comes now starts another task.
     async fn rest(self: Arc<Self>, task: RenewalTask) {
         let stamp = {
             let applied = lock(&self.applied);
@@ -197,7 +197,7 @@ impl LocalTier {
         self.end_membership(stamp, self.term / RENEWALS).await;
     }
 
-    /// Counts and logs that there is no right any more because a RENEW has failed.
+    /// Counts and logs that the right has lapsed because a RENEW has failed.
     fn lapsed(&self, is_news: bool, error: &StoreError) {
         if is_news {
             self.count(GuardCount::local_lapses);

@@ -1,10 +1,8 @@
-//! Tickets: what becomes a copy must have a ticket that is older than the question whose answer it holds.
+//! Tickets: an answer may become a [`LocalCopy`] only with a ticket that was taken before the question was sent.
 //!
 //! A ticket has a flag for the key and one for each tag, shared by all tickets of that name. A drop of the name sets the flag and
-//! forgets it, so later tickets have a new flag. A copy keeps its ticket and is served only while no flag is set: one flag drops the
-//! copies that are there, and those that are still on their way.
-//!
-//! A value in this process's memory.
+//! removes it from the map, so later tickets have a new flag. A copy keeps its ticket and is served only while no flag is set: one
+//! flag drops the copies that are there, and those that are still on their way.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,10 +17,10 @@ use crate::value::StoredEntry;
 /// Set when its name is dropped.
 type Flag = Arc<AtomicBool>;
 
-/// Tells the flags of tags from those of keys with the same name.
+/// Distinguishes the flags of tags from those of keys with the same name.
 const TAG: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// How many shards the flags are in. A miss takes a shard's lock, a hit none.
+/// The number of shards. A miss takes a shard's lock, a hit none.
 const SHARDS: usize = 32;
 
 /// The flags of all names that have a ticket.
@@ -54,7 +52,7 @@ impl Tickets {
         Self { epoch: AtomicU64::new(0), shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    /// A ticket for a key and some of its tags, to be taken before the question is sent.
+    /// A ticket for a key and some of its tags. Must be taken before the question is sent.
     pub(super) fn take(&self, key: &Key, tags: &[Key]) -> Ticket {
         // The epoch first: a drop of everything in between voids the ticket.
         let epoch = self.epoch.load(Ordering::SeqCst);
@@ -67,7 +65,7 @@ impl Tickets {
         ticket.tags.extend(tags.iter().map(|tag| self.flag(tag.hash_of_name() ^ TAG)));
     }
 
-    /// The successor of a ticket, if that is not void: from here on all other tickets of the key are.
+    /// The successor of a ticket that is not void. Voids all other tickets of the key.
     pub(super) fn succeed(&self, key: &Key, ticket: Ticket) -> Option<Ticket> {
         let hash = key.hash_of_name();
         // Flags are set under this lock.

@@ -1,4 +1,4 @@
-//! One guard's part in its volume: what it serves from memory, and what it is told.
+//! One guard's membership in its volume: the copies that it serves from memory, and the announcements that it receives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -30,7 +30,7 @@ pub(crate) const DEFAULT_TERM: Duration = Duration::from_secs(2);
 /// How many bytes of copies a process keeps unless the builder says otherwise.
 pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
 
-/// One guard's part in its volume, and its copies.
+/// One guard's membership in its volume, and its copies.
 #[derive(Debug)]
 pub(crate) struct LocalTier {
     /// The key of the volume.
@@ -46,22 +46,22 @@ pub(crate) struct LocalTier {
     pub(super) pending: PendingAnnouncements,
     /// The attempts at this node's changes.
     pub(super) attempts: Attempts,
-    /// Until when a task waits for silent members in place of a caller that has left.
+    /// Until when a task waits for silent members instead of a caller that has left.
     pub(super) finishes_until: AtomicU64,
-    /// Up to where the log was applied. Held while a RENEW's answer or a message is applied.
+    /// Up to where the log was applied. Locked while a RENEW's answer or a message is applied.
     pub(super) applied: Mutex<Applied>,
-    /// A policy of this guard keeps copies.
+    /// Whether a policy of this guard keeps copies.
     pub(super) in_use: AtomicBool,
-    /// A caller has looked for a copy since the last RENEW.
+    /// Whether a caller has requested a copy since the last RENEW.
     pub(super) is_requested: AtomicBool,
-    /// Until when the task that renews is not missed; zero if there is none.
+    /// Until when the renewal task counts as running; zero if there is none.
     pub(super) renews_until: AtomicU64,
-    /// The number of the latest task.
+    /// The number of the latest renewal task.
     pub(super) renewer: AtomicU64,
-    /// Has the task renew at once.
+    /// Makes the renewal task renew at once.
     pub(super) renews: Arc<Notify>,
     pub(super) stamps: AtomicU64,
-    /// Each RENEW that is on its way reads it.
+    /// Read-locked by each RENEW that is on its way.
     pub(super) renewing: RwLock<()>,
     pub(super) lapse_log: LogEveryMinute,
 }
@@ -72,7 +72,7 @@ pub(super) struct Applied {
     pub(super) mark: Option<Mark>,
     /// The stamp of the last RENEW that was answered.
     pub(super) stamp: u64,
-    /// The guard was shut down: no RENEW gives a right any more.
+    /// Whether the guard was shut down, after which no RENEW extends the right.
     pub(super) has_left: bool,
 }
 
@@ -113,7 +113,7 @@ impl LocalTier {
         tier
     }
 
-    /// A policy of this guard keeps copies.
+    /// Records that a policy of this guard keeps copies.
     pub(crate) fn use_copies(&self) {
         self.in_use.store(true, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl LocalTier {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// The copy of `key`, if it was made less than `local_for` ago and this node may serve it now; with the moment of that decision.
+    /// The copy of `key`, if it was made less than `local_for` ago and this node may serve it now; with the moment of this check.
     ///
     /// Sends nothing. The order of the three steps is part of the proof: the right, the copy, the clock.
     #[inline]
@@ -130,7 +130,7 @@ impl LocalTier {
         self.served(|copies| copies.get(key), local_for)
     }
 
-    /// The same by a probe, without a key.
+    /// As [`copy`](Self::copy), by a probe instead of a key.
     #[inline]
     pub(crate) fn find(&self, probe: KeyProbe<'_>, local_for: Duration) -> Option<(Arc<LocalCopy>, Instant)> {
         self.served(|copies| copies.find(probe), local_for)
@@ -155,8 +155,8 @@ impl LocalTier {
         is_served.then_some((copy, instant))
     }
 
-    /// The copy of `key` while the store does not answer: until `while_down` after the end of the last right, and after the copy was
-    /// made `local_for` ago.
+    /// The copy of `key` while the store does not answer: until `while_down` after the last right ended, and until the copy is
+    /// `local_for + while_down` old.
     pub(crate) fn copy_while_down(
         &self,
         key: &Key,
@@ -173,7 +173,7 @@ impl LocalTier {
         is_served.then_some(copy)
     }
 
-    /// A ticket for an answer that may become a copy, to be taken before the question is sent. Has the right renewed from now on.
+    /// A ticket for an answer that may become a copy. Must be taken before the question is sent. Starts the renewal of the right.
     pub(crate) fn ticket(self: &Arc<Self>, key: &Key, tags: &[Key]) -> Ticket {
         self.is_requested.store(true, Ordering::Relaxed);
         self.renew();
@@ -242,10 +242,11 @@ impl LocalTier {
         self.renews.notify_one();
     }
 
-    /// LEAVE, after the right was given up for good.
+    /// Sends LEAVE, after the right has ended for good.
     pub(crate) async fn leave(&self, within: Duration) {
         let until = Instant::now() + within;
-        // A RENEW that is on its way makes a membership that is to end, too. One of a runtime that is not driven never ends.
+        // A RENEW that is on its way makes a membership that must end, too. The wait is bounded: a RENEW of a runtime that is not driven
+        // never ends.
         let _ = timeout(within / 2, self.renewing.write()).await;
         let (answered, sent) = (lock(&self.applied).stamp, self.stamps.load(Ordering::Relaxed));
         let left = || until.saturating_duration_since(Instant::now());
@@ -265,7 +266,7 @@ impl LocalTier {
         }
     }
 
-    /// What an operator is told, if this guard keeps copies.
+    /// The local tier's part of the guard's health, if this guard keeps copies.
     pub(crate) fn health(&self) -> Option<LocalTierHealth> {
         let now = self.clock.at(Instant::now());
         self.is_in_use().then(|| LocalTierHealth {
@@ -291,8 +292,8 @@ impl Applied {
 }
 
 impl VolumeListener for LocalTier {
-    fn announced(&self, heard: &ReceivedAnnouncement) {
-        let ReceivedAnnouncement { number, before, record } = heard;
+    fn announced(&self, announcement: &ReceivedAnnouncement) {
+        let ReceivedAnnouncement { number, before, record } = announcement;
         let dropped = {
             let mut applied = lock(&self.applied);
             let dropped = self.drop_name(&record.name);

@@ -1,9 +1,7 @@
-//! The loop that waits for a lock, for mutexes and permits, in the queue or by polling.
+//! The loop that acquires a lock, for mutexes and permits, in the queue or by polling.
 //!
-//! Dropping it at any await leaves no place in the queue, and no lock held beyond a release in the background: a
-//! [`PendingClaim`] owns whatever the token may have at the store.
-//!
-//! What a waiting token may have at the store, and its release if the wait ends without a hold.
+//! A [`PendingClaim`] owns everything that a waiting token may have at the store: a position in the queue, or the lock. If
+//! the wait ends without a hold, also by a drop at any await, the claim releases both in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,25 +18,25 @@ use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
 use crate::store::wake::lock_waiters::{ClockRole, LockHints, LockWaiter};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// While grants may not arrive, the first waiter of a process asks at least this often.
+/// While grants may not arrive, the first waiter of a process sends a TAKE at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
-/// How often a lock is asked for if its holder does not expire: a foreign holder announces no release.
+/// How often a TAKE is sent while the holder does not expire: a foreign holder announces no release.
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);
-/// Waiters that may all have missed a message spread their questions over this time.
+/// Waiters that may all have missed a message spread their TAKEs over this time.
 const SPREAD: Duration = Duration::from_millis(50);
 /// The first command's least timeout, also if the caller has less time: it may have to connect.
 const FIRST_COMMAND: Duration = Duration::from_millis(250);
 /// Least timeout of a later command.
 const LATER_COMMAND: Duration = Duration::from_millis(50);
 
-/// Acquires it, on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
-/// only if, other holders kept it busy.
+/// Acquires the lock on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
+/// only if, the lock was busy all the time.
 pub(crate) async fn acquire<T: LockTarget>(target: &Arc<T>, terms: &WaitTerms) -> Result<Hold<T>, LockError> {
     contend(Arc::clone(target), terms, None).await
 }
 
-/// Gives `old` back and queues behind the present waiters, in one command. After an error, `old` tells whether it
-/// was given back.
+/// Releases `old` and queues behind the present waiters, in one command. After an error, [`Hold::is_freed`] says whether
+/// `old` was released.
 pub(crate) async fn acquire_instead<T: LockTarget>(
     old: &mut Hold<T>,
     terms: &WaitTerms,
@@ -52,7 +50,7 @@ async fn contend<T: LockTarget>(
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
-    // Counted until `acquire_loop` is dropped and has started its background release: `close` waits for both.
+    // Outlives `acquire_loop`, whose drop starts its background release: `close` waits for both.
     let _waiting = target.registry().wait();
     let mut acquire_loop = AcquireLoop {
         claim: PendingClaim::new(target, terms.waiting),
@@ -75,7 +73,7 @@ async fn contend<T: LockTarget>(
                     acquire_loop
                         .claim
                         .waiter
-                        .learn(requested_at, end(requested_at, acquire_loop.claim.duty.target.ttl()));
+                        .learn(requested_at, end(requested_at, acquire_loop.claim.pending.target.ttl()));
                 }
                 return acquire_loop.granted(fence, requested_at);
             }
@@ -102,7 +100,7 @@ async fn contend<T: LockTarget>(
 /// One token's attempt to get a lock.
 struct AcquireLoop<'a, T: LockTarget> {
     claim: PendingClaim<T>,
-    /// The hold that TAKE gives back, until an answer says that it was given back.
+    /// The hold that TAKE releases, until a reply confirms the release.
     instead: Option<&'a mut Hold<T>>,
     /// The way of waiting: that of the terms, until the server refuses it.
     waiting: Waiting,
@@ -110,7 +108,7 @@ struct AcquireLoop<'a, T: LockTarget> {
     started: Instant,
     /// When the last TAKE was sent.
     requested_at: Instant,
-    /// How many TAKEs may have left a place in the queue.
+    /// How many TAKEs may have queued the token.
     claims: u32,
     attempts: u32,
     /// How many of them count as retries.
@@ -130,12 +128,12 @@ enum WakeReason {
 }
 
 impl<T: LockTarget> AcquireLoop<'_, T> {
-    /// Sends TAKE. An unanswered TAKE may have been granted, so the same token is sent once more, and twice if it
-    /// has a place in the queue. A caller that may wait for the lock also waits for a connection.
+    /// Sends TAKE. An unanswered TAKE may have been granted, so it is repeated with the same token: once, or twice if the
+    /// token is in the queue. A caller that may wait for the lock also waits for a connection.
     async fn take(&mut self) -> Result<Taken, LockError> {
         let queue = self.may_wait() && !matches!(self.waiting, Waiting::Poll { .. });
-        // A connection that does not answer is given up after two commands, so the third uses another.
-        let mut again = if self.claim.duty.queued { 2 } else { 1 };
+        // A connection that does not answer is abandoned after two commands, so the third uses another.
+        let mut again = if self.claim.pending.queued { 2 } else { 1 };
         loop {
             let within = self.within();
             self.requested_at = Instant::now();
@@ -160,15 +158,15 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
                 error.kind.is_ambiguous() || (error.kind == StoreErrorKind::Unavailable && self.may_wait());
             let last = again == 0 || !passing || self.is_over();
             again -= u8::from(!last);
-            let name = &self.claim.duty.target.name().key;
+            let name = &self.claim.pending.target.name().key;
             self.claim.waiter.asks();
             if last || self.registry().store.reach(name, self.within()).await.is_err() {
-                return Err(self.claim.duty.target.error("acquiring", error));
+                return Err(self.claim.pending.target.error("acquiring", error));
             }
         }
     }
 
-    /// Waits behind the holder, until `ends` or later, as far as the last answer told; `None` for ever.
+    /// Waits behind the holder. `ends` is when its lease ends according to the last reply; `None` for never.
     async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
@@ -181,7 +179,8 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
             return Ok(WakeReason::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, WakeReason::Again);
+        let ((mut look, mut silence_check), mut soon, mut again) =
+            (self.next_look(ends), None, WakeReason::Again);
         // No deadline while polling: the pause ends at the deadline, and a last attempt follows it.
         let deadline = if polls { None } else { self.deadline };
         let registry = Arc::clone(self.registry());
@@ -194,11 +193,11 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
                 hints = self.claim.waiter.notified() => hints,
                 () = reached(earlier(look, soon)) => return Ok(again),
                 () = reached(deadline) => return Err(self.timed_out()),
-                () = reached(stand) => {
+                () = reached(silence_check) => {
                     if self.claim.waiter.stands_in() {
                         return Ok(WakeReason::Anew);
                     }
-                    (look, stand) = self.next_look(ends);
+                    (look, silence_check) = self.next_look(ends);
                     continue;
                 }
             };
@@ -206,7 +205,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
                 // The lock was granted, and then taken away by force before this waiter read the grant.
                 LockHints { broken: true, .. } => return Ok(WakeReason::Again),
                 LockHints { closed: true, granted, .. } => {
-                    self.claim.duty.queued = granted.is_some();
+                    self.claim.pending.queued = granted.is_some();
                     return Err(LockError::Closed);
                 }
                 LockHints { granted: Some(fence), .. } => return Ok(WakeReason::Granted(fence)),
@@ -219,7 +218,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
-                LockHints { .. } => (look, stand) = self.next_look(ends),
+                LockHints { .. } => (look, silence_check) = self.next_look(ends),
             }
         }
     }
@@ -241,17 +240,17 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         if !arrive {
             own = own.min(now + UNSURE_WAIT);
         }
-        let (look, stand) = match self.claim.waiter.watch(own, self.claim.duty.target.ttl()) {
+        let (look, silence_check) = match self.claim.waiter.watch(own, self.claim.pending.target.ttl()) {
             ClockRole::Look(at) => (Some(at + jitter), None),
             ClockRole::Stand(at) => (None, at.map(|at| at + jitter)),
         };
-        (look, stand)
+        (look, silence_check)
     }
 
     /// Asks the server to announce key events. False if it does not: the caller then polls, or waits for this
     /// crate's own messages.
     async fn announce(&mut self) -> bool {
-        let name = self.claim.duty.target.name();
+        let name = self.claim.pending.target.name();
         self.claim.waiter.asks();
         let announced = self.registry().store.locks().announce(name, self.within()).await;
         let yes = matches!(announced, Ok(KeyspaceAnswer::Yes));
@@ -274,15 +273,15 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         yes
     }
 
-    /// Whether a grant that arrived as a message can be used without asking. The message may be older than the last
-    /// TAKE, or late because this process was paused, so that the lease is over. Its time is therefore counted from
+    /// Whether a grant that came as a message can be used without another TAKE. The message may be older than the last
+    /// TAKE, or late because this process was paused, so that the lease is over. Its time is therefore measured from
     /// before the first TAKE, and enough must remain of it. Where the store cannot know whether its message
     /// arrived, the grant ends soon unless the waiter confirms it.
     fn is_sure(&self) -> bool {
         if self.registry().store.locks().grants_are_claims() {
             return false;
         }
-        let Some(ttl) = self.claim.duty.target.ttl() else { return self.claims == 1 };
+        let Some(ttl) = self.claim.pending.target.ttl() else { return self.claims == 1 };
         self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
     }
 
@@ -291,7 +290,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         if self.registry().is_closed() {
             return Err(LockError::Closed);
         }
-        if let Some(ttl) = self.claim.duty.target.ttl() {
+        if let Some(ttl) = self.claim.pending.target.ttl() {
             let left = self.left(since);
             if left.is_zero() || left < self.terms.min_remaining {
                 return Err(LockError::GrantedTooLate { elapsed: since.elapsed(), ttl });
@@ -303,7 +302,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
 
     /// What would remain of the lease if it began at `since`.
     fn left(&self, since: Instant) -> Duration {
-        let lease = HoldLease { since, ttl: self.claim.duty.target.ttl(), state: AcquisitionState::Held };
+        let lease = HoldLease { since, ttl: self.claim.pending.target.ttl(), state: AcquisitionState::Held };
         lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
@@ -326,7 +325,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     }
 
     fn registry(&self) -> &Arc<LockRegistry> {
-        self.claim.duty.target.registry()
+        self.claim.pending.target.registry()
     }
 
     fn command_timeout(&self) -> Duration {
@@ -352,17 +351,17 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 pub(crate) struct PendingClaim<T: LockTarget> {
     /// Dropped first: the connection task that receives a later grant then gives it back.
     pub(crate) waiter: LockWaiter,
-    pub(crate) duty: ReleaseOnDrop<T>,
+    pub(crate) pending: ReleaseOnDrop<T>,
 }
 
-/// What has to be taken back if no hold comes of it. Dropping this takes it back in the background.
+/// What a waiting token may have at the store. Dropping this releases it in the background, unless it became a hold.
 pub(crate) struct ReleaseOnDrop<T: LockTarget> {
     pub(crate) target: Arc<T>,
     token: Token,
-    /// Whether the token may have a place in the queue, or the lock.
+    /// Whether the token may be in the queue, or hold the lock.
     pub(crate) queued: bool,
     /// Whether a TAKE is under way.
-    asking: bool,
+    has_pending_take: bool,
     /// Whether a TAKE ended without an answer: it may still be executed.
     has_late_command: bool,
     runtime: Option<Handle>,
@@ -374,18 +373,18 @@ impl<T: LockTarget> PendingClaim<T> {
         let token = target.registry().mint(target.ttl());
         let waiter = target.registry().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
-            // A polling waiter asks at its own times, whatever it is told. As the first in line it would not watch
-            // the clock for the other waiters, so it leaves the line.
+            // A polling waiter sends TAKE at its own times, whatever hints it receives. As the first in line it would not
+            // watch the clock for the other waiters, so it leaves the line.
             waiter.hold();
         }
         let runtime = Handle::try_current().ok();
         Self {
             waiter,
-            duty: ReleaseOnDrop {
+            pending: ReleaseOnDrop {
                 target,
                 token,
                 queued: false,
-                asking: false,
+                has_pending_take: false,
                 has_late_command: false,
                 runtime,
             },
@@ -398,30 +397,31 @@ impl<T: LockTarget> PendingClaim<T> {
         queue: bool,
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
-        let duty = &mut self.duty;
-        duty.asking = true;
-        let taken = duty.target.take(&duty.token, instead, queue, within).await;
-        duty.asking = false;
+        let pending = &mut self.pending;
+        pending.has_pending_take = true;
+        let taken = pending.target.take(&pending.token, instead, queue, within).await;
+        pending.has_pending_take = false;
         match &taken {
-            Ok(MutexTaken { taken, .. }) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
-            Err(error) => duty.has_late_command |= error.kind.is_ambiguous(),
+            Ok(MutexTaken { taken, .. }) => pending.queued |= queue || matches!(taken, Taken::Granted { .. }),
+            Err(error) => pending.has_late_command |= error.kind.is_ambiguous(),
         }
         taken
     }
 
-    /// Turns the place into a hold.
+    /// Turns the claim into a hold.
     pub(crate) fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
-        let Self { waiter, mut duty } = self;
-        let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
-        let has_late_command = std::mem::take(&mut duty.has_late_command);
-        duty.queued = false;
+        let Self { waiter, mut pending } = self;
+        let (target, token, runtime) =
+            (Arc::clone(&pending.target), pending.token.clone(), pending.runtime.take());
+        let has_late_command = std::mem::take(&mut pending.has_late_command);
+        pending.queued = false;
         Hold::new(HoldState::new(target, token, waiter, granted, since), runtime, has_late_command)
     }
 }
 
 impl<T: LockTarget> Drop for ReleaseOnDrop<T> {
     fn drop(&mut self) {
-        let has_late_command = self.has_late_command || self.asking;
+        let has_late_command = self.has_late_command || self.has_pending_take;
         if self.queued || has_late_command {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
             // A grant without a message was made before now, so it ends by then.

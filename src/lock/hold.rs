@@ -1,11 +1,11 @@
-//! State of one acquisition: its lease, the messages that its holder receives, and whether it was lost.
+//! One acquisition of a lock, from its grant to its release.
+//!
+//! [`HoldState`] has the acquisition's lease, the hints to its holder, and whether it was lost. [`Hold`] renews the lease,
+//! and releases the lock when it is dropped. [`Release`] is a release in the background: of a dropped hold, or of a grant
+//! that may have been made without a message.
 //!
 //! Times count from the moment the granting command was *sent*, because the store's count cannot start earlier.
 //! Only the monotonic clock is read, here and in the whole toolkit.
-//!
-//! The duty to give an acquisition back, and its renewal until then.
-//!
-//! Releases in the background: of dropped holds, and of grants that may have been made without a message.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,8 +48,8 @@ pub(crate) struct HoldLease {
     pub(crate) state: AcquisitionState,
 }
 
-/// Counts the moments at which the acquisition may have been taken away without a message, and up to which of them
-/// the store was asked since.
+/// How many times the lock may have been taken away without a message (`raised`), and how many of those times a later
+/// question to the store has settled.
 #[derive(Clone, Copy, Debug, Default)]
 struct PossibleLoss {
     raised: u64,
@@ -62,16 +62,16 @@ struct PossibleLoss {
 struct LongestHold {
     /// `None` for ever.
     until: Option<Instant>,
-    /// How many extensions were sent: only the answer to the last one tells what the time is.
+    /// How many extensions were sent: only the reply to the last one sets the time.
     extensions: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AcquisitionState {
     Held,
-    /// Given back.
+    /// Released.
     Ended,
-    /// Another holds the lock, or it is free, or it is not known to be ours. This state is final.
+    /// Another token holds the lock, the lock is free, or it is not known to be ours. This state is final.
     Lost,
 }
 
@@ -134,7 +134,7 @@ impl<T: LockTarget> HoldState<T> {
         self.lease.send_modify(|lease| lease.state = AcquisitionState::Ended);
     }
 
-    /// Marks it as lost, unless it was given back.
+    /// Marks the acquisition as lost, unless it was released.
     pub(crate) fn lose(&self, why: &'static str) {
         let lost = self.lease.send_if_modified(|lease| {
             let held = lease.state == AcquisitionState::Held;
@@ -148,7 +148,7 @@ impl<T: LockTarget> HoldState<T> {
         }
     }
 
-    /// Resolves when it ended by this process's own clock, was given back or was lost.
+    /// Resolves when the lease has ended by this process's clock, or the lock was released or lost.
     pub(crate) async fn expired(&self) {
         let mut lease = self.lease();
         loop {
@@ -166,7 +166,7 @@ impl<T: LockTarget> HoldState<T> {
         }
     }
 
-    /// Resolves when it is lost, or ended without having been given back. Never resolves once it was given back.
+    /// Resolves when the lock is lost, or its lease has ended before its release. Never resolves after the release.
     pub(crate) async fn lost(&self) {
         let mut lease = self.lease();
         loop {
@@ -196,8 +196,8 @@ impl<T: LockTarget> HoldState<T> {
         }
     }
 
-    /// Asks the store once when the lock may have been taken away without a message. Polled beside the end of the
-    /// lease, which a store that hangs must not put off.
+    /// Asks the store once when the lock may have been taken away without a message. Polled together with the end of
+    /// the lease, which a store that hangs must not delay.
     async fn settle_doubt(&self) {
         let mut doubt = self.doubt.subscribe();
         // The sender lives as long as `self`.
@@ -206,10 +206,10 @@ impl<T: LockTarget> HoldState<T> {
         else {
             return;
         };
-        let requested_at = self.ask().await;
-        // An ask that failed settles the doubt too: once the connection is back, the doubt is raised again.
+        let is_holder = self.ask().await;
+        // A failed question settles the doubt too: the doubt is raised again once the connection is back.
         self.doubt.send_modify(|doubt| doubt.settled = doubt.settled.max(raised));
-        if matches!(requested_at, Ok(false)) {
+        if matches!(is_holder, Ok(false)) {
             self.lose("another holds it");
         }
     }
@@ -229,7 +229,7 @@ impl<T: LockTarget> HoldState<T> {
         self.ask().await.map_err(|error| self.target.error("looking at", error))
     }
 
-    /// Restarts its lease with this time to live; false if it is lost or was given back.
+    /// Restarts the lease with this time to live; false if the lock is lost or was released.
     pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
         if self.lease.borrow().state != AcquisitionState::Held {
             return Ok(false);
@@ -257,7 +257,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// The latest moment until which the store may hold the lock for this token; `None` for ever.
-    pub(crate) fn may_be_kept_until(&self) -> Option<Instant> {
+    pub(crate) fn may_be_held_until(&self) -> Option<Instant> {
         lock(&self.longest).until
     }
 
@@ -291,7 +291,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 }
 
-/// What is known about a grant.
+/// A grant's fence, and the attempts and the time that it took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockGrant {
     pub(crate) fence: u64,
@@ -299,15 +299,15 @@ pub(crate) struct LockGrant {
     pub(crate) waited: Duration,
 }
 
-/// The duty to give an acquisition back. Dropping this gives it back in the background.
+/// An acquisition that has to be released. Dropping this releases it in the background.
 pub(crate) struct Hold<T: LockTarget> {
     pub(crate) hold_state: Arc<HoldState<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
-    /// Whether a TAKE of this token may still be executed, even after the lock was given back.
+    /// Whether a TAKE of this token may still be executed, even after the release.
     has_late_command: bool,
     freed: bool,
-    /// Whether it was held until it was given back.
+    /// Whether the token still held the lock when it was released.
     was_held: bool,
 }
 
@@ -328,8 +328,8 @@ impl<T: LockTarget> Hold<T> {
         self
     }
 
-    /// Gives it back; `None` if that was done before. After an error it can be called again, but the renewal has
-    /// stopped.
+    /// Releases the lock; `None` if it was released before. After an error this can be called again, but the renewal
+    /// has stopped.
     pub(crate) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
         if self.freed {
             return Ok(None);
@@ -348,8 +348,8 @@ impl<T: LockTarget> Hold<T> {
         stop(&mut self.watchdog, self.hold_state.target.registry().command_timeout).await;
     }
 
-    /// Records that another command than that of [`free`](Self::free) gave it back, and whether that command found
-    /// it still held.
+    /// Records that a command other than [`free`](Self::free) released the lock, and whether that command found it still
+    /// held.
     pub(crate) fn given_back(&mut self, was_held: bool) {
         self.was_held = was_held;
         self.end();
@@ -372,7 +372,7 @@ impl<T: LockTarget> Hold<T> {
     }
 
     fn release(&mut self) {
-        let mut until = self.hold_state.may_be_kept_until();
+        let mut until = self.hold_state.may_be_held_until();
         if self.has_late_command {
             // A TAKE that is executed late restarts the lease, with the time to live that it was sent with.
             until = later(until, from_now(self.hold_state.target.ttl()));
@@ -398,9 +398,9 @@ impl<T: LockTarget> Drop for Hold<T> {
     }
 }
 
-/// Renews an acquisition until it is given back or lost.
+/// Renews an acquisition until it is released or lost.
 async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
-    /// The pause after a renewal without an answer.
+    /// The pause after a failed renewal.
     const AGAIN: Duration = Duration::from_millis(50);
     let mut lease = hold_state.lease();
     let mut failed = None;
@@ -430,12 +430,12 @@ async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
 
 /// How long after the first release an unanswered TAKE may still be executed: the server may read the last commands
 /// of a broken connection after those of its successor.
-const STRAGGLER: Duration = Duration::from_millis(300);
+const LATE_TAKE: Duration = Duration::from_millis(300);
 
 /// Upper bound of the retries of one release, also if the lock does not expire or lasts longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// One release.
+/// One release in the background.
 pub(crate) struct Release<T> {
     pub(crate) target: Arc<T>,
     pub(crate) token: Token,
@@ -470,8 +470,8 @@ impl<T: LockTarget> Release<T> {
         let expired = self.until.map_or(longest, |until| until.min(longest));
         stop(&mut self.watchdog, self.target.registry().command_timeout).await;
         self.until_answered(expired).await;
-        if self.has_late_command && Instant::now() + STRAGGLER < expired {
-            sleep(STRAGGLER).await;
+        if self.has_late_command && Instant::now() + LATE_TAKE < expired {
+            sleep(LATE_TAKE).await;
             self.until_answered(expired).await;
         }
     }

@@ -1,6 +1,5 @@
-//! [`Locks`], the handle on a store from which mutexes and semaphores are made.
-//!
-//! [`Scope`], the name of a lock, and the store keys made from it.
+//! [`Locks`], the handle on a store from which mutexes and semaphores are made; and [`Scope`], the name of a lock, with the
+//! store keys made from it.
 
 use std::fmt;
 use std::sync::Arc;

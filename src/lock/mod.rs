@@ -37,16 +37,16 @@
 //! - **Nothing stays behind**: a holder that dies blocks the lock for its time to live at most; a waiter that dies
 //!   blocks nothing as soon as the server knows. If a whole machine vanishes, the server does not know for minutes,
 //!   and each of its waiters blocks the lock for a time to live when its turn comes: choose a short one, and
-//!   `auto_renew`. A future that is dropped gives up its place; a lost reply is followed by a release. A future
-//!   that is kept but not polled delays the waiters behind it by the time to live that it is granted, plus at most
-//!   half a second.
+//!   `auto_renew`. A future that is dropped leaves the queue; a lost reply is followed by a release. A future
+//!   that is neither polled nor dropped delays the waiters behind it by the time to live that it is granted, plus at
+//!   most half a second.
 //!
 //! # What the locks do not promise
 //!
 //! A lock with a time to live is a promise about time. A process that is paused for longer finds that it has lost
-//! the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So writes that must
+//! the lock when it wakes up, and a Redis that fails over may have lost its latest writes. So writes that must
 //! be right carry the [fence](Held::fence): a number that grows with each holder, so that the receiving side can
-//! refuse the late write of an earlier one. [`Held::lost`] tells a holder as early as possible.
+//! refuse the late write of an earlier one. [`Held::lost`] notifies a holder as early as possible.
 //!
 //! # Dropping
 //!
@@ -54,9 +54,8 @@
 //! runtime (there, the end of the time to live frees it). Release explicitly to know when the release is done, and
 //! whether the lock was still held. [`Locks::close`] waits for releases that are under way, and so does the
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
-//!
-//! The lock engine: waiting, holding and releasing, the same for mutexes and permits.
 
+// `acquire` waits and `hold` holds and releases, both in the same way for mutexes and permits.
 mod acquire;
 mod hold;
 mod locks;

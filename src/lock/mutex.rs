@@ -1,8 +1,6 @@
-//! [`Mutex`], the handle on one named lock.
+//! [`Mutex`], the handle on one named lock, with its settings and its acquisitions.
 //!
-//! [`MutexBuilder`]: settings of a mutex, checked when it is built.
-//!
-//! A held mutex: [`MutexGuard`], which gives it back, and [`Held`], a view of it.
+//! [`MutexBuilder`] checks the settings. [`MutexGuard`] is an acquisition, which it can release; [`Held`] is a view of it.
 
 use std::fmt;
 use std::future::Future;
@@ -50,7 +48,7 @@ pub struct Mutex {
 pub struct Synchronized<T> {
     /// What the closure returned.
     pub value: T,
-    /// How often the caller asked the store for the lock.
+    /// How many attempts the caller made.
     pub attempts: u32,
     /// Whether the lock was held to the end. If not, another process may have worked at the same time.
     pub still_held: bool,
@@ -61,13 +59,13 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and no live caller waits. `None` if not, so check the answer before you go on. Waits for the store only, never for another holder.
+    /// Acquires the mutex if it is free and no live caller waits; `None` if not, so check the result before you go on.
+    /// Waits for the store only, never for another holder.
     ///
     /// # Errors
     ///
     /// [`LockError::AlreadyAcquired`] if this handle holds it or is acquiring it, without asking the store;
-    /// [`LockError::GrantedTooLate`];
-    /// [`LockError::Store`] and [`LockError::Closed`].
+    /// [`LockError::GrantedTooLate`]; [`LockError::Store`] and [`LockError::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -81,7 +79,7 @@ impl Mutex {
         }
     }
 
-    /// Acquires it, after the callers that asked before.
+    /// Acquires the mutex, after the callers that came earlier.
     ///
     /// # Errors
     ///
@@ -91,8 +89,8 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost: if dropped, the place, or a lock that may have been acquired, is
-    /// given up in the background.
+    /// Safe, but the caller loses its position in the queue. If dropped, the position, or a lock that may have been
+    /// acquired, is released in the background.
     pub async fn lock(&self) -> Result<MutexGuard, LockError> {
         self.acquire(&self.target.terms()).await
     }
@@ -102,9 +100,9 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), before `work` is called; errors of `work` are in its value. If the store cannot be
-    /// asked at the end, the value is kept, [`still_held`](Synchronized::still_held) is false, and the release is
-    /// retried in the background.
+    /// As [`lock`](Self::lock), before `work` is called; errors of `work` are in its value. If the release
+    /// fails at the end, the value is still returned, [`still_held`](Synchronized::still_held) is false, and the release
+    /// is retried in the background.
     ///
     /// # Cancel safety
     ///
@@ -167,12 +165,12 @@ impl Mutex {
         Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
     }
 
-    /// Takes it from its present holder, tells that holder ([`Held::lost`]), and hands it to the next in the queue.
-    /// Answers whether it was held. For operators: the holder may be in the middle of its work.
+    /// Takes the mutex from its present holder, notifies that holder ([`Held::lost`]), and hands the mutex to the next
+    /// waiter in the queue. Returns whether it was held. For operators: the holder may be in the middle of its work.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Store`] if the command failed, in which case it may or may not have been executed;
     /// [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -294,8 +292,8 @@ impl MutexBuilder {
     /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
     /// rounded up; 3 ms to ten years. Defaults to 60 s.
     ///
-    /// 1 % of it and 2 ms are kept back for the drift of clocks: [`Held::remaining`](super::Held::remaining) never
-    /// counts on them, and nothing would remain of less than 3 ms.
+    /// 1 % of it and 2 ms are reserved for clock drift: [`Held::remaining`](super::Held::remaining) leaves them out, and
+    /// nothing would remain of less than 3 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = Some(ttl);
         self
@@ -324,9 +322,8 @@ impl MutexBuilder {
     /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
     /// as many as the time allows.
     ///
-    /// With polling, each attempt counts. With [`Waiting::Notify`], which hardly ever has to ask, each wake-up
-    /// counts that did not bring the lock. An attempt does not count if it was needed only because the process had
-    /// just begun to listen.
+    /// With polling, each attempt counts. With [`Waiting::Notify`], which seldom has to ask, each wake-up without a
+    /// grant counts. An attempt does not count if it was needed only because the process had just begun to listen.
     pub fn retries(mut self, retries: u32) -> Self {
         self.options.retries = Some(retries);
         self
@@ -348,8 +345,8 @@ impl MutexBuilder {
         self
     }
 
-    /// How much of the time to live must remain when it is granted; otherwise it is given back, and the call fails
-    /// with [`LockError::GrantedTooLate`]. For slow answers. Defaults to any time at all.
+    /// How much of the time to live must remain when the mutex is granted; otherwise it is released, and the call
+    /// fails with [`LockError::GrantedTooLate`]. For slow replies. Defaults to zero: any remaining time is enough.
     pub fn min_remaining(mut self, min_remaining: Duration) -> Self {
         self.options.min_remaining = min_remaining;
         self
@@ -476,13 +473,13 @@ impl MutexGuard {
         Self { held, hold, claim: Some(claim) }
     }
 
-    /// Unlocks, and answers whether the mutex was still held. `false` without asking the store if it was unlocked
+    /// Unlocks, and returns whether the mutex was still held. `false` without asking the store if it was unlocked
     /// before.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked: then the mutex may or may not be unlocked, the guard
-    /// still counts as held, and this can be called again; the renewal has stopped.
+    /// [`LockError::Store`] if the command failed: then the mutex may or may not be unlocked, the guard still counts as
+    /// held, and this can be called again; the renewal has stopped.
     ///
     /// # Cancel safety
     ///
@@ -495,8 +492,8 @@ impl MutexGuard {
     }
 
     /// Gives way to the waiters: unlocks for the first of them and queues again behind the last, both in one
-    /// command. Returns when this guard holds the mutex again, at once if there are no waiters. Answers whether the
-    /// mutex was still held when it was given up; also `false` if that answer was lost on the way.
+    /// command. Returns when this guard holds the mutex again, at once if there are no waiters. The result is whether
+    /// the mutex was still held when it was released; also `false` if the reply to that was lost.
     ///
     /// In either case this is a new acquisition, with another token, a greater [fence](Held::fence) and the full
     /// time to live. The earlier acquisition has ended, and the [`Held`]s that were cloned from it say so.
@@ -506,14 +503,14 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// [`LockError::NotHeld`] after unlocking. [`LockError::Store`] if the store could not be asked: then the guard
-    /// may or may not hold the mutex, counts as holding it, and this or [`unlock`](Self::unlock) can be called
-    /// again; the renewal has stopped. If waiting fails, with the errors of [`Mutex::lock`](super::Mutex::lock),
+    /// [`LockError::NotHeld`] after unlocking. [`LockError::Store`] if the command failed: then the guard may or may not
+    /// hold the mutex, counts as holding it, and this or [`unlock`](Self::unlock) can be called again; the renewal has
+    /// stopped. If waiting fails, with the errors of [`Mutex::lock`](super::Mutex::lock),
     /// the guard holds nothing, as after unlocking.
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost. If dropped, the mutex may or may not be unlocked;
+    /// Safe, but the position in the queue is lost. If dropped, the mutex may or may not be unlocked;
     /// [`unlock`](Self::unlock) or dropping the guard unlocks it.
     ///
     /// # Examples
@@ -582,14 +579,14 @@ impl Held {
     /// # Consistency
     ///
     /// The server's clock in microseconds, or one more than the last fence, so that nothing has to be stored for
-    /// ever. It grows even if the clock is set back, and even over a failover or a restart that forgets the latest
-    /// holders. Only both together can lower it: a server that forgot the holders and with a clock behind that of
+    /// ever. It grows even if the clock is set back, and even over a failover or a restart that loses the latest
+    /// holders. Only both together can lower it: a server that has lost the holders, and whose clock is behind that of
     /// its predecessor.
     pub fn fence(&self) -> u64 {
         self.hold_state.fence
     }
 
-    /// How often the caller asked the store: 1 when the mutex was free, or was handed over in its queue.
+    /// How many attempts the caller made: 1 if the mutex was free, or was handed over in its queue.
     pub fn attempts(&self) -> u32 {
         self.hold_state.attempts
     }
@@ -599,7 +596,7 @@ impl Held {
         self.hold_state.waited
     }
 
-    /// The remaining time to live, by this process's monotonic clock: counted from the moment the granting command
+    /// The remaining time to live, by this process's monotonic clock: measured from the moment the granting command
     /// was sent, less 1 % and 2 ms. Zero after it ended, was unlocked or lost; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
         self.hold_state.remaining()
@@ -639,8 +636,8 @@ impl Held {
     ///
     /// [`LockError::InvalidTtl`] and [`LockError::InvalidOption`] for a `ttl` that
     /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms if it is renewed;
-    /// then nothing has changed. [`LockError::Store`] if the store could not be asked, in which case it may or may
-    /// not have been extended.
+    /// then nothing has changed. [`LockError::Store`] if the command failed, in which case the time may or may not have
+    /// been extended.
     ///
     /// # Cancel safety
     ///

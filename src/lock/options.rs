@@ -1,7 +1,5 @@
-//! Settings of mutexes and permits, their checks, and each default with its reason.
-//!
-//! [`LockError`]: why a lock is not held, for the whole toolkit.
-//!
+//! Settings of mutexes and permits, their checks, and each default with its reason; and [`LockError`], the error of all
+//! lock operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +14,7 @@ use crate::store::{StoreError, StoreErrorKind};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// In the lock's queue: unlocking hands the lock to its head and tells that waiter. Waiters send nothing,
+    /// In the lock's queue: unlocking hands the lock to the first waiter and notifies it. Waiters send nothing,
     /// except that the first waiter of each process asks when the holder's time to live has ended.
     #[default]
     Notify,
@@ -61,7 +59,7 @@ impl Default for MutexOptions {
     fn default() -> Self {
         Self {
             // Of the source libraries, one documents 60 s and has no limit (held for ever after a crash), one 10 s.
-            // A forgotten lock has to end by itself; longer work extends it.
+            // A lock that is never released has to end by itself; longer work extends it.
             ttl: Some(Duration::from_secs(60)),
             waiting: Waiting::Notify,
             // The promise of a queue: no caller is overtaken.
@@ -74,7 +72,7 @@ impl Default for MutexOptions {
             // Waiters that were refused together would ask again together.
             jitter: 0.1,
             min_remaining: Duration::ZERO,
-            // A holder that hangs would keep the lock for ever, so renewal has to be chosen.
+            // A holder that hangs would keep the lock for ever, so renewal is opt-in.
             auto_renew: false,
             prefix: None,
         }
@@ -101,7 +99,7 @@ pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, 
     Ok(ttl)
 }
 
-/// The shortest time to live that can be kept alive: a renewal must fit into a third of it.
+/// The shortest time to live that can be renewed: a renewal must fit into a third of it.
 const SHORTEST_RENEWED: Duration = Duration::from_millis(30);
 
 pub(super) fn check_auto_renew(auto_renew: bool, ttl: Option<Duration>) -> Result<(), LockError> {
@@ -129,7 +127,7 @@ pub(super) fn check_pace(option: &'static str, waiting: Waiting) -> Result<(), L
     Ok(())
 }
 
-/// The part of a time to live that is not counted on, because clocks drift and answers travel.
+/// The part of a time to live that a holder must not rely on, because clocks drift and replies take time.
 pub(super) fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
@@ -137,7 +135,7 @@ pub(super) fn drift(ttl: Duration) -> Duration {
 /// The shortest time to live that is longer than its own [`drift`].
 pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
-/// Why a mutex or a permit could not be acquired, kept or examined.
+/// Why a mutex or a permit could not be acquired, extended, released or examined.
 ///
 /// A busy lock is never a [`Store`](Self::Store) error, and a store that does not answer is never reported as a
 /// busy lock. The texts carry a digest of the lock's key, never the key or a token.
@@ -172,14 +170,14 @@ pub enum LockError {
         /// How long the caller waited.
         waited: Duration,
     },
-    /// It was granted, but the answer came so late that too little of its time to live remained. It was given back.
+    /// It was granted, but the answer came so late that too little of its time to live remained. It was released.
     GrantedTooLate {
         /// From the sending of the command until its answer was read.
         elapsed: Duration,
         /// The whole time to live.
         ttl: Duration,
     },
-    /// Another holds the lock by now, or it is free.
+    /// Another holder has the lock by now, or it is free.
     NotHeld,
     /// The server does not announce key events.
     NotificationsUnavailable {
@@ -195,17 +193,17 @@ pub enum LockError {
         /// The number that it was created with.
         actual: u32,
     },
-    /// The store could not be asked, or refused.
+    /// The store could not be reached, did not answer, or refused the command.
     Store(Error),
 }
 
 impl LockError {
-    /// Whether other holders kept it busy all the time.
+    /// Whether the lock was busy all the time.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::TooManyAttempts { .. } | Self::AcquireTimeout { .. })
     }
 
-    /// Whether the store could not be asked, or refused.
+    /// Whether the store could not be reached, did not answer, or refused the command.
     pub fn is_store(&self) -> bool {
         matches!(self, Self::Store(_))
     }

@@ -1,8 +1,7 @@
-//! [`Semaphore`], the handle on a named number of permits.
+//! [`Semaphore`], the handle on a named number of permits, with its settings and its permits.
 //!
-//! [`SemaphoreBuilder`]: settings of a semaphore, checked when it is built.
-//!
-//! A held permit: [`Permit`], which gives it back, and [`PermitView`], a view of it.
+//! [`SemaphoreBuilder`] checks the settings. [`Permit`] is one acquired permit, which it can release; [`PermitView`] is a
+//! view of it.
 
 use std::fmt;
 use std::future::Future;
@@ -19,13 +18,13 @@ use super::{LockError, Locks, Scope, Waiting};
 use crate::store::lock_store::{Change, Create, PermitFreed, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// A number of permits for all processes together, handed out in the order in which callers asked.
+/// A number of permits for all processes together, granted in the order in which callers came.
 ///
 /// One handle acquires any number of permits, from any number of tasks; a clone is the same handle. The first
 /// acquisition creates the semaphore, with the number of permits of its handle. Handles with other numbers report
 /// the difference, once per handle in the log and by [`ensure_created`](Self::ensure_created).
 ///
-/// A permit that is not released becomes free when its lease ends; the next caller that asks, or a waiter, notices.
+/// A permit that is not released becomes free when its lease ends; the next acquisition, or a waiter, recovers it.
 ///
 /// # Examples
 ///
@@ -64,7 +63,7 @@ pub enum Wait {
     For(Duration),
 }
 
-/// A holder of a permit at present.
+/// A present holder of a permit.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
@@ -79,8 +78,8 @@ impl Semaphore {
         Self { target: Arc::new(target), auto_renew, waiting }
     }
 
-    /// Acquires a permit, after the callers that asked before; `None` if there was none in time. Bind it to a name:
-    /// it is given back where it is dropped.
+    /// Acquires a permit, after the callers that came earlier; `None` if there was none in time. Bind it to a name:
+    /// dropping it releases it.
     ///
     /// # Errors
     ///
@@ -89,8 +88,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost: if dropped, the place, or a permit that may have been acquired, is
-    /// given up in the background.
+    /// Safe, but the caller loses its position in the queue. If dropped, the position, or a permit that may have been
+    /// acquired, is released in the background.
     pub async fn acquire(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
         let (retries, timeout) = match wait {
             Wait::Forever => (None, None),
@@ -113,8 +112,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), before `work` is called; errors of `work` are in its value. If the store
-    /// cannot be asked at the end, the release is retried in the background.
+    /// As [`acquire`](Self::acquire), before `work` is called; errors of `work` are in its value. If the
+    /// release fails at the end, it is retried in the background.
     ///
     /// # Cancel safety
     ///
@@ -216,7 +215,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Store`] if the command failed, in which case it may or may not have been executed;
     /// [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -231,7 +230,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Store`] if the command failed, in which case it may or may not have been executed;
     /// [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -268,7 +267,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Store`] if the command failed, in which case it may or may not have been executed;
     /// [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -283,7 +282,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Store`] if the command failed, in which case it may or may not have been executed;
     /// [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -363,9 +362,9 @@ impl SemaphoreBuilder {
             registry,
             scope,
             permits,
-            // As for a mutex: a forgotten permit becomes free by itself.
+            // As for a mutex: a permit that is never released becomes free by itself.
             lease: Duration::from_secs(60),
-            // Longer than any pause of a service that is in use; an abandoned semaphore is gone the next day.
+            // Longer than any pause of a service that is in use; an abandoned semaphore expires after a day.
             idle_ttl: Duration::from_secs(86_400),
             auto_renew: false,
             waiting: Waiting::Notify,
@@ -373,7 +372,7 @@ impl SemaphoreBuilder {
     }
 
     /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms
-    /// to ten years: 1 % and 2 ms are kept back, as for a mutex. Defaults to 60 s.
+    /// to ten years: 1 % and 2 ms are reserved for clock drift, as for a mutex. Defaults to 60 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -487,13 +486,13 @@ impl Permit {
         Self { view: PermitView { hold_state: Arc::clone(&hold.hold_state) }, hold, available: 0 }
     }
 
-    /// Gives it back, to the first waiter if there is one. A second call reports that it was not held, without
+    /// Releases the permit, to the first waiter if there is one. A second call reports that it was not held, without
     /// asking the store, and repeats the first `available`.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked: then it may or may not be released, and this can be
-    /// called again; the renewal has stopped.
+    /// [`LockError::Store`] if the command failed: then the permit may or may not be released, and this can be called
+    /// again; the renewal has stopped.
     ///
     /// # Cancel safety
     ///
@@ -523,7 +522,7 @@ impl PermitView {
         self.hold_state.token.as_str()
     }
 
-    /// How often the caller asked the store: 1 when a permit was free, or was handed over in the queue.
+    /// How many attempts the caller made: 1 if a permit was free, or was handed over in the queue.
     pub fn attempts(&self) -> u32 {
         self.hold_state.attempts
     }
@@ -533,7 +532,7 @@ impl PermitView {
         self.hold_state.waited
     }
 
-    /// The remaining time of its lease, by this process's monotonic clock: counted from the moment the granting
+    /// The remaining time of its lease, by this process's monotonic clock: measured from the moment the granting
     /// command was sent, less 1 % and 2 ms. Zero after it ended, was released or lost.
     pub fn remaining(&self) -> Duration {
         self.hold_state.remaining().unwrap_or(Duration::MAX)
@@ -556,7 +555,7 @@ impl PermitView {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have been refreshed.
+    /// [`LockError::Store`] if the command failed, in which case the lease may or may not have been restarted.
     ///
     /// # Cancel safety
     ///
@@ -578,7 +577,7 @@ impl PermitView {
     }
 
     /// Resolves when the permit is no longer known to be held although it was not released here: a refresh or
-    /// renewal found it gone, or its lease has ended. A lost permit stays lost. Never resolves once it was
+    /// renewal was refused, or its lease has ended. A lost permit stays lost. Never resolves once it was
     /// released.
     ///
     /// # Cancel safety

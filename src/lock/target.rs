@@ -1,8 +1,7 @@
-//! [`LockTarget`]: what mutexes and permits have in common for the lock engine.
+//! The types that acquiring, holding and releasing share.
 //!
-//! [`LockRegistry`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
-//!
-//! The terms on which a caller waits for a lock, and the arithmetic of its moments.
+//! [`LockTarget`] has the commands of a mutex or a semaphore. [`LockRegistry`] is the state that all handles of one
+//! [`Locks`](crate::lock::Locks) share. [`WaitTerms`] says how a caller waits; arithmetic on its deadlines follows it.
 
 use std::fmt;
 use std::future::Future;
@@ -36,7 +35,7 @@ pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
     /// The time to live of a hold; `None` for ever.
     fn ttl(&self) -> Option<Duration>;
 
-    /// `instead` is the token that gives the lock up in the same command; only mutexes support that.
+    /// `instead` is the token that releases the lock in the same command; only mutexes support that.
     fn take(
         &self,
         token: &Token,
@@ -49,7 +48,7 @@ pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
 
     fn free(&self, token: &Token, within: Duration) -> impl LockReply<Self::Freed>;
 
-    /// Gives up a place in the queue, and a grant whose message did not arrive.
+    /// Gives up a position in the queue, and a grant whose message did not arrive.
     fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()>;
 
     /// Whether the token holds it, as the store sees it.
@@ -214,7 +213,7 @@ pub(crate) struct LockRegistry {
     /// Escaped, as it appears in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) command_timeout: Duration,
-    /// Releases that run in the background. Locks of a guard use the guard's own gauge: each `guard.locks()` and
+    /// Releases that run in the background. Locks of a guard use the guard's own tracker: each `guard.locks()` and
     /// each permit to load makes a `LockRegistry`, and the guard's shutdown has to wait for the releases of all of them.
     pub(crate) background: Arc<Tracker>,
     pub(crate) waiters: StoppableWaiters,
@@ -257,7 +256,7 @@ impl LockRegistry {
         &**self.store.locks()
     }
 
-    /// The connections cannot tell: those of a guard outlive its locks, and a memory store has none.
+    /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.
     pub(crate) fn is_closed(&self) -> bool {
         self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
     }
@@ -298,7 +297,7 @@ impl LockRegistry {
         send(left()).await
     }
 
-    /// A new token for a lock that is wanted for `ttl`; `None` for ever.
+    /// A new token for a lock with this time to live; `None` for ever.
     pub(crate) fn mint(&self, ttl: Option<Duration>) -> Token {
         let node = self.store.node();
         ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))

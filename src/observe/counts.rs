@@ -1,21 +1,7 @@
-//! The list of what is counted: per policy, and per guard. [`Stats`] sums it up.
-//!
-//! One count, and the metric that it belongs to.
-//!
-//! All counters of one guard.
+//! The counters of a guard, per policy and per guard, each with the metric that it belongs to. [`Stats`] sums them up.
 //!
 //! Counting is all that a request pays for: the counts become metrics once a second (`guard_state/publish.rs`), so that a hit looks
-//! up no handle of a recorder.
-//!
-//! The counters of one policy: its loads, and its requests by outcome, over HTTP also by route.
-//!
-//! The requests of one policy, or of one of its routes, by outcome.
-//!
-//! The requests of a policy by the route that matched them, bounded: a label must not grow with what clients send.
-//!
-//! [`SpreadCounter`]: a count that many threads add to.
-//!
-//! The ways in which a request is answered.
+//! up no handle of a recorder. Requests are counted by [`Outcome`], over HTTP also by route.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -115,7 +101,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What is counted per policy.
+    /// The counters of a policy.
     Count of PolicyCounts {
         /// Loads started by this guard, of every kind.
         loads => ["stampede_guard_loads_total"],
@@ -160,10 +146,10 @@ counters! {
         audits_matched => ["stampede_guard_audits_total", result = "match"],
         /// Audits that found another value at the origin than the guard serves.
         audits_differed => ["stampede_guard_audits_total", result = "differs"],
-        /// Audits that could not tell: the load failed, or its value cannot be compared.
+        /// Audits without a result: the load failed, or its value cannot be compared.
         audits_failed => ["stampede_guard_audits_total", result = "failed"],
     }
-    /// What is counted per guard.
+    /// The counters of a guard.
     GuardCount of GuardCounts {
         /// Commands that the store did not execute.
         store_errors => ["stampede_guard_store_errors_total"],
@@ -174,9 +160,9 @@ counters! {
         /// Invalidations, and values stored directly, that were not confirmed: by the store, by its replicas where the policy waits for
         /// them, or by the processes with copies; or whose caller gave up before.
         invalidations_unconfirmed => ["stampede_guard_invalidations_unconfirmed_total"],
-        /// Kept invalidations that were confirmed later.
+        /// Retained invalidations that were confirmed later.
         invalidations_resent => ["stampede_guard_invalidations_resent_total"],
-        /// Times that so many invalidations were kept that one invalidation of everything took their place.
+        /// Times that so many invalidations were retained that one invalidation of everything replaced them.
         invalidations_overflowed => ["stampede_guard_invalidations_overflowed_total"],
         /// Copies that were made in this process's memory.
         local_fills => ["stampede_guard_local_fills_total"],
@@ -190,8 +176,8 @@ counters! {
 }
 
 impl Stats {
-    /// Requests that were answered without a load of their own, which the origin was spared. (Requests that were given a stale
-    /// value because their own load failed are included.)
+    /// Requests that were answered without a load of their own, so that the origin had fewer loads. (Includes requests that received
+    /// a stale value because their own load failed.)
     pub const fn loads_saved(&self) -> u64 {
         self.hits + self.local_hits + self.stale + self.coalesced
     }
@@ -213,7 +199,7 @@ impl Stats {
     }
 }
 
-/// One count, and how much of it a recorder was told.
+/// One count, and how much of it was published.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     count: AtomicU64,
@@ -230,26 +216,26 @@ impl Counter {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// What a recorder was not told yet. It counts as told from now on.
+    /// The part that was not published yet. It counts as published from now on.
     #[cfg(feature = "metrics")]
     pub(crate) fn unpublished(&self) -> u64 {
         self.unpublished_of(self.get())
     }
 
-    /// The same, of a count that is kept elsewhere.
+    /// As [`unpublished`](Self::unpublished), of a count that is stored elsewhere.
     #[cfg(feature = "metrics")]
     pub(crate) fn unpublished_of(&self, count: u64) -> u64 {
         unpublished(count, &self.published)
     }
 }
 
-/// The part of `count` that `published` does not have, which has it from now on. Two tasks that publish at once do not tell a part twice.
+/// The part of `count` beyond `published`, which is raised to `count`. Two tasks that publish at once do not publish a part twice.
 #[cfg(feature = "metrics")]
 pub(crate) fn unpublished(count: u64, published: &AtomicU64) -> u64 {
     count.saturating_sub(published.fetch_max(count, Ordering::Relaxed))
 }
 
-/// A metric, and the label that tells this count from others of that metric.
+/// A metric, and the label that distinguishes this count from others of that metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "no metrics are published"))]
 pub(crate) struct Series {
@@ -262,15 +248,15 @@ pub(crate) struct Series {
 pub(crate) struct Counters {
     pub(crate) guard: GuardCounts,
     policies: Mutex<Vec<Arc<PolicyCounters>>>,
-    /// How many outages of the store a recorder was told of.
+    /// How many outages of the store were published.
     #[cfg(feature = "metrics")]
     pub(crate) outages: Counter,
-    /// How many failures of the provider of credentials a recorder was told of.
+    /// How many failures of the provider of credentials were published.
     #[cfg(feature = "metrics")]
     pub(crate) credential_failures: Counter,
 }
 
-/// The most names of policies that a guard tells apart.
+/// The most names of policies that a guard distinguishes.
 const MOST_POLICIES: usize = 100;
 /// The name for all further ones, and for all further routes of a policy.
 const OTHER: &str = "other";
@@ -280,7 +266,7 @@ impl Counters {
         self.guard.add(count);
     }
 
-    /// Where the policies of this name count, and whether that is new.
+    /// The counters of the policies of this name, and whether they are new.
     pub(crate) fn of_policy(&self, name: &Arc<str>) -> (Arc<PolicyCounters>, bool) {
         let mut policies = lock(&self.policies);
         let known = |name: &str| policies.iter().find(|counters| *counters.name == *name).cloned();
@@ -300,10 +286,9 @@ impl Counters {
         lock(&self.policies).clone()
     }
 
-    pub(crate) fn snapshot(&self, [flights, tasks, kept_invalidations]: [usize; 3]) -> Stats {
-        let [flights, tasks, kept_invalidations] =
-            [flights, tasks, kept_invalidations].map(|count| count as u64);
-        let mut stats = Stats { flights, tasks, kept_invalidations, ..Stats::default() };
+    pub(crate) fn snapshot(&self, [flights, tasks, retained]: [usize; 3]) -> Stats {
+        let [flights, tasks, retained] = [flights, tasks, retained].map(|count| count as u64);
+        let mut stats = Stats { flights, tasks, kept_invalidations: retained, ..Stats::default() };
         for policy in self.policies() {
             stats.add_policy(&policy.counts);
             policy.each_requests(|requests| stats.add_requests(requests));
@@ -313,7 +298,7 @@ impl Counters {
     }
 }
 
-/// Where the requests and loads of all policies of one name are counted.
+/// The counters of the requests and loads of all policies of one name.
 #[derive(Default)]
 pub(crate) struct PolicyCounters {
     pub(crate) name: Arc<str>,
@@ -321,7 +306,7 @@ pub(crate) struct PolicyCounters {
     /// Requests without a route.
     requests: Arc<Requests>,
     pub(crate) routes: Routes,
-    /// A recorder knows these counters.
+    /// Whether these counters were published.
     #[cfg(feature = "metrics")]
     published: AtomicBool,
 }
@@ -341,12 +326,12 @@ impl PolicyCounters {
         self.requests.local_hit();
     }
 
-    /// Where requests without a route are counted.
+    /// The counters of requests without a route.
     pub(crate) fn requests(&self) -> &Arc<Requests> {
         &self.requests
     }
 
-    /// Whether no recorder was told of these counters yet. It knows them from now on.
+    /// Whether these counters were not published yet. They count as published from now on.
     #[cfg(feature = "metrics")]
     pub(crate) fn is_first_published(&self) -> bool {
         !self.published.swap(true, Ordering::Relaxed)
@@ -447,14 +432,16 @@ impl Requests {
     }
 }
 
-/// The most routes that a policy tells apart. A router has its routes from its code; the bound is for routers that do not.
+/// The most routes that a policy distinguishes. A router has its routes from its code; the bound is for routers that do not.
 #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
 const MOST_ROUTES: usize = 200;
+
+/// The requests of a policy by the route that matched them. Bounded: a label must not grow with what clients send.
 #[derive(Debug, Default)]
 pub(crate) struct Routes(RwLock<HashMap<Arc<str>, Arc<Requests>>>);
 
 impl Routes {
-    /// Where the requests of this route are counted.
+    /// The counters of the requests of this route.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
     pub(crate) fn of(&self, route: &str) -> Arc<Requests> {
         if let Some(requests) = read(&self.0).get(route) {
@@ -472,7 +459,7 @@ impl Routes {
     }
 }
 
-/// A counter that many threads add to at once: each to a place in a cache line of its own.
+/// A counter that many threads add to at once, each to a slot in a separate cache line.
 #[derive(Debug, Default)]
 pub(super) struct SpreadCounter([CounterSlot; SLOTS]);
 
@@ -483,7 +470,7 @@ const SLOTS: usize = 16;
 struct CounterSlot(AtomicU64);
 
 thread_local! {
-    /// The place of this thread.
+    /// The index of this thread's slot.
     static SLOT: usize = {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS
@@ -493,13 +480,13 @@ thread_local! {
 impl SpreadCounter {
     #[inline]
     pub(super) fn add(&self) {
-        // A thread that is being ended adds to the first place.
-        let place = SLOT.try_with(|place| *place).unwrap_or_default();
-        self.0[place].0.fetch_add(1, Ordering::Relaxed);
+        // A thread that is being ended adds to the first slot.
+        let index = SLOT.try_with(|index| *index).unwrap_or_default();
+        self.0[index].0.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn sum(&self) -> u64 {
-        self.0.iter().map(|place| place.0.load(Ordering::Relaxed)).sum()
+        self.0.iter().map(|slot| slot.0.load(Ordering::Relaxed)).sum()
     }
 }
 

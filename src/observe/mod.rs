@@ -2,7 +2,8 @@
 //!
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 //!
-//! The identity of a load in traces, and the hook by which its span and those of its waiters are linked, across processes.
+//! [`FlightId`] identifies a load in traces. [`SpanLinks`] is the hook that links a load's span with those of its waiters, across
+//! processes.
 
 mod counts;
 
@@ -61,7 +62,7 @@ impl LogOnce {
     }
 }
 
-/// When a warning was last logged whose cause recurs with each load.
+/// Limits a warning whose cause recurs with each load: when it was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
 
@@ -91,7 +92,7 @@ impl Spans {
         Self(Some(Arc::new(links)))
     }
 
-    /// Whether a subscriber may want the spans of waits. (Without one, finding out for whom a caller waited is work for nothing.)
+    /// Whether a subscriber may use the spans of waits. (Without one, finding out which load a caller waited for would be wasted work.)
     pub(crate) fn are_enabled(&self) -> bool {
         tracing::enabled!(target: log::GUARD, tracing::Level::DEBUG)
     }
@@ -115,7 +116,7 @@ impl Spans {
         tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.wait", ?key, flight = Empty)
     }
 
-    /// Tells which load was waited for.
+    /// Records which load the caller waited for.
     pub(crate) fn waited(&self, span: &Span, flight: FlightId) {
         if !span.is_disabled() {
             span.record("flight", tracing::field::display(flight));
@@ -150,7 +151,7 @@ pub(crate) async fn timed<T>(counters: &PolicyCounters, load: impl Future<Output
 /// The identity of a load in traces: all processes of the fleet that wait for it know the same one.
 ///
 /// It is the field `flight` of the span `stampede_guard.load` and of each span `stampede_guard.wait` that waited for that load, so a
-/// search for it finds both. [`SpanLinks`] makes links of it. It is a digest of the load's lease and tells nothing about the key.
+/// search for it finds both. [`SpanLinks`] makes links of it. It is a digest of the load's lease and reveals nothing about the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlightId([u8; 16]);
 
@@ -163,7 +164,7 @@ impl FlightId {
         Self(id)
     }
 
-    /// Of a load without a lease: no other process waits for it.
+    /// The identity of a load without a lease, for which no other process waits.
     pub(crate) fn random() -> Self {
         Self(*uuid::Uuid::new_v4().as_bytes())
     }
@@ -188,8 +189,8 @@ impl fmt::Debug for FlightId {
 
 /// Links the spans of loads and of the callers that waited for them, in whatever way a tracing system has links.
 ///
-/// A `tracing` span can follow from another one of its process only, and most waiters are in other processes. So the guard tells the
-/// [`FlightId`] on both sides, and an implementation that derives the ids of a load's trace and span from it needs nothing from the
+/// A `tracing` span can follow from another one of its process only, and most waiters are in other processes. So the guard passes the
+/// [`FlightId`] to both sides, and an implementation that derives the ids of a load's trace and span from it needs nothing from the
 /// wire: `ops/otlp` of the repository has one for OpenTelemetry.
 ///
 /// Both methods are called on the data path of a miss, never of a hit: they should be brief, and must not block.

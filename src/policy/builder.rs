@@ -1,10 +1,7 @@
-//! The setters of a policy.
+//! The setters of a policy: lifetimes and limits, audits and shadow mode, and the types of errors that are sent to other
+//! processes.
 //!
-//! The setters of audits, and of a trial.
-//!
-//! The setter of the types of errors that travel.
-//!
-//! Validation of a policy: settings that contradict each other are refused by name.
+//! [`PolicyBuilder::build`] validates the policy: it refuses settings that contradict each other, and names them.
 
 use std::time::Duration;
 
@@ -36,8 +33,8 @@ impl Policy {
         PolicyBuilder::default()
     }
 
-    /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`) go
-    /// on following them. Over HTTP, headers that were added by `credential_header` and a `scheme` of `https` stay, even if `http`
+    /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`)
+    /// still follow them. Over HTTP, headers that were added by `credential_header` and a `scheme` of `https` stay, even if `http`
     /// replaces the other rules.
     ///
     /// # Examples
@@ -49,9 +46,9 @@ impl Policy {
     /// let policy = Policy::builder().tags(["shop"]).build()?;
     /// let guard = StampedeGuard::builder(stampede_guard::MemoryStore::new()).policy(policy).build()?;
     /// // For one route, the same with another lifetime.
-    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
-    /// let brief = guard.with_policy(brief);
-    /// # let _ = brief;
+    /// let short_lived = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// let short_lived = guard.with_policy(short_lived);
+    /// # let _ = short_lived;
     /// # Ok::<(), stampede_guard::Error>(())
     /// ```
     pub fn to_builder(&self) -> PolicyBuilder {
@@ -60,7 +57,7 @@ impl Policy {
 }
 
 impl PolicyBuilder {
-    /// A builder with the settings of a policy; defaults that follow other settings go on following them.
+    /// A builder with the settings of a policy; defaults that follow other settings still follow them.
     pub(super) fn of(policy: Policy) -> Self {
         let (wait, command) = (policy.wait_timeout, policy.command_timeout);
         Self {
@@ -71,8 +68,8 @@ impl PolicyBuilder {
         }
     }
 
-    /// The name under which the metrics count what happens under this policy: the label `policy`. 1 to 64 characters of `a-z`,
-    /// `A-Z`, `0-9`, `_`, `-`, `.`, `:` and `/`. A guard tells a hundred names apart. Defaults to `default`.
+    /// The label `policy` of the metrics of requests under this policy. 1 to 64 characters of `a-z`, `A-Z`, `0-9`, `_`, `-`, `.`,
+    /// `:` and `/`. A guard distinguishes a hundred names. Defaults to `default`.
     pub fn name(mut self, name: impl AsRef<str>) -> Self {
         self.policy.name = name.as_ref().into();
         self
@@ -85,31 +82,32 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long a value is served from this process's memory at most, without asking the store: a local copy, which no acknowledged
-    /// invalidation misses (docs/local-tier.md). `Duration::MAX` serves it as long as it is fresh. Defaults to zero: no copies.
+    /// How long a value is served from this process's memory at most, without reading the store: a local copy, which no
+    /// acknowledged invalidation misses (docs/local-tier.md). `Duration::MAX` serves it as long as it is fresh. Defaults to zero:
+    /// no copies.
     ///
-    /// A copy that is stale, or due for an early refresh, is not served: the caller asks the store, as without copies.
+    /// A copy that is stale, or due for an early refresh, is not served: the caller reads the store, as without copies.
     #[cfg(feature = "local")]
     pub fn local_for(mut self, local_for: Duration) -> Self {
         self.policy.local_for = local_for;
         self
     }
 
-    /// For how long after the end of the volume lease copies are served while the store does not answer, told as stale. So a server's
-    /// outage leaves each process with what it has, at most so old, instead of one load per process and key. Copies that the
-    /// process has not asked for, and copies that are neither fresh nor within
-    /// [`stale_while_revalidate`](Self::stale_while_revalidate), do not count. Defaults to zero.
+    /// For how long after the end of the volume lease copies are served, marked as stale, while the store does not answer. So
+    /// during an outage of the server each process serves the copies that it has, at most so old, instead of one load per process
+    /// and key. Copies that the process has not requested, and copies that are neither fresh nor within
+    /// [`stale_while_revalidate`](Self::stale_while_revalidate), are not served. Defaults to zero.
     ///
-    /// During this time an invalidation, which may have been made on the other side of a broken network, is not seen.
+    /// During this time the process does not see invalidations by others, for example on the other side of a broken network.
     #[cfg(feature = "local")]
     pub fn local_while_down(mut self, while_down: Duration) -> Self {
         self.policy.local_while_down = while_down;
         self
     }
 
-    /// Says that other processes of the namespace keep copies, although this guard keeps none. A guard finds that out by itself, from
-    /// the registry of those processes. But while that registry is missing (evicted, flushed) a guard without copies that has never
-    /// seen it does not wait for them; with this setting its invalidations do. Defaults to no.
+    /// Declares that other processes of the namespace keep copies, although this guard keeps none. A guard detects that by itself,
+    /// from the registry of those processes. But while the registry is missing (evicted, flushed), invalidations by a guard that
+    /// has no copies and has never seen the registry do not wait for those processes; with this setting they do. Defaults to no.
     pub fn local_elsewhere(mut self, expected: bool) -> Self {
         self.policy.local_elsewhere = expected;
         self
@@ -131,30 +129,30 @@ impl PolicyBuilder {
     }
 
     /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
-    /// (RFC 5861, 4). The origin is then asked once per [`back_off`](Self::back_off) by the whole fleet.
+    /// (RFC 5861, 4). The whole fleet then calls the origin once per [`back_off`](Self::back_off).
     /// Over HTTP, for responses that do not set this. Defaults to zero.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.policy.stale_if_error = window;
         self
     }
 
-    /// How long the fleet does not load again after a failed load for which a stale value stood in. It ends with the window in which
-    /// the value may be served, and extends none.
-    /// (After a panic the next caller's loader is tried: the panic may concern the first loader only.) Defaults to 5 s.
+    /// How long the fleet does not load again after a failed load for which a stale value stood in. It extends no window: it ends
+    /// at the latest with the one in which the value may be served. (After a panic the next caller's loader runs, because the
+    /// panic may concern the first loader only.) Defaults to 5 s.
     pub fn back_off(mut self, back_off: Duration) -> Self {
         self.policy.back_off = back_off;
         self
     }
 
-    /// How long a value is fresh that says "there is nothing". Such a value was declared
-    /// [`negative`](crate::LoadContext::negative) by its loader, or is `None` or `()` and its loader has set no lifetime, or is
+    /// How long a negative value, which says "there is nothing", is fresh. A value is negative if its loader declared it
+    /// [`negative`](crate::LoadContext::negative), or if it is `None` or `()` and its loader has set no lifetime, or if it is
     /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
     pub fn negative_for(mut self, negative_for: Duration) -> Self {
         self.policy.negative_for = Some(negative_for);
         self
     }
 
-    /// What a caller is told of a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
+    /// The answer for a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
     /// Defaults to [`OnAbsent::Negative`].
     pub fn on_absent(mut self, then: OnAbsent) -> Self {
         self.policy.on_absent = then;
@@ -162,7 +160,7 @@ impl PolicyBuilder {
     }
 
     /// How long a caller waits for a load while there is a value within
-    /// [`stale_if_error`](Self::stale_if_error). After that the caller is given this value; the load goes on and is stored.
+    /// [`stale_if_error`](Self::stale_if_error). After that the caller receives this value; the load continues and is stored.
     /// Defaults to no limit.
     pub fn soft_timeout(mut self, soft_timeout: Duration) -> Self {
         self.policy.soft_timeout = Some(soft_timeout);
@@ -249,7 +247,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How many callers may wait for one key's load in one process. Further callers are given a stale value if one may
+    /// How many callers may wait for one key's load in one process. Further callers receive a stale value if one may
     /// stand in; otherwise `then` applies. Defaults to 10,000, and to [`OnOverload::Shed`].
     pub fn max_waiters(mut self, most: usize, then: OnOverload) -> Self {
         self.policy.max_waiters = most;
@@ -294,7 +292,7 @@ impl PolicyBuilder {
 
     /// How many loads may run at once in one process while the store cannot be reached. Without the store there is no
     /// fleet-wide count: after a failover with `p` processes the origin has up to `p` times as many loads. Further callers
-    /// are given a stale value if one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
+    /// receive a stale value if one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
     /// `Retry-After`. A load inside another such load does not count. Nor do loads outside the
     /// protocol: of values that cannot be shared, after a shutdown, beyond
     /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
@@ -304,7 +302,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long a failure is also given to later callers, in the whole fleet. With zero, only the
+    /// How long a failure is also returned to later callers, in the whole fleet. With zero, only the
     /// waiters of the failed load get it. Defaults to zero.
     pub fn error_for(mut self, error_for: Duration) -> Self {
         self.policy.error_for = error_for;
@@ -317,8 +315,9 @@ impl PolicyBuilder {
         self
     }
 
-    /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less of
-    /// the network; one that does not become shorter by an eighth is stored as it is, and so is a response with a `Content-Encoding`.
+    /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less
+    /// bandwidth. A value that does not become shorter by an eighth is stored as it is, and so is a response with a
+    /// `Content-Encoding`.
     /// Every policy reads both forms. A process without the feature `lz4` cannot read a compressed value and loads it anew, so turn
     /// the feature on in every process first. A value is decompressed only if its stated length is at most 64 MiB, or within
     /// [`max_body`](Self::max_body) of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to
@@ -338,10 +337,10 @@ impl PolicyBuilder {
         self
     }
 
-    /// The longest value or response body, in bytes, that this process stores and shares. One that another process has stored is served
-    /// whatever its length. A longer response
-    /// streams through to its own client; a longer value goes to the caller that loaded it, and all others load for
-    /// themselves. Both are counted in [`Stats::unshareable`](crate::Stats::unshareable). Defaults to 1 MiB.
+    /// The longest value or response body, in bytes, that this process stores and shares. A value that another process has stored
+    /// is served whatever its length. A longer response streams through to its own client; a longer value goes to the caller that
+    /// loaded it, and all others load for themselves. [`Stats::unshareable`](crate::Stats::unshareable) counts both. Defaults to
+    /// 1 MiB.
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.policy.max_body = bytes;
         self
@@ -349,8 +348,8 @@ impl PolicyBuilder {
 }
 
 impl PolicyBuilder {
-    /// Audits this fraction of the hits: beside the caller, which already has its value, the value is loaded once more and compared
-    /// with what the guard serves. Zero, the default, audits nothing.
+    /// Audits this fraction of the hits: after the caller has received its value, the value is loaded once more and compared
+    /// with the served one. Zero, the default, audits nothing.
     ///
     /// The guard counts values that match, values that differ, and audits that failed
     /// ([`Stats::audits_matched`](crate::Stats::audits_matched) and so on), records how old a differing value was, and logs one
@@ -376,21 +375,22 @@ impl PolicyBuilder {
         self
     }
 
-    /// Tries the guard without trusting it: each caller is answered by its own load, as without a guard. Beside it the guard goes its
-    /// way with what that load returns: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
-    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is stored.
-    /// What it would have served is compared with what the caller has loaded, as an [`audit`](Self::audit) does, at most
-    /// once a second and key. Defaults to `false`.
+    /// Runs the guard in shadow mode: each caller is answered by its own load, as without a guard. In parallel the guard processes
+    /// the result of that load: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
+    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is
+    /// stored. The value that the guard would have served is compared with the value that the caller has loaded, as by an
+    /// [`audit`](Self::audit), at most once a second per key. Defaults to `false`.
     ///
-    /// [`get`](crate::StampedeGuard::get) still returns what is stored. Over HTTP the guard's own misses are further requests to the
-    /// inner service, as many as it would send; it goes beside requests of axum's type (feature `axum`), and all others only pass.
+    /// [`get`](crate::StampedeGuard::get) still returns the stored value. Over HTTP the guard's own misses are additional requests
+    /// to the inner service, as many as it would send. Only requests of axum's type (feature `axum`) are shadowed; all others just
+    /// pass through.
     pub fn shadow(mut self, shadow: bool) -> Self {
         self.policy.shadow = shadow;
         self
     }
 
-    /// For how long the guard may serve an older value after its origin has another one: the time that the program takes from
-    /// its write to its invalidation. An audit waits for that long before it counts a difference. Defaults to 1 s.
+    /// For how long the guard may serve an older value after its origin has a newer one: the time between the program's write and
+    /// its invalidation. An audit waits for that long before it counts a difference. Defaults to 1 s.
     pub fn audit_grace(mut self, grace: Duration) -> Self {
         self.policy.audit.grace = grace;
         self
@@ -430,8 +430,8 @@ impl PolicyBuilder {
     /// as [`LoadError::Loader`](crate::LoadError::Loader), and not its text only. All processes must name the type. Can be called
     /// several times, for several types. Defaults to none.
     ///
-    /// The error travels beside its text, in MessagePack with field names. An error longer than 1 KiB there, one that can not be
-    /// read back, and one of a type with another path in the other program arrive as text
+    /// The error is sent with its text, in MessagePack with field names. An error longer than 1 KiB in that form, one that can not
+    /// be read back, and one of a type with another path in the other program arrive as text
     /// ([`LoadError::Remote`](crate::LoadError::Remote)). **Whatever is in the error goes to Redis.**
     ///
     /// "Not found" needs none of this: it is the value `Ok(None)`, which is stored.
@@ -584,7 +584,7 @@ impl PolicyBuilder {
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// A label that a dashboard can show and a query can quote.
+/// Checks that the name works as a label: a dashboard can show it and a query can quote it.
 fn named(name: &str) -> Result<(), Error> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
     let text = if !(1..=64).contains(&name.len()) {

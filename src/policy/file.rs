@@ -1,4 +1,4 @@
-//! [`Policy`] in a file: the feature `serde`.
+//! Reads and writes a [`Policy`] as a file (feature `serde`).
 
 #[cfg(feature = "http")]
 use std::sync::Arc;
@@ -240,12 +240,12 @@ const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail_open", OnStoreDown::FailOpen), ("fail_closed", OnStoreDown::FailClosed)];
 const CODECS: [(&str, Codec); 2] = [("message_pack", Codec::MessagePack), ("json", Codec::Json)];
 
-/// A number, or nothing where there is no bound: for settings without one by default.
+/// A number; `None` for no bound, which is the default of these settings.
 fn bound(number: usize) -> Option<Value> {
     (number != usize::MAX).then(|| Value::of_bound(number))
 }
 
-/// A text, or a list of the texts that a tuple would have.
+/// A tag: a text, or a list of the texts of its parts.
 fn tag(value: Value) -> Result<CacheKey, String> {
     if let Value::List(parts) = value {
         let parts: Result<Vec<_>, _> = parts.into_iter().map(Value::text).collect();
@@ -274,12 +274,12 @@ fn replicas(value: Value) -> Result<(u32, Duration), String> {
     replicas.zip(timeout).ok_or_else(|| "set both, as in { replicas = 1, timeout = \"1s\" }".to_owned())
 }
 
-/// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that contradict
-/// each other.
+/// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that
+/// contradict each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`, which is also the number of a setting without a bound. Settings
-/// that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in
-/// code, by [`Policy::to_builder`].
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`, which is also the number of a setting without a
+/// bound. Settings that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are
+/// refused: add them in code, by [`Policy::to_builder`].
 ///
 /// # Examples
 ///
@@ -299,7 +299,7 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-/// Writes all settings, defaults included, as [`Deserialize`] reads them, without those that are functions or types.
+/// Writes all settings, defaults included, as [`Deserialize`] reads them, except those that are functions or types.
 ///
 /// # Examples
 ///
@@ -316,8 +316,8 @@ impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let value = Value::Table(setting::get(SETTINGS, self));
         let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
-        // So that no process reads another policy than the one that was printed.
-        if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_told_by(read))) {
+        // Refuse to write a policy that would be read back as another one.
+        if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_preserved_in(read))) {
             return Err(ser::Error::custom(NOT_WRITABLE));
         }
         value.serialize(to)
@@ -325,8 +325,8 @@ impl Serialize for Policy {
 }
 
 impl Policy {
-    /// Whether a policy that was read has all settings of this one, apart from those that no file has.
-    fn is_told_by(&self, mut read: Self) -> bool {
+    /// Whether the policy that was read back has all settings of this one, except those that no file can hold.
+    fn is_preserved_in(&self, mut read: Self) -> bool {
         read.errors.clone_from(&self.errors);
         read.audit.same.clone_from(&self.audit.same);
         #[cfg(feature = "http")]

@@ -7,8 +7,8 @@ use http::uri::Scheme;
 
 use crate::http::HttpPolicy;
 
-/// What a response takes besides its body, at most: its metadata, with a length of two bytes, and its header section, which
-/// `StoredResponse` bounds.
+/// The most bytes that a response takes besides its body: its metadata, with a length of two bytes, and its header section,
+/// which `StoredResponse` bounds.
 pub(super) const LONGEST_HEAD: usize = 192 * 1024;
 
 /// The HTTP settings of a policy.
@@ -19,13 +19,13 @@ pub(super) fn has_path_tags(http: &HttpSettings) -> bool {
     http.path_tags
 }
 
-/// The first setting that differs and may not while a guard runs, and why.
+/// The first setting that differs but must not change while a guard runs, and why.
 pub(super) fn fixed_setting(new: &HttpSettings, old: &HttpSettings) -> Option<(&'static str, &'static str)> {
     new.fixed_setting(old)
 }
 
-/// The rules for requests that a builder sets itself. Kept apart from the policy's `http` until `build`: replacing `http` would
-/// drop them, so that the order of the calls would decide whether one user's answers are shared.
+/// The rules for requests that a builder sets itself. They stay separate from the policy's `http` until `build`. Otherwise
+/// replacing `http` would drop them, and the order of the calls would decide whether one user's answers are shared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestSettings {
     pub(super) scheme: Option<Scheme>,

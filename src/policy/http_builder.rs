@@ -30,9 +30,9 @@ impl Policy {
 
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 impl PolicyBuilder {
-    /// What the HTTP layer shares, with whom, and for how long. In whichever order the methods are called,
-    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over the same settings of this policy, and
-    /// [`credential_header`](Self::credential_header) adds to them.
+    /// Which responses the HTTP layer shares, with which clients, and for how long. In whichever order the methods are called,
+    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) override the same settings of this policy,
+    /// and [`credential_header`](Self::credential_header) adds to them.
     /// Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
     pub fn http(mut self, http: HttpPolicy) -> Self {
         self.policy.http = Arc::new(http);

@@ -1,14 +1,12 @@
-//! Lifetimes of values and limits of loads: valid by construction.
+//! [`Policy`]: lifetimes of values and limits of loads, valid by construction.
 //!
 //! Every default is defined here once, with its reason.
 //!
-//! How hits are audited, and when an audited value counts as the same.
+//! - [`AuditSettings`]: how hits are audited, and when an audited value counts as the same.
+//! - [`Budget`]: the time that the store may add to one request.
+//! - [`SharedErrors`]: the types of loaders' errors that reach callers in other processes as values.
 //!
-//! The time that the store may add to one request.
-//!
-//! Types of loaders' errors that reach callers in other processes as values.
-//!
-//! Which settings of a running guard's policy may not change.
+//! The last part checks which settings must not change while a guard runs.
 
 mod builder;
 #[cfg(feature = "serde")]
@@ -112,8 +110,8 @@ pub enum OnStoreDown {
 pub struct Policy {
     /// The label of its metrics.
     pub(crate) name: Arc<str>,
-    /// Where what happens under it is counted.
-    pub(crate) counters: CountedBy,
+    /// The counters of requests under this policy.
+    pub(crate) counters: SharedCounters,
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
     pub(crate) stale_while_revalidate: Duration,
@@ -146,7 +144,7 @@ pub struct Policy {
     pub(crate) on_store_down: OnStoreDown,
     pub(crate) max_fail_open_loads: usize,
     pub(crate) error_for: Duration,
-    /// Types of errors that other processes are given as values.
+    /// Types of errors that other processes receive as values.
     pub(crate) errors: SharedErrors,
     pub(crate) audit: AuditSettings,
     pub(crate) shadow: bool,
@@ -156,27 +154,26 @@ pub struct Policy {
     pub(crate) http: HttpSettings,
 }
 
-/// The name of a policy that is given none.
+/// The name of a policy whose builder sets none.
 const DEFAULT_NAME: &str = "default";
 
-/// The counters of a policy: those of the guard that it was given to. Two policies with the same settings are equal wherever they are
-/// counted.
+/// The counters of a policy, which belong to the guard that uses it. They are ignored when policies are compared.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CountedBy(Arc<PolicyCounters>);
+pub(crate) struct SharedCounters(Arc<PolicyCounters>);
 
-impl PartialEq for CountedBy {
+impl PartialEq for SharedCounters {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl From<Arc<PolicyCounters>> for CountedBy {
+impl From<Arc<PolicyCounters>> for SharedCounters {
     fn from(counters: Arc<PolicyCounters>) -> Self {
         Self(counters)
     }
 }
 
-impl Deref for CountedBy {
+impl Deref for SharedCounters {
     type Target = Arc<PolicyCounters>;
 
     #[inline]
@@ -255,8 +252,8 @@ impl Policy {
         named.chain(self.resource.clone()).chain(self.path_tag(namespace, key)).collect()
     }
 
-    /// The TTL of tag ids that are read before a load: longer than a value with the policy's lifetimes. Before a value with
-    /// longer lifetimes is stored, its ids get a [longer TTL](Self::longer_tag_life).
+    /// The TTL of tag ids that are read before a load: longer than that of a value with the policy's lifetimes. Before a value
+    /// with longer lifetimes is stored, its ids get a [longer TTL](Self::longer_tag_life).
     pub(crate) fn tag_life(&self) -> Duration {
         self.tag_life_of(self.lifetimes())
     }
@@ -271,8 +268,8 @@ impl Policy {
     /// At least a day, so that rarely used ids are not created again all the time.
     fn tag_life_of(&self, lifetimes: Lifetimes) -> Duration {
         let day = Duration::from_secs(86_400);
-        let kept = lifetimes.from(0, Duration::ZERO).1;
-        kept.saturating_add(self.load_timeout).saturating_mul(2).max(day)
+        let ttl = lifetimes.from(0, Duration::ZERO).1;
+        ttl.saturating_add(self.load_timeout).saturating_mul(2).max(day)
     }
 
     /// How long a value that says "there is nothing" is fresh.
@@ -323,8 +320,8 @@ impl Default for Policy {
         const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
         Self {
             name: DEFAULT_NAME.into(),
-            counters: CountedBy::default(),
-            // Long enough to take the load off an origin, short enough that a forgotten
+            counters: SharedCounters::default(),
+            // Long enough to take the load off an origin, short enough that a missing
             // invalidation matters for a minute only.
             fresh_for: Duration::from_secs(60),
             // Without jitter, keys stored together would expire and load together again and again.
@@ -388,17 +385,17 @@ impl Default for Policy {
 /// The settings of audits.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuditSettings {
-    /// Of so many hits one is audited, as a fraction.
+    /// The fraction of hits that are audited.
     pub(crate) fraction: f64,
     pub(crate) grace: Duration,
-    /// `None`: the same bytes.
+    /// `None` compares the bytes.
     same: Option<SameValue>,
 }
 
 impl Default for AuditSettings {
     fn default() -> Self {
-        // An audit is a load: it must be an explicit choice. Most programs write first and invalidate next, within milliseconds; a
-        // pipeline of changes may take longer.
+        // An audit is a load, so it must be an explicit choice. Most programs invalidate within milliseconds after they
+        // write; a pipeline of changes may take longer.
         Self { fraction: 0.0, grace: Duration::from_secs(1), same: None }
     }
 }
@@ -436,7 +433,7 @@ impl AuditSettings {
         self.fraction > 0.0 && fastrand::f64() < self.fraction
     }
 
-    /// Values are the same if they are to `is_same`.
+    /// Compares values by `is_same` instead of by their bytes.
     fn compare_by<T: DeserializeOwned + 'static>(
         &mut self,
         is_same: impl Fn(&T, &T) -> bool + Send + Sync + 'static,
@@ -447,11 +444,11 @@ impl AuditSettings {
         })));
     }
 
-    /// Whether two values are the same; `None` if that cannot be told.
+    /// Whether two values are the same; `None` if they cannot be compared.
     pub(crate) fn is_same(&self, values: [Encoded<'_>; 2]) -> Option<bool> {
         match &self.same {
             Some(same) => (same.0)(values),
-            // Of two codecs.
+            // The values were encoded by different codecs.
             None if values[0].encoding != values[1].encoding => None,
             None => Some(values[0].payload == values[1].payload),
         }
@@ -485,7 +482,7 @@ impl Budget {
     }
 }
 
-/// A type of error that travels, with its encoding.
+/// A type of error that is sent to other processes, with its encoding.
 #[derive(Clone, Copy)]
 struct ErrorType {
     id: TypeId,
@@ -512,13 +509,13 @@ impl fmt::Debug for ErrorType {
     }
 }
 
-/// One for all policies: the processes of a rolling deploy may differ in theirs.
+/// One codec for the errors of all policies, because the processes of a rolling deploy may have different codecs for values.
 const CODEC: Codec = Codec::MessagePack;
 
 fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<EncodedError> {
     let (encoding, payload) = CODEC.encode(error.downcast_ref::<E>()?).ok()?;
     let name = type_name::<E>();
-    // `Bytes` are encoded as they are: they are no error.
+    // `Bytes` are stored as they are, without an encoding, and are not an error type.
     let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= EncodedError::LONGEST;
     let is_sound = fits && Codec::unreadable::<E>(encoding, &payload).is_none();
     is_sound.then_some(EncodedError { type_name: name.into(), payload })
@@ -542,7 +539,7 @@ impl SharedErrors {
         }
     }
 
-    /// Whether each type of the others is named.
+    /// Whether the policy names each type of the others.
     fn include(&self, others: &Self) -> bool {
         others.0.iter().all(|other| self.0.contains(other))
     }
@@ -558,14 +555,14 @@ impl SharedErrors {
 
     /// The error of another process, if it is of the type of this caller's errors.
     pub(crate) fn decode<E: Send + Sync + 'static>(&self, error: &EncodedError) -> Option<Arc<E>> {
-        // Two types may have the same encoding, and another meaning.
+        // Two types may have the same encoding but different meanings.
         let named = self.named::<E>().filter(|named| *named.name == *error.type_name)?;
         (named.decode)(error)?.downcast().ok()
     }
 }
 
 impl Policy {
-    /// Why a running guard with the `old` policy does not take this one.
+    /// Why a running guard with the `old` policy refuses this one.
     pub(crate) fn refusal_after(&self, old: &Self) -> Option<String> {
         let (setting, why) = self.fixed_setting(old)?;
         Some(format!(
@@ -573,7 +570,7 @@ impl Policy {
         ))
     }
 
-    /// The first setting that differs and may not, and why.
+    /// The first setting that differs but must not change, and why.
     fn fixed_setting(&self, old: &Self) -> Option<(&'static str, &'static str)> {
         if self.name != old.name {
             return Some(("name", "its counters would count under another one"));

@@ -1,4 +1,4 @@
-//! What a policy has for the HTTP layer where the feature `http` is off: nothing.
+//! Empty stand-ins for a policy's HTTP settings while the feature `http` is off.
 
 /// No payload has a head.
 pub(super) const LONGEST_HEAD: usize = 0;

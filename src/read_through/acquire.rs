@@ -1,8 +1,7 @@
-//! Acquiring the lease of a key: the first flight leads, or finds an entry that another process has stored meanwhile. Step 4.
+//! Acquiring the lease of a key: the loop of steps 4 and 5, which runs until the lease is granted or no longer needed.
 //!
-//! The loop of steps 4 and 5: contends for a lease until it is granted or no longer needed.
-//!
-//! Waiting behind the holder of a lease until its load has ended or its lease has expired. Step 5.
+//! Step 4 is the ACQUIRE: it is granted, or it finds an entry that another process has stored meanwhile, or the lease is held. Step 5
+//! waits behind the lease holder until its load has ended or its lease has expired.
 
 #[cfg(all(test, feature = "testing"))]
 #[path = "../../tests/unit/read_through/contend_tests.rs"]
@@ -32,7 +31,7 @@ use crate::tracker::Tracked;
 use crate::value::entry::{EntryKind, Freshness};
 use crate::value::{FlightOutcome, StoredEntry};
 
-/// How many unusable entries a flight may find before the load goes on without the store.
+/// How many unusable entries a flight may find before it treats the store as down.
 pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
 /// The outcome of contending for a key's lease.
@@ -41,11 +40,11 @@ pub(crate) enum AcquireOutcome {
     Leased(Lease),
     /// Another flight's load has ended. The acquire that found this was sent at `sent_at`.
     Ended { outcome: FlightOutcome, sent_at: SentAt },
-    /// Another flight holds the lease for this long yet, and this flight does not queue.
+    /// Another flight holds the lease for this much longer, and this flight does not queue.
     Busy(Duration),
     /// Other flights held the lease for longer than this flight waits.
     WaitedOut,
-    /// The store does not answer, or gives no usable answer.
+    /// The store does not answer, or returns no usable answer.
     StoreDown(StoreError),
     /// The guard is shutting down.
     Leaving,
@@ -57,14 +56,14 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// The entry that was read and will not be served as it is.
+    /// The entry that was read and is not served as it is.
     pub(crate) rejected: &'a mut Option<Arc<StoredEntry>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
     /// The span of the first caller.
     pub(crate) span: &'a Span,
-    /// Is set to the load that the flight waits for.
+    /// Set to the load that the flight waits for.
     pub(crate) waits_for: &'a mut Option<FlightId>,
     /// The first caller's attempt, if it loads several keys together.
     pub(crate) batch: Option<&'a mut Attempt>,
@@ -82,24 +81,24 @@ pub(super) struct Acquisition<'a> {
     pub(super) watch: LeaseWatch,
     /// When the last acquire was sent.
     pub(super) sent_at: SentAt,
-    /// What the last acquire's answer may give callers.
+    /// What may be served of the last acquire's answer.
     pub(super) servable: Servable,
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
     /// When that holder's lease ends unless it is renewed.
     pub(super) held_until: Instant,
-    /// The lease was handed to this flight.
+    /// Whether the lease was handed to this flight.
     pub(super) handed_over: bool,
     /// The span of the wait behind that holder.
     pub(super) wait_span: Span,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
-    /// When a hint said that the awaited load has ended, if that was before the deadline.
+    /// When a hint reported the end of the awaited load, if that was before the deadline.
     pub(super) released: Option<Instant>,
-    /// How many unusable entries it has found.
+    /// How many unusable entries this attempt has found.
     pub(super) unusable: u8,
-    /// The store may have granted this token the lease, or may yet do so: an acquire got no answer, or a hint told of a grant
-    /// that no acquire has confirmed.
+    /// Whether the store may have granted this token the lease, or may still grant it: an acquire got no answer, or a hint reported a
+    /// grant that no acquire has confirmed.
     pub(super) maybe_granted: bool,
     /// Counts a lease that may be granted at any time from the first acquire on.
     pub(super) possible_lease: Tracked,
@@ -141,14 +140,14 @@ impl<'a> Acquisition<'a> {
         let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
         self.servable = state.retained.servable(key, tags);
         let seen = rejected.as_ref().map(|rejected| rejected.raw(key));
-        let ask = Acquire {
+        let command = Acquire {
             token: &self.token,
             lease: policy.lease,
             seen: seen.as_ref(),
             behind: self.behind.as_ref(),
             queue: *queue,
         };
-        let acquired = state.store.acquire(key, ask, within).await;
+        let acquired = state.store.acquire(key, command, within).await;
         // A round trip that ends in `Held` ran while a live leader loaded, so it added no latency.
         if !matches!(acquired, Ok(Acquired::Held { .. })) {
             budget.spend(self.sent_at.at);
@@ -156,7 +155,7 @@ impl<'a> Acquisition<'a> {
         acquired
     }
 
-    /// The acquire found an entry that this flight has not seen.
+    /// Handles an entry that the acquire has found and that this flight has not seen before. `Ok` if the attempt goes on.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, tags, .. } = self.request;
         let rules = (tags, self.servable);
@@ -167,9 +166,9 @@ impl<'a> Acquisition<'a> {
             }
             match entry.serves(state.store.now()) {
                 Freshness::Fresh => return Err(self.ended_with(FlightOutcome::Value(entry.clone()))),
-                // The load that this flight has waited for, or would have repeated, has failed; its leader stored the older value again.
+                // The load that this flight waited for, or would have repeated, has failed; its leader stored the older value again.
                 Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry.clone()))),
-                // Stored while this flight waited, so it counts whatever its lifetime, unless `expire` has ended that meanwhile.
+                // Stored while this flight waited, so it counts whatever its lifetime is, unless `expire` has ended that meanwhile.
                 _ if !entry.expiry.is_expired() && entry.stored_at >= self.waits_since() => {
                     return Err(self.ended_with(FlightOutcome::Value(entry.clone())));
                 }
@@ -184,8 +183,9 @@ impl<'a> Acquisition<'a> {
         Ok(())
     }
 
-    /// Since when this flight has waited for a value, on the store's clock: a value that was stored before that is not the awaited one,
-    /// as one that a late attempt at an insertion or a failover has brought. A commit carries the time at which it was first sent.
+    /// Since when this flight has waited for a value, on the store's clock. A value that was stored earlier is not the awaited one; it may
+    /// come from a late insertion or a failover. A commit carries the time at which it was first sent, so the value of an awaited load
+    /// may be older than this flight by the coordination budget.
     fn waits_since(&self) -> u64 {
         let AcquireRequest { policy, since, .. } = self.request;
         let commit = if self.behind.is_some() { policy.coordination_budget } else { Duration::ZERO };
@@ -196,7 +196,7 @@ impl<'a> Acquisition<'a> {
         AcquireOutcome::Ended { outcome, sent_at: self.sent_at }
     }
 
-    /// The awaited load has ended, or the outcome of an earlier load is replayed to newcomers.
+    /// Handles the outcome of the awaited load, or that of an earlier load, which is replayed to newcomers. `Ok` if the attempt goes on.
     pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, tags, .. } = self.request;
         let entry = match FlightOutcome::decode(outcome, key) {
@@ -207,13 +207,13 @@ impl<'a> Acquisition<'a> {
         if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
-        // The value was invalidated. It is not stored, so asking for it again is useless: contend without it.
+        // The value was invalidated. It is not stored, so a second request for it is useless: contend without it.
         self.behind = None;
         Ok(())
     }
 
-    /// Counts and logs a lease that ended with its holder, if this one was granted for that reason. The holder died, hung or was cut off;
-    /// it leaves no other trace.
+    /// If this lease was granted because the previous one expired, counts and logs that. The previous holder died, hung or was cut off;
+    /// there is no other trace of it.
     pub(super) fn note_expired(&self) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         if self.behind.is_none() || self.handed_over || Instant::now() < self.held_until {
@@ -228,7 +228,7 @@ impl<'a> Acquisition<'a> {
         );
     }
 
-    /// Turns the granted acquire into the held lease.
+    /// Converts the granted attempt to a held lease.
     pub(super) fn lead(self) -> Lease {
         let Self {
             request: AcquireRequest { state, key, policy, .. },
@@ -252,9 +252,9 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Ends the attempt without a lease. Releases a lease that may have been granted too late for this flight to use it, else
-    /// the key would stay leased until the lease expires. `gives_up`: the flight still has a place in the queue, and the release
-    /// removes that too. Otherwise each flight that timed out behind one slow load would leave a place there.
+    /// Ends the attempt without a lease. Releases a lease that may have been granted too late for this flight to use it; otherwise
+    /// the key would stay leased until the lease expires. `gives_up`: the flight is still in the queue, and the release
+    /// removes it there too. Otherwise each flight that timed out behind one slow load would stay in the queue.
     pub(super) fn leave(self, gives_up: bool) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         let hints = self.watch.close();
@@ -310,12 +310,12 @@ impl Acquisition<'_> {
                 }
                 Ok(Acquired::Held { remaining, holder }) => {
                     drop(turn);
-                    // The keys that its caller loads together do not wait for this one.
+                    // The other keys of the batch do not wait for this one.
                     if let Some(attempt) = &self.request.batch {
                         attempt.rest();
                     }
                     self.wait(remaining, holder).await?;
-                    // The ACQUIRE that reads a released load's outcome may take as long as a lease: the others do not wait for that either.
+                    // The ACQUIRE that reads the outcome of an ended load may take as long as a lease: the other keys do not wait for it.
                     if self.released.is_none()
                         && let Some(attempt) = &mut self.request.batch
                     {
@@ -337,11 +337,11 @@ pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 impl Acquisition<'_> {
-    /// Waits for the turn to send an ACQUIRE.
+    /// Waits for this flight's turn to send an ACQUIRE.
     pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
         let AcquireRequest { state, key, .. } = self.request;
         let mut turn = pin!(state.turns.flight(&state.store, key, self.request.batch.is_some()));
-        // What has ended in time is read, however late.
+        // If the awaited load ended before the deadline, its outcome is read even after the deadline.
         let is_bounded = self.released.is_none();
         loop {
             tokio::select! {
@@ -355,14 +355,14 @@ impl Acquisition<'_> {
         }
     }
 
-    /// At the deadline of the wait: whether it goes on, because later callers still wait.
+    /// Called at the deadline of the wait: whether the wait goes on because later callers still wait.
     fn goes_on(&mut self) -> bool {
         let later = (self.request.goes_on)();
         self.request.deadline = later.unwrap_or(self.request.deadline);
         later.is_some()
     }
 
-    /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
+    /// Sleeps until a hint arrives, such as the end of this holder's load, or until its lease should have expired.
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, policy, .. } = self.request;
         self.waits_behind(&holder);
@@ -389,8 +389,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Begins the span of a wait for another process's load, which is the first caller's; the other callers of this process have
-    /// their own.
+    /// Begins the span of the first caller's wait for another process's load. The other callers of this process have spans of their
+    /// own.
     fn waits_behind(&mut self, holder: &Token) {
         let AcquireRequest { state, key, span, .. } = self.request;
         if self.behind.as_ref() == Some(holder) || !state.spans.are_enabled() {
@@ -402,20 +402,20 @@ impl Acquisition<'_> {
         state.spans.waited(&self.wait_span, flight);
     }
 
-    /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its
-    /// budget, instead of repeating the load that is running.
+    /// Handles a failed acquire. A flight that has waited for a live leader waits for a reconnect within the rest of its budget,
+    /// instead of repeating the load that is running.
     pub(super) async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, policy, budget, .. } = &mut self.request;
         state.count(GuardCount::store_errors);
-        // The acquire was given the rest of the budget, which is less than `command_timeout`.
+        // The acquire's limit was the rest of the budget, less than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
             policy.count(Count::budget_exceeded);
         }
-        let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
+        let waits_for_reconnect = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
         let mut is_back = false;
-        if rides_out && !budget.left().is_zero() {
+        if waits_for_reconnect && !budget.left().is_zero() {
             let since = Instant::now();
-            // A server that answered with an error is still connected; without a pause it would be asked in a busy loop.
+            // A server that answered with an error is still connected: without a pause this would be a busy loop.
             sleep(SHORTEST_WAIT.min(budget.left())).await;
             is_back = state.store.reach(key.name(), budget.left()).await.is_ok();
             budget.spend(since);
@@ -430,8 +430,8 @@ impl Acquisition<'_> {
         Ok(())
     }
 
-    /// Continues with a new token. The acquire without an answer may still run at any time. Under the same token it would bring
-    /// back a lease that an invalidation has ended, and the older load would be stored.
+    /// Continues with a new token. The acquire that got no answer may still be executed at any time. If this flight reused its token, the
+    /// late acquire could bring back a lease that an invalidation has ended, and the older load would be stored.
     fn retry_with_new_token(&mut self) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         let token = Token::mint_for(state.store.node(), policy.lease);
@@ -441,7 +441,6 @@ impl Acquisition<'_> {
         release_later(Arc::clone(state), key.clone(), old, policy.lease, state.possible_leases.enter());
     }
 
-    /// Applies the hints that arrived.
     pub(super) fn apply_hints(&mut self, hints: Hints) {
         detach_unleased(self.request.state, self.request.key, &hints);
         self.handed_over |= hints.granted.is_some();
@@ -459,7 +458,7 @@ impl Acquisition<'_> {
 pub(super) fn sleep_for(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
-    // Jitter: the waiters of a dead leader should not all ask in the same millisecond, but the first should ask just
-    // after the lease has expired.
+    // Jitter: the waiters of a dead leader should not all send an acquire in the same millisecond, but the first should send it
+    // just after the lease has expired.
     remaining + Duration::from_micros(fastrand::u64(1_000..10_000))
 }

@@ -1,18 +1,18 @@
 //! Many keys that one caller loads by one call of its loader. Knows no Redis and no HTTP.
 //!
-//! Each missing key has its own flight, lease and commit, as if it were asked for alone. Only the loaders of these keys act together:
-//! each joins a round, and one call loads the keys of the round. Invariants:
+//! Each missing key has its own flight, lease and commit, as if it were requested alone. Only the loaders of these keys act together:
+//! each joins a round, and one call loads all keys of the round. Invariants:
 //!
-//! 1. A round is called when no member attempts the lease. A member attempts from its creation, or from [`Attempt::again`], until
+//! 1. A round is called when no member attempts to get its lease. A member attempts from its creation, or from [`Attempt::again`], until
 //!    it leads, rests or is dropped.
-//! 2. An attempt lasts for round trips that have time limits, and for the turns before them, which wait for such round trips. It never lasts while another load is awaited: a flight rests before it
-//!    waits for another holder's lease, and a caller rests while it waits for another caller's flight. Nor while a permit is: a flight
-//!    is queued then, and all that wait for the same permit attempt again when it is granted. So batches do not wait for each other in
-//!    a circle.
-//! 3. Each member leads once at most. A member that leads after the first round is called in a later one.
-//! 4. A call has one permit, and one place for loads without the store: the members of a round share it. A later round has a share of
-//!    its own, and so has a flight that runs another caller's loader, which is another call. The share is freed with the last flight
-//!    that uses it: a batch that waits for other holders keeps none.
+//! 2. An attempt lasts for round trips that have time limits, and for the turns before them, which wait for such round trips. It never
+//!    lasts while another load is awaited: a flight rests before it waits for another holder's lease, and a caller rests while it waits
+//!    for another caller's flight. Nor does it last while a permit is awaited: the flight is queued then, and all that wait for the same
+//!    permit attempt again when it is granted. So batches do not wait for each other in a circle.
+//! 3. Each member leads at most once. A member that leads after the first round is called in a later one.
+//! 4. A call has one permit, and one slot for loads without the store: the members of a round share it. A later round has its own
+//!    share, and so has a flight that runs another caller's loader, which is another call. The share is freed with the last flight
+//!    that uses it: a batch that waits for other holders has none.
 
 use std::fmt;
 use std::future::Future;
@@ -35,7 +35,7 @@ use crate::tracker::Tracked;
 /// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
 pub(crate) const LATER: Duration = Duration::from_millis(15);
 
-/// Loads the members of one round, named by their places.
+/// Loads the members of one round, which are identified by their indices.
 type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// One caller's keys that are loaded together.
@@ -51,28 +51,29 @@ pub(crate) struct Batch {
 struct Members {
     slots: Vec<Slot>,
     attempting: usize,
-    /// Members that lead, and are not called yet, with the chain of loads each of them runs inside.
+    /// Members that lead and are not called yet, each with the chain of loads that it runs inside.
     leading: Vec<(usize, Option<Arc<LoadScope>>)>,
     /// A round is about to be called.
     is_calling: bool,
     rounds: usize,
-    /// What the flights of the next round take once for all, and whether its permit was asked for and answered.
+    /// The share of the flights of the next round.
     share: Weak<BatchShare>,
+    /// Whether the permit of that share was granted or refused.
     is_admitted: bool,
 }
 
-/// Where one member stands. The number tells the attempts of one member apart: only the latest one ends it.
+/// The state of one member, with the number of its latest attempt: an older attempt of the member does not end it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Attempting(u64),
-    /// It waits for the permit of the next share.
+    /// The member waits for the permit of the next round's share.
     Queued(u64),
     Resting(u64),
-    /// It leads, or is gone.
+    /// The member leads, or was dropped.
     Done,
 }
 
-/// What the flights of one round take once for all: invariant 4.
+/// The permit and the slot that the flights of one round share: invariant 4.
 #[derive(Debug, Default)]
 pub(crate) struct BatchShare {
     pub(super) permit: OnceCell<Result<Option<Permit>, Failure>>,
@@ -80,7 +81,7 @@ pub(crate) struct BatchShare {
 }
 
 impl Batch {
-    /// The members of a batch. Each of them attempts, until its [`Attempt`] rests or it leads or is dropped.
+    /// Makes a batch and returns its members. Each member attempts, until its [`Attempt`] rests or it leads or is dropped.
     ///
     /// # Panics
     ///
@@ -119,7 +120,7 @@ impl Batch {
         })
     }
 
-    /// The permit of the share was asked for, and is there or was refused: all that are queued for it attempt again.
+    /// Called when the permit of the share was granted or refused: all members that are queued for it attempt again.
     fn admitted(&self) {
         let mut members = lock(&self.members);
         members.is_admitted = true;
@@ -132,7 +133,7 @@ impl Batch {
         }
     }
 
-    /// Moves a member, and calls a round if this was what it waited for.
+    /// Changes a member's state, and calls a round if this was the last change that it waited for.
     fn change(self: &Arc<Self>, index: usize, change: impl FnOnce(&mut Members, Slot) -> Slot) {
         let mut members = lock(&self.members);
         let before = members.slots[index];
@@ -157,7 +158,7 @@ impl Batch {
         let round = {
             let mut members = lock(&self.members);
             members.is_calling = false;
-            // A member attempts again: the end of its attempt calls the round.
+            // A member attempts again: the end of that attempt calls the round.
             if !members.is_due() {
                 return;
             }
@@ -170,7 +171,7 @@ impl Batch {
         };
         let (round, scopes): (Vec<_>, Vec<_>) = round.into_iter().unzip();
         let call = (self.call)(round);
-        // The call has its own references: a batch lives as long as its members.
+        // The call has its own references: only the members keep the batch alive.
         drop(self);
         match LoadScope::joined(scopes.into_iter().flatten()) {
             Some(scope) => scope.run(call).await,
@@ -191,7 +192,7 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// The duty of one key's loader: to lead, or to be dropped.
+/// One key's membership in a batch, held by the key's loader, which leads or is dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     batch: Arc<Batch>,
@@ -204,12 +205,12 @@ impl Member {
         Attempt::new(&self.batch, self.index)
     }
 
-    /// The batch that it is of.
+    /// The id of its batch.
     pub(crate) fn batch(&self) -> BatchId {
         self.batch.id
     }
 
-    /// The loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
+    /// Called when the loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
     pub(crate) fn lead(self, scope: Option<Arc<LoadScope>>) {
         let index = self.index;
         self.batch.change(index, |members, _| {
@@ -240,12 +241,12 @@ impl Attempt {
         attempt
     }
 
-    /// The same member's attempt in the name of the flight that it has begun; the caller's attempt no longer counts.
+    /// The attempt of the flight that this member's caller has begun; the caller's own attempt no longer counts.
     pub(super) fn of_flight(&self) -> Self {
         Self::new(&self.batch, self.index)
     }
 
-    /// Attempts (again).
+    /// Begins an attempt, or another one.
     pub(super) fn again(&mut self) {
         let number = &mut self.number;
         self.batch.change(self.index, |_, slot| match slot {
@@ -265,7 +266,7 @@ impl Attempt {
         });
     }
 
-    /// The flight waits for the permit of its share, unless that was answered already.
+    /// Called when the flight waits for the permit of its share; no effect if that was already granted or refused.
     pub(super) fn queue(&self) {
         self.batch.change(self.index, |members, slot| match slot {
             Slot::Attempting(latest) if latest == self.number && !members.is_admitted => Slot::Queued(latest),
@@ -273,12 +274,12 @@ impl Attempt {
         });
     }
 
-    /// The permit of the share was asked for, and is there or was refused.
+    /// Called when the permit of the share was granted or refused.
     pub(super) fn admitted(&self) {
         self.batch.admitted();
     }
 
-    /// Whether the loader is a part of this batch's call.
+    /// Whether the loader belongs to this batch.
     pub(super) fn calls(&self, loader: &Loader) -> bool {
         loader.batch == Some(self.batch.id)
     }

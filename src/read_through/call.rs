@@ -24,29 +24,30 @@ pub(crate) struct Call<'a> {
     pub(crate) key: &'a Key,
 }
 
-/// A [`Call`] on its way: its start time, remaining budget, look-up, and the entry that it has rejected.
+/// A [`Call`] on its way through the steps: its start time, remaining budget, look-up, and the entry that it has rejected.
 pub(crate) struct CallState<'a> {
     pub(crate) call: Call<'a>,
     pub(crate) started: Instant,
     pub(crate) came: CallerOrder,
     pub(crate) budget: Budget,
     pub(crate) look_up: LookUpState,
-    /// The entry that this caller has read and will not serve as it is.
+    /// The entry that this caller has read and does not serve as it is.
     pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// Held until this caller has a slot on a flight, so that the callers queued behind its read find the flight.
     pub(super) solo_read: Option<SoloRead<'a>>,
     /// The kind of flight to join.
     pub(crate) mode: LoadMode,
-    /// The key's place among those that the caller loads together.
+    /// This key's attempt in the batch, if the caller loads several keys together.
     pub(crate) batch: Option<Box<Attempt>>,
-    /// The time at which the value was stored of which this caller has found a copy that is due for an early refresh.
+    /// When the local copy that this caller has found was stored, if the copy is due for an early refresh.
     pub(super) due_early: Option<u64>,
 }
 
 /// Whether the store has answered a caller's look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookUpState {
-    /// The caller joins a flight without a look-up, or has already judged an older entry in place of a failed one.
+    /// The caller joins a flight without a look-up. Or its look-up failed, and it has since rejected an older entry that a flight
+    /// returned.
     NotMade,
     Answered,
     Failed,
@@ -68,7 +69,7 @@ impl<'a> CallState<'a> {
         }
     }
 
-    /// The store's clock when this caller came: one look at a clock per hit is enough.
+    /// The store's clock when this caller came. No second read of the clock: one per hit is enough.
     pub(crate) fn now(&self) -> u64 {
         self.call.state.store.clock_at(self.started)
     }
@@ -77,13 +78,13 @@ impl<'a> CallState<'a> {
         FlightKey { key: self.call.key.clone(), mode }
     }
 
-    /// Makes this caller neither wait for other callers nor be waited for.
+    /// Makes this caller neither wait for other callers nor let other callers wait for it.
     pub(crate) fn unattended(mut self) -> Self {
         self.mode = LoadMode::Probe;
         self
     }
 
-    /// The older value that may be served because no current one can be had.
+    /// The older value, if it may be served instead of a current one that is not available.
     pub(crate) fn stand_in<R: EntryReader>(&self, reader: &R) -> Option<R::Value> {
         let now = self.call.state.store.now();
         let value = self.rejected.as_ref()?.value().filter(|value| reader.stands_in(value, now))?;
@@ -100,7 +101,7 @@ impl<'a> CallState<'a> {
         caller.stand_in(reader)
     }
 
-    /// Reads the stored entry if this caller has not done so: it may stand in, and a load may revalidate it.
+    /// Reads the stored entry if this caller has not read it yet: it may stand in, and a load may revalidate it.
     pub(crate) async fn see(&mut self) {
         if self.rejected.is_none()
             && self.look_up != LookUpState::Answered
@@ -110,7 +111,7 @@ impl<'a> CallState<'a> {
         }
     }
 
-    /// Returns the older value once `soft_timeout` has passed; pending for ever if there is no such value or timeout.
+    /// Returns the older value once `soft_timeout` has passed; stays pending if there is no such value or no timeout.
     pub(crate) async fn soft_timeout<R: EntryReader>(&self, reader: &R) -> R::Value {
         if let Some(soft_timeout) = self.call.policy.soft_timeout {
             sleep_until(self.started + soft_timeout).await;
@@ -121,8 +122,8 @@ impl<'a> CallState<'a> {
         std::future::pending().await
     }
 
-    /// The kind of flight to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
-    /// [`LoadMode::ForcedReload`], so that those others do not wait for this load.
+    /// The kind of flight to join. Other callers may be served the value that this caller rejects, or find their own values through it.
+    /// Then this caller loads in [`LoadMode::ForcedReload`], so that those callers do not wait for this load.
     pub(crate) fn mode_to_join(&self, leads_others: impl FnOnce(&Entry) -> bool) -> LoadMode {
         let Some(value) = self.rejected.as_ref().and_then(|rejected| rejected.value()) else {
             return LoadMode::Leased;
@@ -131,7 +132,7 @@ impl<'a> CallState<'a> {
         if is_served || leads_others(value) { LoadMode::ForcedReload } else { LoadMode::Leased }
     }
 
-    /// Whether this caller's failed look-up would have found and rejected this entry.
+    /// Whether this caller's look-up, which failed, would have found this entry and rejected it.
     pub(crate) fn would_have_passed<R: EntryReader>(&self, reader: &R, entry: &Entry) -> bool {
         let now = self.now();
         self.look_up == LookUpState::Failed
@@ -139,7 +140,7 @@ impl<'a> CallState<'a> {
             && reader.serves(entry, now, None) == Freshness::Expired
     }
 
-    /// Whether this caller accepts this entry in place of a value that could not be had.
+    /// Whether this caller accepts this entry instead of a current value that is not available.
     pub(crate) fn takes<R: EntryReader>(&self, reader: &R, entry: &Entry) -> bool {
         reader.stands_in(entry, self.now()) || reader.serves(entry, self.now(), None) != Freshness::Expired
     }

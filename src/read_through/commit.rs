@@ -1,4 +1,5 @@
-//! The end of a load: decides what its result means for its waiters and the fleet, then tells the store and the waiters. Step 7.
+//! The end of a load, step 7: decides what its result means for its waiters and the fleet, then commits it to the store and answers the
+//! waiters.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::value::entry::{TagId, TagList};
 use crate::value::lz4::Packed;
 
 impl FlightTask {
-    /// Step 7: tells the fleet, then the waiters of this process.
+    /// Step 7: publishes the result to the fleet, then to the waiters of this process.
     pub(crate) async fn end(
         mut self,
         loaded: LoadOutput,
@@ -38,8 +39,8 @@ impl FlightTask {
         // Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit,
         // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
         // commit on the same connection, so it sees the change.
-        // A caller that joins an uncacheable load loads for itself. So it does not wait for the marker, and joins until that is stored:
-        // in between, its look-up would find nothing, and it would wait for another load.
+        // Exception: callers may join an uncacheable load until its marker is stored. Such a caller loads for itself at once. With a
+        // look-up in between, it would find no marker and wait for another load.
         let loads_alone = matches!(loaded.result, LoadResult::Uncacheable { .. })
             && self.flight.mode != LoadMode::BackgroundRefresh;
         if !loads_alone {
@@ -59,7 +60,7 @@ impl FlightTask {
             return;
         }
         let sent_at = start.sent_at;
-        // A lease that is lost since then may have been taken away by a change.
+        // If the lease has been lost since the load began, a change may have ended it.
         let if_lost = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
         let turn = self.batch_turn(lease.is_some()).await;
         let publication = self.classify(result, took, start, lease.is_some()).await;
@@ -67,11 +68,11 @@ impl FlightTask {
         let publication = &publication;
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
-        let mut telling = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
+        let mut fleet_notification = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
-        let check = timeout(budget.left(), &mut telling).await;
-        // Also what only other processes can read.
+        let check = timeout(budget.left(), &mut fleet_notification).await;
+        // An entry that only other processes can read counts as well.
         let replaces =
             rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
         if let Ok(check) = check {
@@ -82,7 +83,7 @@ impl FlightTask {
             // This load held the lease until now.
             Ok(Some(TokenCheck::Held | TokenCheck::ForeignData)) => None,
             Ok(Some(TokenCheck::Lost)) => confirmed,
-            // The store did not say. Only a value must not be older than a change; a failure may be.
+            // The store did not answer. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
         let late = check.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
@@ -90,12 +91,12 @@ impl FlightTask {
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
-            let check = telling.await;
+            let check = fleet_notification.await;
             publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
     }
 
-    /// Decides what a load's result means, after reading again what it depends on.
+    /// Decides what a load's result means, after it has read the ids of the tags and the older value again.
     async fn classify(
         &mut self,
         mut result: LoadResult,
@@ -109,13 +110,13 @@ impl FlightTask {
         if let LoadResult::Value { tags: own, lifetimes, .. } = &mut result {
             tags.append(own);
             let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
-            // Before the tags' ids are read again, and before the commit is sent.
+            // Taken before the tags' ids are read again, and before the commit is sent.
             ticket = self.ticket(&tags);
             is_outdated = !is_known || self.was_invalidated(&tags, life).await;
         }
         let result = self.loaded(result, took, &tags);
         if is_leased && !is_outdated && !self.see_again(&result).await {
-            // The older value may have been invalidated: it answers this process's waiters, and is not stored again.
+            // The older value may have been invalidated: only this process's waiters receive it, and it is not stored again.
             let elsewhere = result.elsewhere.clone().unwrap_or_else(|| result.outcome.clone());
             let publication = self.publication(result);
             return Publication { stored: None, elsewhere: Some(elsewhere), ..publication };
@@ -124,7 +125,7 @@ impl FlightTask {
     }
 }
 
-/// Gives the flight's waiters their outcome. Callers that came after `current` join again.
+/// Sends the outcome to the flight's waiters. Callers that came after `current` join again.
 fn notify_waiters(
     leader: Leader,
     outcome: FlightOutcome,
@@ -135,7 +136,7 @@ fn notify_waiters(
         let_go_since(&leader, current);
     }
     match settled {
-        // For `FlightOutcome::Stale`, the loader's own caller is given the older value too.
+        // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
         Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
         _ => {}
     }
@@ -145,36 +146,37 @@ fn notify_waiters(
 /// How long callers do not queue for a resource that was found uncacheable.
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
-/// What a load has ended with.
+/// A load's outcome, and whether it is stored.
 struct Loaded {
     outcome: FlightOutcome,
-    /// What other processes are told, if that differs from `outcome`.
+    /// The outcome for other processes, if it differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
-    retained: Retention,
+    retention: Retention,
 }
 
 /// Whether a load's value is stored.
 enum Retention {
-    /// As these bytes, for so long.
+    /// Stored as these bytes, for this long.
     Stored(Bytes, Duration),
-    /// What that means for the older value, and whether later callers need not queue for the resource.
+    /// Not stored: what that means for the older value, and whether a marker says that callers need not queue for the resource.
     Unstored(Unstored, bool),
 }
 
 /// What a load's result means for its waiters, other processes and later callers.
 struct Publication {
     outcome: FlightOutcome,
-    /// What other processes are told, if that differs from `outcome`.
+    /// The outcome for other processes, if it differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
-    /// The entry that is stored, and for how long; `None` tells only the current waiters.
+    /// The entry that is stored, and for how long; `None` if only the current waiters receive the outcome.
     stored: Option<(Bytes, Duration)>,
-    /// What happens to the older entry if none is stored.
+    /// What happens to the older entry if no new one is stored.
     older: OlderEntry,
     /// How long a failure is replayed to later callers.
     replay: Duration,
-    /// One of the value's tags may have been invalidated since the load began: it is shared with the callers that came before.
+    /// Whether one of the value's tags may have been invalidated since the load began. Then only callers that came before the load
+    /// receive the value.
     is_outdated: bool,
-    /// For the copy of a value that is stored, with the policy's tags.
+    /// The ticket for a local copy of the stored value, and the policy's tags.
     ticket: Option<(Ticket, Box<[Key]>)>,
 }
 
@@ -184,8 +186,8 @@ impl Publication {
         Self { outcome, elsewhere, stored, older, replay, is_outdated: false, ticket: None }
     }
 
-    /// After the store has answered the commit of a load that `began` then: keeps a copy, and announces that the result `replaces` an
-    /// older value, or ends it.
+    /// Called after the store has answered the commit of a load that began at `began`. Keeps a local copy. If the load `replaces` an
+    /// older value, or ends it, announces that to the other processes.
     fn keep_copy(
         &self,
         state: &GuardState,
@@ -204,7 +206,7 @@ impl Publication {
             (FlightOutcome::Value(entry), Some(_), Some((ticket, checked)))
                 if state.retained.may_copy(key, entry) =>
             {
-                // Bytes of its own: what the loader returned may be a small part of a large buffer, which the copy would keep.
+                // Copies the bytes: the loader's payload may be a small part of a large buffer, which the copy would keep in memory.
                 let payload = Bytes::copy_from_slice(&entry.payload);
                 let entry = Entry { payload, ..entry.clone() };
                 let copy = Arc::new(StoredEntry::new(Ok(entry)).shared(checked));
@@ -218,8 +220,8 @@ impl Publication {
         }
     }
 
-    /// What this process's waiters are told, where the store has answered the commit so; `None` if it has not answered yet. `if_lost` says
-    /// why nothing is stored, if the load has no lease any more.
+    /// The outcome for this process's waiters. `check` is the store's answer to the commit; the outer `None` if it has not come yet.
+    /// `if_lost` says why nothing is stored, if the load has no lease any more.
     fn for_waiters(&self, check: Option<Option<TokenCheck>>, if_lost: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
@@ -234,8 +236,8 @@ impl Publication {
         FlightOutcome::Value(Entry { expiry, ..entry.clone() })
     }
 
-    /// Ends the lease with what other processes are told. [`TokenCheck::Lost`] also if there was none, or if the value was not sent;
-    /// `None` if the store's answer is not known.
+    /// Ends the lease and publishes the outcome for other processes. Returns [`TokenCheck::Lost`] also if there was no lease, or if the
+    /// value was not sent; `None` if the store did not answer.
     async fn notify_fleet(
         &self,
         lease: Option<Lease>,
@@ -250,14 +252,14 @@ impl Publication {
         if let Some((entry, keep)) = &self.stored {
             return lease.commit(entry.clone(), *keep).await;
         }
-        let check = self.elsewhere.as_ref().unwrap_or(&self.outcome);
+        let outcome = self.elsewhere.as_ref().unwrap_or(&self.outcome);
         let seen = rejected.map(|rejected| rejected.raw(key));
-        lease.fail(check, self.replay, self.older.clone(), seen.as_ref()).await
+        lease.fail(outcome, self.replay, self.older.clone(), seen.as_ref()).await
     }
 }
 
 impl FlightTask {
-    /// A ticket for the copy of a value with these tags, if the policy keeps copies.
+    /// A ticket for a local copy of a value with these tags, and the policy's tags; `None` if the policy has no local copies.
     fn ticket(&self, tags: &[TagId]) -> Option<(Ticket, Box<[Key]>)> {
         if self.policy.local_for.is_zero() {
             return None;
@@ -267,9 +269,9 @@ impl FlightTask {
         Some((self.state.local.ticket(&self.flight.key, &all), checked))
     }
 
-    /// What a load's result is for its waiters, and whether it can be stored.
+    /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Loaded {
-        let (outcome, elsewhere, retained) = match result {
+        let (outcome, elsewhere, retention) = match result {
             LoadResult::Value {
                 encoding,
                 payload,
@@ -290,7 +292,7 @@ impl FlightTask {
                 let elsewhere = status_only
                     .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));
                 if keep.is_zero() {
-                    // Waiters in other processes, which may lack the feature, are sent a value that is not stored.
+                    // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
                     (value, elsewhere, Retention::Unstored(unstored, false))
                 } else {
@@ -309,10 +311,10 @@ impl FlightTask {
                 (FlightOutcome::Failed(failure), None, Retention::Unstored(unstored, false))
             }
         };
-        Loaded { outcome, elsewhere, retained }
+        Loaded { outcome, elsewhere, retention }
     }
 
-    /// A value that is stored, unless the server takes no entry of its length.
+    /// The outcome and retention of a storable value: it is not stored if its entry is longer than the server accepts.
     fn if_short_enough(
         &self,
         value: Entry,
@@ -331,15 +333,15 @@ impl FlightTask {
             most,
             "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
         );
-        // As for a value over `max_body`: the others load for themselves, without waiting for each other.
+        // As for a value over `max_body`: other processes load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
         let (value, elsewhere) = (Entry { expiry, ..value }, FlightOutcome::Uncacheable);
         (FlightOutcome::Value(value), Some(elsewhere), Retention::Unstored(Unstored::OfResource, true))
     }
 
     /// Decides what a load's result means.
-    fn publication(&self, Loaded { outcome, elsewhere, retained }: Loaded) -> Publication {
-        let (unstored, mark) = match retained {
+    fn publication(&self, Loaded { outcome, elsewhere, retention }: Loaded) -> Publication {
+        let (unstored, mark) = match retention {
             Retention::Stored(entry, keep) => {
                 return Publication { elsewhere, stored: Some((entry, keep)), ..Publication::of(outcome) };
             }
@@ -358,7 +360,7 @@ impl FlightTask {
         Publication { elsewhere, older, replay, ..Publication::of(outcome) }
     }
 
-    /// What happens to the older entry if nothing is stored in its place.
+    /// What happens to the older entry if no new one is stored.
     fn older_entry(&self, unstored: Unstored, mark: bool, now: u64) -> OlderEntry {
         let older = self.rejected.as_ref().map(|rejected| &rejected.content);
         let ends = unstored == Unstored::OfResource;
@@ -373,24 +375,24 @@ impl FlightTask {
                 OlderEntry::Marked(marker, life)
             }
             Some(Ok(entry)) if ends && entry.kind == EntryKind::Value => OlderEntry::Ends,
-            // This process serves it to no caller, because of an invalidation that the store has not confirmed, say. Others may.
+            // This process serves the entry to no caller, for instance because of an unconfirmed invalidation; other processes may.
             Some(Err(raw)) if ends && !self.is_for_others(raw) => OlderEntry::Ends,
             _ => OlderEntry::Stays,
         }
     }
 
-    /// Whether other processes can read an entry that this one cannot decompress. A marker in its place would make them load it anew, and
-    /// the two would take turns for ever.
+    /// Whether other processes can read an entry that this one cannot decompress. A marker instead of it would make them load it again,
+    /// and the two processes would replace each other's entry for ever.
     fn is_for_others(&self, raw: &Bytes) -> bool {
         let decoded = Entry::decode(raw.clone(), &self.flight.key, self.state.longest_payload());
         matches!(decoded, Err((Unreadable::Compressed { .. }, _)))
     }
 
-    /// Reads the value that may stand in for the failed load again, and its tags. It was first read before this flight had the
-    /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
-    /// a value stored under them is known to be invalid. Returns whether the store answered.
+    /// Reads the older value, which may stand in for the failed load, and its tags again. They were first read before this flight
+    /// had the lease, so the value may have been invalidated since. An invalidation after this read removes the lease or a tag's id,
+    /// so that a value stored under them is known to be invalid. Returns whether the store answered.
     async fn see_again(&mut self, result: &Loaded) -> bool {
-        let Retention::Unstored(unstored, _) = result.retained else { return true };
+        let Retention::Unstored(unstored, _) = result.retention else { return true };
         if self.older_value(&result.outcome, unstored, self.state.store.now()).is_none() {
             return true;
         }
@@ -415,9 +417,9 @@ impl FlightTask {
         known
     }
 
-    /// The older value that takes the place of a load's `outcome`, and how long to store it: a failure's, and that of a background
-    /// refresh, whatever it is, because nobody waits for it. (Else each caller that is served the older value would begin another
-    /// refresh that yields no value.)
+    /// The older value that replaces a load's `outcome`, and how long to store it. It replaces a failure, and any outcome of a
+    /// background refresh that is not stored, because no caller waits for that. (Otherwise each caller that is served the older value
+    /// would begin another refresh that yields no value.)
     fn older_value(
         &self,
         outcome: &FlightOutcome,
@@ -429,19 +431,19 @@ impl FlightTask {
         if is_replaced { self.stand_in(unstored, now) } else { None }
     }
 
-    /// The older value, if it may be served after a load that has ended without a value to store. Stored again, it tells the whole
-    /// fleet not to ask the origin for the back-off.
+    /// The older value, if it may be served after a load that has ended without a value to store. It is stored again with a back-off,
+    /// during which no process asks the origin.
     pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
         let rested = previous.expiry.rested(unstored, now, self.policy.back_off);
         let may = match self.flight.mode {
-            // A background refresh has no waiters: the value is not served by this, only stored again with a back-off.
+            // A background refresh has no waiters: the value is only stored again with a back-off.
             LoadMode::BackgroundRefresh => now < previous.expiry.served_until(unstored),
             LoadMode::Leased | LoadMode::Unleased | LoadMode::Probe | LoadMode::ForcedReload => {
                 rested.stands_in(now)
             }
         };
-        // The entry stays for a validation as long as it was.
+        // The entry stays stored until its windows end, so that a later load can revalidate it.
         let Expiry { stale_until, error_until, .. } = previous.expiry;
         let keep = Duration::from_millis(stale_until.max(error_until).saturating_sub(now));
         may.then(|| (Entry { expiry: rested, ..previous.clone() }, keep))
@@ -463,7 +465,7 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
 }
 
 impl FlightTask {
-    /// Reads the ids of the policy's tags, as a load begins.
+    /// Reads the ids of the policy's tags when a load begins.
     pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
         let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.is_tagged()).await;
@@ -477,13 +479,13 @@ impl FlightTask {
     }
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
-    /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
+    /// came after the load had begun have joined without a look-up. If there is a `life`, this read sets the ids' TTL to it.
     pub(super) async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
         let (store, within) = (&self.state.store, self.policy.command_timeout);
         let ask = async || match life {
-            // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
+            // This creates missing ids. A new id differs from the old one, so it also shows an invalidation.
             Some(life) => {
                 let ids = store.tags().tag_ids(&tags, life, within).await?;
                 Ok::<_, StoreError>(ids.into_iter().map(Some).collect())

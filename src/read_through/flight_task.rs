@@ -1,13 +1,11 @@
-//! The task of one flight: contend for the lease, load, end. Steps 4 to 6; `commit` is step 7.
+//! The task of one flight, steps 4 to 6: it contends for the lease, waits for a permit, runs the loader in a separate task, and renews
+//! the lease meanwhile. `commit` is step 7.
 //!
 //! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its slot
-//! becomes free. The task goes on, because the origin does the work anyway and the next request wants the value.
+//! becomes free. The task goes on, because the origin does the work anyway and the next request needs the value.
 //!
-//! One load of a flight: waits for a permit, runs the loader in a separate task, and renews the lease meanwhile. Step 6.
-//!
-//! A fleet-wide cap on concurrent loads of different keys: a fair queue in front of the origin.
-//!
-//! The lease makes one load of one key; a thousand cold keys are still a thousand loads. With
+//! Permits are a fleet-wide cap on concurrent loads of different keys: a fair queue in front of the origin. The lease limits the loads
+//! of one key to one; a thousand cold keys are still a thousand loads. With
 //! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each load takes a permit of the namespace's
 //! semaphore first. A flight takes the lease before the permit, and renews the lease while it waits for the permit: so
 //! only one flight per key waits for a permit, and all others wait for the key.
@@ -46,16 +44,16 @@ use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
 
-/// How often a vanished load is taken over in one wave before its failure is given to all waiters.
+/// How often a vanished load is taken over in one wave before all waiters receive its failure.
 const MOST_HOPS: u8 = 3;
 
 impl FlightTask {
-    /// Spawns the flight's task. All waiters are answered when it ends, also if its runtime drops it.
+    /// Spawns the flight's task. All waiters are answered when it ends, even if its runtime drops it.
     pub(crate) fn start(self) {
         tokio::spawn(self.task());
     }
 
-    /// The flight's task, which is counted from this call on.
+    /// The flight's task. It is counted as running from this call on.
     fn task(self) -> impl Future<Output = ()> + Send {
         // A shutdown does not wait for flights that begin after it; only their callers do.
         let running = (!self.state.is_closed()).then(|| self.state.tasks.enter());
@@ -88,7 +86,7 @@ impl FlightTask {
                     AcquireOutcome::Leased(lease) => Some(lease),
                     AcquireOutcome::Ended { outcome, sent_at } => {
                         if outcome.has_value() {
-                            // A caller that came after `sent_at` may know of a change that the found value does not have.
+                            // A caller that came after `sent_at` may know of a change that is newer than the value.
                             self.leader.detach();
                             let_go_since(&self.leader, sent_at);
                         }
@@ -131,7 +129,7 @@ impl FlightTask {
     }
 
     /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
-    /// counts them, cannot be asked.
+    /// counts them, cannot be reached.
     async fn load_without_the_store(self, error: StoreError) {
         let (slot, turn) = match self.enter_slot() {
             Ok(slot) => slot.unzip(),
@@ -145,7 +143,7 @@ impl FlightTask {
         self.load_and_end(None, slot, turn).await;
     }
 
-    /// A place among the loads without the store; `None` inside a load that has one.
+    /// A slot among the loads without the store; `None` inside a load that has one.
     fn enter_slot(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
         let (most, turn) = (self.policy.max_fail_open_loads, self.state.store_permit_id());
         if self.holds(&turn) {
@@ -159,7 +157,7 @@ impl FlightTask {
         Err(Failure::Guard(Error::too_many_waiters(&self.flight.key, most)))
     }
 
-    /// What this flight takes for itself, in place of its share of a batch's call.
+    /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
     async fn admit_alone(
         &mut self,
         share: Arc<BatchShare>,
@@ -189,7 +187,7 @@ impl FlightTask {
     }
 
     fn finish<T>(self, outcome: FlightOutcome) -> Option<T> {
-        // No caller joins from here on, so all that wait are told for whom.
+        // No caller joins after this, so the next line reaches all waiters.
         self.leader.detach();
         self.note_waits();
         self.leader.finish(outcome);
@@ -198,7 +196,7 @@ impl FlightTask {
 
     async fn contend(&mut self) -> AcquireOutcome {
         let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
-        // The first caller's `wait_timeout` has passed; continue only while later callers wait, which leave by their own timers.
+        // The first caller's `wait_timeout` has passed. Continue only while later callers wait; they leave by their own timers.
         // Detach before the second check, so that no caller joins between that check and the end of the flight.
         let goes_on = || {
             leader.leave_first(FlightOutcome::WaitedOut);
@@ -248,7 +246,7 @@ impl FlightTask {
         let mut vanished = false;
         loop {
             let Some((loader, slot)) = self.leader.next_loader() else {
-                // No waiter is left that has a loader: hand the lease over to another process. Release the permit first, so that
+                // No remaining waiter has a loader: hand the lease over to another process. Release the permit first, so that
                 // loads of other keys need not wait for the hand-over.
                 drop(permit);
                 if let Some(lease) = lease
@@ -316,7 +314,7 @@ pub(crate) struct FlightTask {
     pub(crate) policy: Arc<Policy>,
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
-    /// The entry that the first caller read and will not serve as it is.
+    /// The entry that the first caller read and does not serve as it is.
     pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
@@ -324,7 +322,7 @@ pub(crate) struct FlightTask {
     pub(crate) within: Option<Arc<LoadScope>>,
     /// The span of the first caller.
     pub(crate) span: Span,
-    /// The load that its callers wait for, if spans of waits are wanted.
+    /// The load that its callers wait for, if spans are enabled.
     pub(crate) waits_for: Option<FlightId>,
     /// The first caller's attempt, if it loads several keys together.
     pub(crate) batch: Option<Attempt>,
@@ -344,15 +342,15 @@ pub(super) enum LoadEnd {
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
     pub(super) sent_at: SentAt,
-    /// The flight had the lease when its first load began.
+    /// Whether the flight had the lease when its first load began.
     pub(super) had_lease: bool,
-    /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could tell whether
-    /// it was invalidated.
+    /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could detect an
+    /// invalidation of it.
     pub(super) tags: Result<Vec<TagId>, StoreError>,
 }
 
 impl LoadStart {
-    /// For a load that does not begin.
+    /// The value for a flight that ends without a load.
     pub(crate) fn none() -> Self {
         Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
     }
@@ -366,7 +364,7 @@ impl FlightTask {
         let (rejected, budget) = (caller.rejected.clone(), caller.budget);
         let (span, waits_for) = (Span::current(), None);
         let batch = caller.batch.as_deref().map(Attempt::of_flight);
-        // Also without tags: a caller of another policy may have joined already.
+        // Called even if there are no tags: a caller with another policy may have joined already.
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
         Self {
@@ -431,7 +429,7 @@ impl FlightTask {
         }
     }
 
-    /// Tells the callers that wait which load it is that they wait for.
+    /// Records in each waiter's loader which load the waiter waits for.
     pub(crate) fn note_waits(&self) {
         if let Some(flight) = self.waits_for {
             self.leader.each_loader(|loader| loader.waits_for(flight));
@@ -452,7 +450,7 @@ impl FlightTask {
         let share = self.share();
         // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        // The keys that its caller loads together do not wait for this permit.
+        // The other keys of the batch do not wait for this permit.
         if let Some(attempt) = &self.batch {
             attempt.queue();
         }
@@ -471,17 +469,17 @@ impl FlightTask {
         }
     }
 
-    /// Waits for the turn of a flight of a call for many keys to send commands, if it sends any.
+    /// If this flight belongs to a call for many keys and `sends` commands, waits for its turn.
     pub(super) async fn batch_turn(&self, sends: bool) -> Option<Turn> {
         if !sends || self.batch.is_none() {
             return None;
         }
-        // No renewal comes meanwhile.
+        // Bounded, because the lease is not renewed during this wait.
         let turn = self.state.turns.flight(&self.state.store, &self.flight.key, true);
         timeout(self.policy.lease / 3, turn).await.ok()?
     }
 
-    /// What this flight takes once for all flights of its round, or for itself.
+    /// The slot and permit that all flights of this flight's round share, or its own if it is in no batch.
     pub(super) fn share(&self) -> Arc<BatchShare> {
         self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }
@@ -498,7 +496,7 @@ impl FlightTask {
         tokio::pin!(work);
         let mut in_doubt = false;
         loop {
-            let retained = async {
+            let lease_event = async {
                 match &*lease {
                     Some(lease) => lease.keep(end, in_doubt).await,
                     None => std::future::pending().await,
@@ -508,7 +506,7 @@ impl FlightTask {
                 biased;
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
-                event = retained => {
+                event = lease_event => {
                     // Callers that joined before still get the value. Later callers must not: it may be older than an
                     // invalidation.
                     self.leader.detach();
@@ -520,7 +518,7 @@ impl FlightTask {
                         losing.send_replace(true);
                     } else {
                         // Spawned, because `work` goes on: it has its own time limit, and callers wait for it. The shutdown waits
-                        // until the lease is gone.
+                        // until the lease has ended.
                         tokio::spawn(ended.hand_over(0));
                     }
                 }
@@ -536,7 +534,7 @@ impl FlightTask {
 }
 
 /// Makes the callers that came after `current` join again. The flight's outcome was current at that moment and may have changed
-/// since, and such a caller may know of the change. It joins again only once: the next load begins after its arrival.
+/// since, and such a caller may know of the change. It joins again only once: the next load begins after it came.
 pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
     leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
 }
@@ -545,7 +543,7 @@ pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Waits for one of `limit` permits to load. Returns `None`, which admits the load without a permit, if the policy says so
-/// or if the store cannot be asked and the policy fails open: the guard must not take the service down.
+/// or if the store does not answer and the policy fails open: the guard must not take the service down.
 pub(crate) async fn admit(
     state: &Arc<GuardState>,
     policy: &Policy,
@@ -585,7 +583,7 @@ pub(crate) async fn admit(
     }
 }
 
-/// Whether a load would have its permit at once, as far as the store can be asked.
+/// Whether a load would get its permit at once; true if the store does not answer.
 pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
     let Some(limit) = policy.max_concurrent_loads else { return true };
     match semaphore(state, policy, limit) {
@@ -594,7 +592,7 @@ pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
     }
 }
 
-/// A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
+/// Makes a new handle for each load: a handle stored in the guard state would keep that alive. Each limit has its own semaphore.
 fn semaphore(state: &Arc<GuardState>, policy: &Policy, limit: u32) -> Result<Semaphore, LockError> {
     Locks::with_timeout(state, policy.command_timeout)
         .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)

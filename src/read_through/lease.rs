@@ -29,9 +29,9 @@ pub(crate) struct Lease {
     pub(super) ttl: Duration,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
-    /// Where its end is counted.
+    /// The counters for the end of this lease.
     pub(super) counters: Arc<PolicyCounters>,
-    /// When it was granted, if this flight waited for another holder before.
+    /// When the lease was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
     /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that, so a caller
     /// that arrived later may know of it.
@@ -42,9 +42,9 @@ pub(crate) struct Lease {
 /// An event that ends the undisturbed hold of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseEvent {
-    /// The key was invalidated. The message may be late and concern the lease before this one; a renewal tells.
+    /// The key was invalidated. The message may be late and concern the lease before this one; the next renewal shows that.
     Invalidated,
-    /// The token holds the lease no more.
+    /// The token no longer holds the lease.
     Lost,
     /// The process is about to end: another process should load the key.
     Leaving,
@@ -59,12 +59,12 @@ impl Lease {
         self.waited_until
     }
 
-    /// What its load is called in traces.
+    /// The id of the load in traces.
     pub(crate) fn flight(&self) -> FlightId {
         self.token.flight()
     }
 
-    /// Up to when the lease was certainly held.
+    /// The last moment at which the lease was certainly held.
     pub(crate) fn confirmed(&self) -> SentAt {
         *lock(&self.confirmed)
     }
@@ -108,20 +108,20 @@ impl Lease {
             match self.state.store.renew(&self.key, &self.token, ttl, period).await {
                 Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = sent_at,
                 Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
-                // The lease may still be held: the next renewal tells, and the commit decides.
+                // The lease may still be held: the next renewal shows that, and the commit decides.
                 Err(_) => self.state.count(GuardCount::store_errors),
             }
         }
     }
 
-    /// Step 7: stores the entry and wakes all waiting processes. `None` if the store's answer is not known.
+    /// Step 7: stores the entry and wakes all waiting processes. `None` if the store did not answer.
     pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<TokenCheck> {
-        // The deadline is the lease's TTL, because a large value on a slow connection may take longer than a look-up. The
-        // caller has its own bound on waiting for this.
+        // The time limit is the lease's TTL, because a large value on a slow connection may take longer than a look-up. The
+        // flight has its own bound on waiting for this.
         let done = self.state.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
         if matches!(done, Ok(TokenCheck::Lost | TokenCheck::ForeignData)) {
             self.counters.add(Count::commits_refused);
-            // Otherwise the key was invalidated or the lease evicted, which is normal.
+            // If the lease did not run out, the key was invalidated or the lease evicted, which is normal: no warning.
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 log::GUARD,
@@ -136,7 +136,8 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Step 7 without a value to store: publishes the outcome to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
+    /// Step 7 without a value to store: publishes the outcome to the waiting processes and wakes them. `None` as for
+    /// [`commit`](Self::commit).
     pub(crate) async fn fail(
         self,
         outcome: &FlightOutcome,
@@ -156,14 +157,14 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Gives the lease to a waiting process, or frees it. Returns whether a waiting process certainly got it.
+    /// Hands the lease to a waiting process, or frees it. Returns whether a waiting process certainly got it.
     pub(crate) async fn hand_over(self, hops: u8) -> bool {
         let how = HandOver { lease: self.ttl, hops, is_leaving: self.state.is_leaving() };
         let done = self.state.store.hand_over(&self.key, &self.token, how, self.ttl).await;
         matches!(self.ended(done), Some(HandedOver::ToWaiter))
     }
 
-    /// Releases the lease later if the command that ends it got no answer: it may not have run, and the lease must not stay.
+    /// Releases the lease later if the command that ends it got no answer: the command may not have run, and the lease must not stay.
     fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
@@ -176,7 +177,7 @@ impl Lease {
     }
 }
 
-/// Detaches the flight that loads outside the lease if the key was invalidated. That flight does not learn of it, and later
+/// If the key was invalidated, detaches the flight that loads outside the lease. That flight receives no such message, and later
 /// callers must not join a load that is older than an invalidation.
 pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
     if hints.invalidated {
@@ -185,7 +186,7 @@ pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
 }
 
 /// Releases a lease that this node may hold without knowing it. Retries until the lease must have expired by itself, however
-/// late it was granted. `held` keeps it counted until then, as held or as doubtful.
+/// late it was granted. Until then `held` counts it as held or as possibly held.
 pub(super) fn release_later(state: Arc<GuardState>, key: Key, token: Token, lease: Duration, held: Tracked) {
     tokio::spawn(async move {
         let _held = held;

@@ -1,8 +1,7 @@
-//! A caller's look-up, and how the caller judges the result. Step 2. Knows no Redis and no HTTP.
+//! A caller's look-up, step 2, and its decision what may be served. Knows no Redis and no HTTP.
 //!
-//! The look-up of many keys by one caller: one read for all keys that need one. Step 2. Knows no Redis and no HTTP.
-//!
-//! Step 2 from this process's memory: a copy that may be served without a question to the store.
+//! A fresh copy in this process's memory is served without a request to the store. [`look`] reads one key; [`look_many`] makes one read
+//! for all keys of a caller that need one.
 
 use std::sync::Arc;
 
@@ -25,16 +24,16 @@ use crate::value::{EntryReader, StoredEntry};
 pub(crate) enum Lookup<'a, V> {
     /// Step 8 from this process's memory.
     LocalHit(V),
-    /// Step 8 from the store. If a background load is due, the caller brings a loader for `refresh`.
+    /// Step 8 from the store. If a background load is due, `refresh` takes the caller's loader.
     Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
-    /// There is nothing to serve: the caller brings a loader.
+    /// There is nothing to serve: the caller needs its loader.
     Miss(CallState<'a>),
     /// There is no value, and the caller may not load one.
     Failed(Failure),
 }
 
 impl<V> Lookup<'_, V> {
-    /// Loads this key together with those of the member's batch.
+    /// Makes this key load together with the other keys of the member's batch.
     pub(crate) fn join_batch(&mut self, member: &Member) {
         match self {
             Self::Miss(caller) => caller.batch = Some(Box::new(member.attempt())),
@@ -44,7 +43,7 @@ impl<V> Lookup<'_, V> {
     }
 }
 
-/// Step 2: is there something to serve? Skips the look-up if the key has a flight to join.
+/// Step 2: looks for a value to serve. Skips the look-up if the key has a flight to join.
 ///
 /// # Cancel safety
 ///
@@ -52,13 +51,13 @@ impl<V> Lookup<'_, V> {
 pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
     let mut caller = match before_read(call, reader) {
         BeforeRead::Reads(caller) => caller,
-        BeforeRead::Done(looked) => return looked,
+        BeforeRead::Done(lookup) => return lookup,
     };
     let read = caller.read().await;
     caller.after_read(read, reader)
 }
 
-/// Step 2 before its read.
+/// The result of the part of step 2 before the read.
 pub(super) enum BeforeRead<'a, A> {
     /// The answer, without a read.
     Done(A),
@@ -80,13 +79,13 @@ pub(super) fn before_read<'a, R: EntryReader>(
         CopyLookup::Nothing => None,
     };
     let caller = CallState { due_early, ..CallState::new(call) };
-    // A guard that is shut down sends the store no more look-ups.
+    // After a shutdown, look-ups are no longer sent to the store.
     let joins_at_once = state.is_closed()
         || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased));
     if joins_at_once { BeforeRead::Done(Lookup::Miss(caller)) } else { BeforeRead::Reads(caller) }
 }
 
-/// Step 2 for a caller that wants a load whatever is stored.
+/// Step 2 for a caller that loads whatever is stored.
 ///
 /// # Cancel safety
 ///
@@ -153,7 +152,7 @@ pub(super) fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Va
     }
 }
 
-/// What a caller without a loader makes of its read.
+/// The answer of a read to a caller without a loader.
 pub(super) fn peeked<R: EntryReader>(
     caller: CallState<'_>,
     read: ReadResult,
@@ -257,20 +256,20 @@ pub(crate) async fn look_many<'a, R: EntryReader>(
 ) -> Vec<Lookup<'a, R::Value>> {
     let begun: Vec<_> = calls.into_iter().map(|call| before_read(call, reader)).collect();
     let mut reads = read_for(&begun).await.into_iter();
-    let looked = begun.into_iter().map(|begun| match begun {
+    let lookups = begun.into_iter().map(|begun| match begun {
         BeforeRead::Reads(caller) => match caller.after_read(next(&mut reads), reader) {
-            // Its own commands are sent from now on: the reads of the other keys cost it nothing.
+            // This key's own commands begin now, with a whole budget: it does not pay for the reads of the other keys.
             Lookup::Miss(caller) if caller.look_up == LookUpState::Answered => {
                 Lookup::Miss(CallState { budget: caller.call.policy.budget(), ..caller })
             }
-            looked => looked,
+            lookup => lookup,
         },
-        BeforeRead::Done(looked) => looked,
+        BeforeRead::Done(lookup) => lookup,
     });
-    looked.collect()
+    lookups.collect()
 }
 
-/// Step 2 alone for many calls: the values that there are to serve, in the order of the calls.
+/// Step 2 alone for many calls: the values that may be served, in the order of the calls.
 ///
 /// # Cancel safety
 ///
@@ -292,7 +291,7 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
     peeked.collect()
 }
 
-/// Reads for callers of one guard and policy, in their order.
+/// Reads for those callers that need a read, in their order. All have one guard and policy.
 async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
     let mut keys = Vec::with_capacity(callers.len());
     let mut terms = None;
@@ -309,7 +308,7 @@ async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
     }
 }
 
-/// The read of the next caller. There is one for each.
+/// The read of the next caller; there are as many reads as callers.
 fn next(reads: &mut impl Iterator<Item = ReadResult>) -> ReadResult {
     reads.next().unwrap_or_else(timed_out)
 }
@@ -318,16 +317,16 @@ fn timed_out() -> ReadResult {
     ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut))
 }
 
-/// What a caller finds among the copies.
+/// The result of looking for a local copy.
 pub(super) enum CopyLookup<V> {
     /// A fresh value.
     Fresh(V),
-    /// The copy is fresh, and its new load is due: the store may have a newer value. It was stored at this time.
+    /// The copy is fresh and due for an early refresh: the store may have a newer value. The copy was stored at this time.
     DueEarly(u64),
     Nothing,
 }
 
-/// Looks for a copy that this caller may be served. An aging copy is none: the fleet may have a newer value.
+/// Looks for a copy that may be served to this caller. A copy that is due for an early refresh may not: the fleet may have a newer value.
 pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
     let Call { state, policy, key } = call;
     if policy.local_for.is_zero() {
@@ -339,8 +338,8 @@ pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyL
     }
 }
 
-/// A hit from memory before anything else is done: no key is made and no future. Finds less than a look-up does: nothing inside a
-/// load, and nothing under policies whose copies need a closer look.
+/// A hit from memory on the fast path: no key and no future is made. Finds less than a look-up does: nothing inside a load, and nothing
+/// under policies whose copies need more checks.
 #[inline]
 pub(crate) fn hit_at_once<R: EntryReader>(
     state: &GuardState,
@@ -358,7 +357,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     Some(value)
 }
 
-/// The same for a caller that has made its key and counts its hit.
+/// As [`hit_at_once`], for a caller that has its key already and counts the hit itself.
 #[cfg(feature = "http")]
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
@@ -397,14 +396,14 @@ fn decide<R: EntryReader>(
     reader.open(entry, now, shared).map_or(CopyLookup::Nothing, CopyLookup::Fresh)
 }
 
-/// A copy was checked for the tags of the policy that it was read under.
+/// Whether the copy was checked for all tags of this caller's policy. It was checked for those of the policy that it was read under.
 #[inline]
 fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
     let Call { state, policy, key } = call;
     !policy.is_tagged() || policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
 }
 
-/// The copy that is served while the store does not answer.
+/// A copy that may be served while the store does not answer.
 pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     let Call { state, policy, key } = call;
     if policy.local_while_down.is_zero() {

@@ -1,8 +1,7 @@
-//! Steps 3 to 8 from a caller's point of view: it joins or starts flights until it has an answer.
+//! Steps 3 to 8 from a caller's point of view. The caller joins the flight of its key or starts one (step 3) and waits for its end, again
+//! if need be, until it has an answer.
 //!
-//! Step 3: a caller joins the flight of its key or starts one, and waits for its end.
-//!
-//! A load in the background, for a value that was served although it is stale or soon will be.
+//! [`CallState::refresh`] starts a load in the background, for a value that was served although it is stale or soon will be.
 
 use std::sync::OnceLock;
 
@@ -22,27 +21,27 @@ use crate::value::entry::{Entry, Freshness, Storage};
 use crate::value::{EntryReader, FlightOutcome};
 
 /// How many flights a caller joins before it loads for itself. It joins again each time that another caller's value has another
-/// type or that a flight's runtime was dropped. For all other reasons it joins five flights at most: after a failed look-up, after
-/// a change that it may know of, and after `wait_timeout` a load outside the lease, once each.
+/// type or that a flight's runtime was dropped. For all other reasons it joins five flights at most: it joins again once after a failed
+/// look-up, once after a change that it may know of, and once, outside the lease, after `wait_timeout`.
 const ROUNDS: usize = 6;
 
-/// The answer to a caller that brought its loader.
+/// The answer to a caller with a loader.
 pub(crate) enum MissOutcome<V> {
-    /// Step 8 from another caller's load, with this caller's own loader, which was not needed.
+    /// Step 8 from another caller's load, with this caller's own unused loader.
     Coalesced(V, Loader),
     /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
     Stale(V, Option<Loader>),
-    /// This caller's own loader was used, and has delivered its result by its own means. If it has not, the outcome
+    /// This caller's own loader was used, and has delivered its result to the caller itself. If it delivered none, the outcome
     /// says why.
     Led(FlightOutcome),
     /// No value.
     Failed(Failure),
-    /// No flight gives this caller a value. It must now run its loader alone: without the lease, and for itself only.
+    /// No flight has a value for this caller. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),
 }
 
 impl<V> MissOutcome<V> {
-    /// The same for a caller that takes no value but its own.
+    /// The same outcome for a caller that accepts only the value of its own load.
     pub(crate) fn by_own_load(self) -> Self {
         match self {
             Self::Coalesced(_, loader) | Self::Stale(_, Some(loader)) => Self::Alone(loader),
@@ -85,7 +84,7 @@ impl CallState<'_> {
                 // still is.
                 return MissOutcome::Alone(own);
             }
-            // The flight has a span for the wait of the caller that began it, if it has to wait.
+            // If the flight has to wait, it makes the span for the caller that began it.
             let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
             let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
             let (mut outcome, mut own) = tokio::select! {
@@ -102,9 +101,9 @@ impl CallState<'_> {
                 }
             };
             let accepts = self.accepts(&waiter, &outcome);
-            // Without its loader the caller has the result of its own load.
+            // If the loader was used, the caller has the result of its own load and accepts that.
             if !accepts && own.is_some() {
-                // The flight's later waiters are given the body that arrives, too, so joining again is useless.
+                // The flight's later waiters receive the incoming body too, so joining again is useless.
                 let arrives = matches!(outcome, FlightOutcome::Incoming(_));
                 outcome = if arrives { FlightOutcome::NoLoader } else { FlightOutcome::Invalidated };
             }
@@ -141,7 +140,7 @@ impl CallState<'_> {
             match outcome {
                 FlightOutcome::Value(entry) => match reader.open(&entry, self.now(), None) {
                     Some(value) => return MissOutcome::Coalesced(value, loader),
-                    // Not readable as this caller's type: join again and load it.
+                    // The entry cannot be decoded as this caller's type: join again to load it.
                     None => self.reject(&entry),
                 },
                 FlightOutcome::Incoming(value) => {
@@ -171,7 +170,7 @@ impl CallState<'_> {
                     }
                 }
                 FlightOutcome::Invalidated | FlightOutcome::Abandoned => {}
-                // A caller that joined without a look-up has not read a value that may stand in, so it does now.
+                // A caller that joined without a look-up has not read a value that may stand in: read it now.
                 FlightOutcome::WaitedOut => {
                     Box::pin(self.see()).await;
                     match self.call.policy.on_wait_timeout {
@@ -195,15 +194,15 @@ impl CallState<'_> {
     }
 }
 
-/// Records the wait for another caller's load, however that ended. (If the waiter's own loader is used in the end, its wait
-/// is recorded where that load begins.)
+/// Records the wait for another caller's load, whatever its outcome is. (If the waiter's own loader is used in the end, its wait
+/// is recorded when that load begins.)
 fn waited(policy: &Policy, joined_at: Instant, leads: bool, outcome: &FlightOutcome) {
     if !(leads && outcome.is_refusal()) {
         policy.waited(joined_at.elapsed());
     }
 }
 
-/// Answers with the older value if there is one, else with the failure.
+/// Returns the older value if there is one, else the failure.
 fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOutcome<V> {
     match stand_in {
         Some(value) => MissOutcome::Stale(value, Some(loader)),
@@ -243,7 +242,7 @@ impl CallState<'_> {
     }
 
     /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that it
-    /// began under, and the entry's. A caller whose policy has another tag may know of that tag's invalidation, and the flight does not.
+    /// began under, and the entry's. A caller whose policy has another tag may know of an invalidation of that tag; the flight does not.
     /// And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
     pub(super) fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
         let entry = match outcome {
@@ -266,8 +265,8 @@ impl CallState<'_> {
         policy.tag_keys(&state.namespace, key).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
     }
 
-    /// Waits for the flight's end, or for `wait_timeout` unless `to_the_end`. Also returns the caller's own loader if the flight
-    /// has not used it.
+    /// Waits for the flight's end, and for `wait_timeout` at most unless `to_the_end`. Also returns the caller's own loader if the
+    /// flight has not used it.
     pub(super) async fn await_ending(
         &self,
         waiter: &mut FlightWaiter,
@@ -276,7 +275,7 @@ impl CallState<'_> {
         tokio::select! {
             biased;
             outcome = &mut *waiter => return (outcome, waiter.take_loader()),
-            // With `to_the_end`, the flight's own bounds on waiting for the lease and on the load end the wait.
+            // With `to_the_end` the wait is bounded by the flight: by its wait for the lease and by its load.
             () = sleep_until(self.started + self.call.policy.wait_timeout), if !to_the_end => {}
         }
         // A caller whose loader is used waits for its own load, which `wait_timeout` does not bound. (Taking the loader decides this
@@ -305,7 +304,7 @@ pub(crate) enum NoCapacity {
 }
 
 impl CallState<'_> {
-    /// The limit on waiters or flights is reached: answers with a stale value if there is one, else as the policy says.
+    /// Called when the limit on waiters or flights is reached. Returns a stale value if there is one, else what the policy says.
     pub(super) async fn overloaded<R: EntryReader>(
         &self,
         reader: &R,
@@ -342,7 +341,7 @@ impl CallState<'_> {
         match (Box::pin(self.find_stand_in(reader)).await, then) {
             (Some(value), _) => MissOutcome::Stale(value, Some(loader)),
             (None, OnOverload::LoadAnyway) => MissOutcome::Alone(loader),
-            // A load of the key may have ended since this caller looked, or joined: it may have stored a value or a marker.
+            // Since this caller's look-up, a load of the key may have ended and stored a value or a marker: read again.
             (None, OnOverload::Shed) if self.look_up != LookUpState::Failed => {
                 let mut again = CallState::new(self.call);
                 let read = Box::pin(again.read_anyway()).await;
@@ -370,7 +369,7 @@ impl CallState<'_> {
     pub(crate) fn refresh(self, loader: Loader, early: bool) {
         let Call { state, policy, .. } = self.call;
         let flight = self.flight(LoadMode::BackgroundRefresh);
-        // A flight in a runtime that is alive and not driven never ends.
+        // A flight whose runtime is alive but not driven never ends.
         state.flights.detach_older(&flight, policy.longest_load());
         // If a refresh of the key already runs in this process, the loader is dropped.
         if let Joined::Leader(leader, slot) = state.flights.join(&flight, loader, FlightOutcome::Abandoned, 1)

@@ -12,11 +12,14 @@
 //! 8 response  the value
 //! ```
 //!
-//! Each step is the file of its name; step 4 is `acquire`, and steps 3 to 8 from a caller's point of view are `miss`. Steps 4 to 7
-//! run in the flight's own task, `leader`; `contend` is the loop of steps 4 and 5, `lease` the held lease. `call` is the caller's
-//! state, which goes down the steps. A look-up that finds a stale value begins the load in the background by `refresh`; a caller
-//! that must not share its load runs it `alone`. A caller whose process has a flight for the key joins it without a look-up (3 before 2): the flight
-//! began with a look-up that found nothing, and it exists to save one read per request.
+//! `call` is the caller's state, which passes through the steps. `look_up` is step 2, and `read` is its read of the store. `miss` has
+//! steps 3 to 8 from a caller's point of view, and starts background refreshes. Steps 4 to 7 run in the flight's own task,
+//! `flight_task`, which also has step 6; `acquire` is the loop of steps 4 and 5, `lease` the held lease, and `commit` step 7. `batch`
+//! joins the loads of one caller's many keys. `outside` has the loads outside the protocol: those of one caller alone, trials and audits.
+//!
+//! A look-up that finds a stale value begins a load in the background (`CallState::refresh`). A caller that must not share its load runs
+//! it alone (`run_alone`). A caller whose process has a flight for the key joins it without a look-up (3 before 2): the flight
+//! began with a look-up that found nothing, and joining saves one read per request.
 
 pub(crate) mod acquire;
 pub(crate) mod batch;

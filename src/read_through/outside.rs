@@ -1,16 +1,14 @@
-//! A load of one caller outside the protocol.
+//! Loads outside the protocol: a load for one caller alone, trials and audits. Knows no Redis and no HTTP.
 //!
-//! A trial: each caller is answered by its own load, and the guard goes its way beside it, with what that load returns. Knows no Redis and
-//! no HTTP.
+//! *Trial* ([`shadow`]): each caller receives the result of its own load, and a parallel task runs the guard's steps with that result. The
+//! guard's loader does not take the result of a load that has begun already: it starts the caller's load. So the load began after the
+//! flight had its lease and the ids of its tags, as every load of a flight does. The caller's load waits for this start for no longer
+//! than [`LONGEST_DELAY`]; if it begins without it, its result is for its caller only.
 //!
-//! The guard's loader does not take the result of a load that has begun: it lets its caller's load begin. So what it returns to a flight
-//! began after the flight had its lease and the ids of its tags, as every load of a flight does. The caller waits for that, for no longer
-//! than [`LONGEST_DELAY`]; a load that begins without being asked for is its caller's alone.
-//!
-//! An audit of a hit: the value is loaded anew beside its caller, and compared with what the guard serves. Knows no Redis and no HTTP.
-//!
-//! The audit looks up by itself what a caller is served, before its load. A value that differs from the loaded one is looked up again
-//! after the policy's grace: only a value that is served even then counts. An invalidation that is on its way is no difference.
+//! *Audit* of a hit ([`Audit`]): the value is loaded again in the background, and compared with the value that the guard serves. Before
+//! its load, the audit itself looks up the value that a caller would be served. If that differs from the loaded value, the audit looks it
+//! up again after the policy's grace: only a value that is still served then counts as different. An invalidation that is on its way is
+//! no difference.
 
 use std::any::Any;
 use std::future::Future;
@@ -38,8 +36,8 @@ use crate::tracker::Tracked;
 use crate::value::entry::Entry;
 use crate::value::{EntryReader, SharedValue};
 
-/// Runs a caller's own load, which answers only this caller, for at most `load_timeout`. Returns a panic of the loader as an
-/// error: the caller decides whether it unwinds.
+/// Runs a caller's own load, whose result is for this caller only, for at most `load_timeout`. Returns a panic of the loader as an
+/// error: the caller of this function decides whether to unwind.
 pub(crate) async fn run_alone(
     Call { state, policy, key }: Call<'_>,
     loader: Loader,
@@ -72,7 +70,7 @@ pub(crate) async fn run_alone(
 /// How long a caller's load waits for the guard's look-up and lease: some round trips to a store nearby.
 const LONGEST_DELAY: Duration = Duration::from_millis(20);
 
-/// Runs the caller's own load in the caller's task. Returns the failure for a caller whose loader has left no result.
+/// Runs the caller's own load in the caller's task. Returns the failure for the case that the loader has left no result.
 pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
     let Call { state, policy, key } = call;
     let Loader { run, within, .. } = loader;
@@ -83,7 +81,7 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
             guard_beside(Call { state: &state, policy: &policy, key: &key }, OwnLoad(start)).await;
         });
     }
-    let wanted = timeout(LONGEST_DELAY, started).await;
+    let result_request = timeout(LONGEST_DELAY, started).await;
     let input = LoadInput {
         // The result is encoded for the guard, which may store it.
         mode: LeaseState::Leased,
@@ -93,9 +91,9 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
         LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await.settle() });
     match timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
         Ok(Ok(result)) => {
-            if let Ok(Ok(loaded)) = wanted {
-                // A flight that has timed out does not wait for it.
-                let _ = loaded.send(result);
+            if let Ok(Ok(sender)) = result_request {
+                // A flight that has timed out has dropped the receiver.
+                let _ = sender.send(result);
             }
             Failure::vanished()
         }
@@ -104,30 +102,31 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
     }
 }
 
-/// The load of a caller on trial, which begins when this is used or dropped.
+/// Starts the load of a caller on trial: when it is used or dropped.
 struct OwnLoad(oneshot::Sender<oneshot::Sender<LoadResult>>);
 
 impl OwnLoad {
-    /// Lets the load begin, and waits for its result. `None` if it had begun before, or its caller has left it.
+    /// Starts the load, and waits for its result. `None` if the load had begun before, or if its caller has dropped it.
     async fn begin(self) -> Option<LoadResult> {
         let (result, loaded) = oneshot::channel();
         self.0.send(result).ok()?;
         loaded.await.ok()
     }
 
-    /// The guard's loader. Another caller loads in place of one whose load cannot be used.
+    /// The guard's loader. If this caller's load cannot be used, another caller loads.
     fn into_loader(self) -> Loader {
         Loader::new(|_| async { LoadOutput::from(self.begin().await.unwrap_or(LoadResult::OnlyForCaller)) })
     }
 
-    /// The loader of a caller that waits for another one's load: its own begins now.
+    /// The loader of a caller that waits for another caller's load: its own load begins now.
     fn begun(self) -> Loader {
         drop(self);
         Loader::new(|_| async { LoadResult::OnlyForCaller.into() })
     }
 }
 
-/// The guard's way with the result of the caller's load: counts how it would have answered, and compares what it would have served.
+/// Runs the guard's steps with the result of the caller's load: counts how the guard would have answered, and compares the value that it
+/// would have served.
 async fn guard_beside(call: Call<'_>, own: OwnLoad) {
     let outcome = match look(call, &WholeEntry).await {
         Lookup::LocalHit(entry) => hit(call, entry, own, Outcome::LocalHit).await,
@@ -155,7 +154,7 @@ async fn guard_beside(call: Call<'_>, own: OwnLoad) {
     call.state.answered(call.policy.counters.requests(), call.key, outcome);
 }
 
-/// Compares what the guard would have served with what its caller loads.
+/// Compares the value that the guard would have served with the value that its caller loads.
 async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> Outcome {
     let Call { policy, .. } = call;
     if let Some(audit) = Audit::begin(call) {
@@ -171,7 +170,7 @@ async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> O
     outcome
 }
 
-/// A caller that wants the entry as it is.
+/// Reads the entry as it is.
 struct WholeEntry;
 
 impl EntryReader for WholeEntry {
@@ -182,7 +181,7 @@ impl EntryReader for WholeEntry {
     }
 }
 
-/// An audit that has its turn.
+/// A running audit.
 pub(crate) struct Audit {
     state: Arc<GuardState>,
     policy: Arc<Policy>,
@@ -191,7 +190,7 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// The audit of a hit, unless one of its key began less than a second ago.
+    /// Begins the audit of a hit, unless an audit of its key began less than a second ago or too many audits run.
     pub(crate) fn begin(Call { state, policy, key }: Call<'_>) -> Option<Self> {
         let turn = state.audits.begin(key)?;
         Some(Self { state: Arc::clone(state), policy: Arc::clone(policy), key: key.clone(), _turn: turn })
@@ -201,7 +200,7 @@ impl Audit {
     pub(crate) fn of_loader(self, loader: Loader) {
         let Loader { run, within, .. } = loader;
         let input = LoadInput {
-            // The result is encoded as for other callers, and stored for none.
+            // The result is encoded as for other callers, and not stored.
             mode: LeaseState::Unleased,
             ..LoadInput::alone(self.policy.load_timeout)
         };
@@ -220,7 +219,7 @@ impl Audit {
         });
     }
 
-    /// Audits in the background. `load` returns `None` if it failed; `is_same` does if it cannot tell.
+    /// Audits in the background. `load` returns `None` if it failed; `is_same` returns `None` if the values cannot be compared.
     pub(crate) fn spawn<L: Send + Sync + 'static>(
         self,
         load: impl Future<Output = Option<L>> + Send + 'static,
@@ -240,13 +239,13 @@ impl Audit {
         is_same: impl Fn(&Policy, &Entry, &L) -> Option<bool> + Send + Sync,
     ) {
         let Self { state, policy, key, .. } = &self;
-        // Without a value there is nothing to compare with: it has just expired.
+        // The value has just expired: there is nothing to compare.
         let Some(served) = self.served().await else { return };
         let permit = match policy.max_concurrent_loads {
             Some(limit) => admit(state, policy, limit, key).await,
             None => Ok(None),
         };
-        // The origin is overloaded, or its permits cannot be asked for: callers come first.
+        // The origin is overloaded, or no permit can be requested: callers come first.
         let Ok(permit) = permit else { return };
         policy.count(Count::loads);
         let load = timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind());
@@ -287,7 +286,7 @@ impl Audit {
         }
     }
 
-    /// The value that a caller is served now.
+    /// The value that a caller would be served now.
     async fn served(&self) -> Option<Entry> {
         let Self { state, policy, key, .. } = self;
         let copy = state.local.copy(key, policy.local_for).map(|(copy, _)| Arc::clone(&copy.entry));

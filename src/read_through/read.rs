@@ -1,7 +1,8 @@
-//! The read of step 2, shared by the callers that ask at the same moment: a caller's place in its key's queue, the task that reads
-//! for the queue, and the take-over from a task whose runtime stands still. `flight/shared_read.rs` has the queues.
+//! The read of step 2. Callers that look up a key at the same moment share one read: a caller reads alone, or queues for the next read,
+//! which one task makes for the whole queue. If the runtime of that task does not run, a waiting caller takes over.
+//! `flight/shared_read.rs` has the queues.
 //!
-//! Reads stored entries, and checks whether one of their tags was invalidated since they were loaded.
+//! A read also checks whether the entry, or one of its tags, was invalidated since the entry was loaded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,7 @@ use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::{Found, StoredEntry};
 
-/// How long the reply to one command may become that reads many entries, in bytes.
+/// The longest reply to one command that reads many entries, in bytes.
 const LONGEST_REPLY: usize = 64 * 1024 * 1024;
 /// How many entries one command reads at most.
 const MOST_KEYS: usize = 256;
@@ -38,19 +39,19 @@ fn runtime() -> Option<Id> {
 }
 
 impl<'a> CallState<'a> {
-    /// The read of a caller that joins a flight if there is one, and then need not read.
+    /// The read of a caller that needs none if there is a flight to join.
     pub(super) async fn read(&mut self) -> ReadResult {
         let (read, solo_read) = self.read_past(false).await;
         self.solo_read = solo_read;
         read
     }
 
-    /// The read of a caller that wants to know what is stored, also during a load.
+    /// The read of a caller that needs the stored entry even during a load.
     pub(super) async fn read_anyway(&mut self) -> ReadResult {
         let (read, _solo_read) = self.read_past(true).await;
         let Call { state, policy, key } = self.call;
         match (read, self.budget.next()) {
-            // The reader of the queue skipped the read, because its callers join a flight.
+            // The task that reads for the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
                 let tags = policy.tag_keys(&state.namespace, key);
                 let keeps = !policy.local_for.is_zero();
@@ -69,7 +70,7 @@ impl<'a> CallState<'a> {
         turn
     }
 
-    /// Callers that ask at the same moment share a read.
+    /// Callers that look up a key at the same moment share a read. With `flights`, reads even if there is a flight to join.
     async fn read_past(&mut self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
         let Call { state, policy, key } = self.call;
         let Some(within) = self.budget.next() else {
@@ -78,7 +79,7 @@ impl<'a> CallState<'a> {
         let tags = policy.tag_keys(&state.namespace, key);
         let keeps = !policy.local_for.is_zero();
         if state.store.answers_at_once() {
-            // A task that does nothing else must let other tasks run.
+            // The read does not suspend: a task that only reads must let other tasks run.
             consume_budget().await;
             return (read_store(state, key, &tags, keeps, within).await, None);
         }
@@ -96,8 +97,8 @@ impl<'a> CallState<'a> {
             }
             Err(queued) => queued,
         };
-        // A timer is needed if callers with another policy wait longer than this one, if the budget does not cover the lone read
-        // and the queue's own read, or if the reader's runtime may stand still. (Only then: a timer costs time.)
+        // A timer costs time, so it is only used where it is needed: if callers with another policy wait longer than this one, if the
+        // budget does not cover the lone read and the queue's own read, or if the reader is in another runtime, which may not run.
         let twice = policy.command_timeout.saturating_mul(2);
         let read = if policy.command_timeout < state.longest_command()
             || twice > policy.coordination_budget
@@ -127,37 +128,37 @@ struct SharedLookUp<'a, 't> {
     tags: &'t [Key],
     /// Whether to read also if there is a flight to join.
     past_flights: bool,
-    /// Whether to keep a copy of what is read.
+    /// Whether to keep a local copy of the entry.
     keeps: bool,
 }
 
 impl<'a> SharedLookUp<'a, '_> {
-    /// Lets the caller read by itself, or returns its place in the queue that one task reads for, and whether that task may be in
-    /// another runtime.
+    /// Lets the caller read by itself. Otherwise queues it and returns its queued read, and whether the task that reads for the queue may
+    /// be in another runtime.
     ///
     /// Not async, because its locals would enlarge the future of every hit.
     fn enter(self, within: Duration) -> Result<SoloRead<'a>, (QueuedRead<SharedReadResult>, bool)> {
         match self.state.reads.enter(self.key, within) {
             ReadRole::Solo(solo_read) => Ok(solo_read),
-            ReadRole::Queued(queued, reader, duty) => {
-                let is_elsewhere = duty.is_none() && reader != runtime();
-                if let Some(duty) = duty {
-                    self.read_for_others(duty, within);
+            ReadRole::Queued(queued, reader_runtime, batch_reader) => {
+                let is_elsewhere = batch_reader.is_none() && reader_runtime != runtime();
+                if let Some(batch_reader) = batch_reader {
+                    self.read_for_others(batch_reader, within);
                 }
                 Err((queued, is_elsewhere))
             }
         }
     }
 
-    fn read_for_others(self, duty: BatchReader<Key, SharedReadResult, Hashed>, within: Duration) {
+    fn read_for_others(self, batch_reader: BatchReader<Key, SharedReadResult, Hashed>, within: Duration) {
         let Self { state, tags, past_flights, keeps, .. } = self;
-        duty.runs_in(runtime());
-        let how = (past_flights, keeps);
-        tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, how));
+        batch_reader.runs_in(runtime());
+        let options = (past_flights, keeps);
+        tokio::spawn(read_for_queue(Arc::clone(state), batch_reader, tags.to_vec(), within, options));
     }
 
-    /// Waits for the reader for at most `most`. If the reader is in another runtime and takes three quarters of that, its runtime
-    /// may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
+    /// Waits for the reader for at most `most`. If the reader is in another runtime and has not answered after three quarters of that, its
+    /// runtime may not run. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
     async fn wait_for_reader(
         self,
         mut queued: QueuedRead<SharedReadResult>,
@@ -173,8 +174,8 @@ impl<'a> SharedLookUp<'a, '_> {
             return read;
         }
         let left = most / 4;
-        if let Some(duty) = state.reads.take_over(key, &queued) {
-            self.read_for_others(duty, left);
+        if let Some(batch_reader) = state.reads.take_over(key, &queued) {
+            self.read_for_others(batch_reader, left);
         }
         drop(queued);
         let again = async {
@@ -187,7 +188,7 @@ impl<'a> SharedLookUp<'a, '_> {
     }
 }
 
-/// Reads the entry, and in the same trip the ids of the tags that it must have. With `keeps`, keeps a copy of a fresh value.
+/// Reads the entry, and in the same round trip the ids of the tags that it must have. With `keeps`, keeps a local copy of a fresh value.
 async fn read_store(
     state: &GuardState,
     key: &Key,
@@ -223,13 +224,13 @@ async fn read_shared(
     keeps: bool,
     within: Duration,
 ) -> SharedReadResult {
-    // Before the question is sent: a change that is announced from here on voids the ticket.
+    // Taken before the read is sent: a change that is announced from here on voids the ticket.
     let mut ticket = keeps.then(|| state.local.ticket(key, tags));
     let read = read_checked(state, key, tags, &mut ticket, within).await;
     shared(state, key, tags, read, ticket)
 }
 
-/// The result of a read for callers that share it. Keeps a copy under the ticket.
+/// The result of a read for callers that share it. If there is a ticket, keeps a local copy under it.
 fn shared(
     state: &GuardState,
     key: &Key,
@@ -246,8 +247,9 @@ fn shared(
     read
 }
 
-/// Reads many entries for one caller, in the order of their keys: in one command, as far as one may carry them, or by one command
-/// each where keys are on several servers. So many are on their way at once that none waits for long behind the others.
+/// Reads many entries for one caller, in the order of their keys: by as few commands as the bounds on keys and on the reply allow, or by
+/// one command each where keys are on several servers. At most [`MOST_KEYS`] of the latter run at once, so that none waits for long
+/// behind the others.
 pub(super) async fn read_many(
     state: &GuardState,
     policy: &Policy,
@@ -258,7 +260,7 @@ pub(super) async fn read_many(
     let keeps = !policy.local_for.is_zero();
     let has_path = || keys.iter().any(|key| policy.path_tag(&state.namespace, key).is_some());
     if state.store.is_spread() || state.store.answers_at_once() || has_path() {
-        // A task that does nothing else must let other tasks run.
+        // The reads may not suspend: a task that only reads must let other tasks run.
         consume_budget().await;
         let tags: Vec<_> = keys.iter().map(|key| policy.tag_keys(&state.namespace, key)).collect();
         let reads = keys.iter().zip(&tags).map(|(key, tags)| read_store(state, key, tags, keeps, within));
@@ -267,7 +269,7 @@ pub(super) async fn read_many(
     let tags = policy.tag_keys(&state.namespace, first);
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
     let mut reads = Vec::with_capacity(keys.len());
-    // One after the other: each has a command's time for its bytes, and a store that does not answer costs that time once.
+    // One after the other: each has a command's time limit for its bytes, and a store that does not answer costs that time only once.
     for chunk in keys.chunks(most) {
         match read_chunk(state, chunk, &tags, keeps, within).await {
             Ok(read) => reads.extend(read),
@@ -288,9 +290,9 @@ async fn read_chunk(
     keeps: bool,
     within: Duration,
 ) -> Result<Vec<ReadResult>, StoreError> {
-    // As in `read_shared`.
+    // Before the read is sent, as in `read_shared`.
     let tickets = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags)));
-    // After the tickets, and before the question is sent.
+    // After the tickets, and before the read is sent.
     let terms: Vec<_> =
         tickets.zip(keys).map(|(ticket, key)| (ticket, state.retained.servable(key, tags))).collect();
     let (entries, ids) = state.store.tags().look_up_tagged(keys, tags, within).await?;
@@ -301,36 +303,36 @@ async fn read_chunk(
     Ok(join_all(found).await)
 }
 
-/// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
-/// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
+/// Reads for the callers that queue for a key until the queue is empty. Each read lasts at most as long as the most patient caller waits.
+/// Runs in a separate task: a caller that is alive and not polled must not delay the others.
 async fn read_for_queue(
     state: Arc<GuardState>,
-    mut duty: BatchReader<Key, SharedReadResult, Hashed>,
+    mut batch_reader: BatchReader<Key, SharedReadResult, Hashed>,
     tags: Vec<Key>,
     within: Duration,
     (past_flights, keeps): (bool, bool),
 ) {
-    let key = duty.key().clone();
+    let key = batch_reader.key().clone();
     let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
     // The lone read in front of the queue may find nothing and begin a flight, which the queued callers then join
     // without a read.
-    if timeout(within, duty.first_ended()).await.is_err() {
-        duty.give_up_first();
+    if timeout(within, batch_reader.first_ended()).await.is_err() {
+        batch_reader.give_up_first();
     }
-    while let Some(batch) = duty.next() {
+    while let Some(batch) = batch_reader.next() {
         let read = if !past_flights && state.flights.has_connected(&flight) {
             ReadResult::Skipped
         } else {
             read_shared(&state, &key, &tags, keeps, batch.patience).await
         };
         batch.answer(read);
-        // The callers that ask again at once are in the next batch.
+        // Callers that look up the key again at once come into the next batch.
         yield_now().await;
     }
 }
 
-/// Reads the entry, and in the same trip the ids of the tags that it must have. `Err` inside: bytes that are no usable entry.
-/// Adds the entry's other tags to the ticket.
+/// Reads the entry, and in the same round trip the ids of the tags that it must have. The inner `Err` has bytes that are no usable
+/// entry. Adds the entry's other tags to the ticket.
 ///
 /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
 pub(super) async fn read_checked(
@@ -352,7 +354,8 @@ pub(super) async fn read_checked(
     checked(state, key, raw, (tags, &ids, servable), ticket, within).await
 }
 
-/// As [`read_checked`], for the bytes that a read has found with `ids`, the ids of `tags`. `servable` was asked before it was sent.
+/// As [`read_checked`], for the bytes of a read and the `ids` of `tags`, which it has read too. `servable` was computed before the read
+/// was sent.
 pub(super) async fn checked(
     state: &GuardState,
     key: &Key,
@@ -372,7 +375,7 @@ pub(super) async fn checked(
 }
 
 /// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it. `servable` was
-/// asked before that command was sent.
+/// computed before that command was sent.
 pub(crate) async fn current(
     state: &GuardState,
     raw: Bytes,
@@ -400,7 +403,7 @@ pub(crate) async fn unless_invalidated(
     if !has_tags(&entry, tags) {
         return Ok(Ok(entry));
     }
-    // A caller that comes after this read of the ids may know of a later invalidation, so it must not join this flight.
+    // A caller that comes after the following read of the ids may know of a later invalidation, so it must not join this flight.
     state.detach(key);
     let ids = match tags {
         [] => Vec::new(),
@@ -421,9 +424,9 @@ fn has_tags(entry: &Entry, tags: &[Key]) -> bool {
     entry.kind == EntryKind::Value && !(tags.is_empty() && entry.tags.is_empty())
 }
 
-/// `entry`, unless one of its tags was invalidated since it was loaded. `ids` are those of `tags`, read together with the
-/// entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
-/// tag, so an invalidation would not show; it counts as invalidated.
+/// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are the ids of `tags` and were read together with
+/// the entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
+/// tag. An invalidation of the tag would not show, so the entry counts as invalidated.
 async fn check(
     state: &GuardState,
     key: &Key,

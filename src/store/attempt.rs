@@ -1,16 +1,19 @@
-//! Attempts at changes, in the order in which a process has sent them.
+//! Numbers the attempts at changes, in the order in which a process sends them, so that a late attempt cannot undo a newer
+//! change.
 //!
-//! A change is sent again if it has no answer, and the attempt without an answer may run later: after another attempt at the same
-//! change was confirmed, and after newer changes that were acknowledged since. So attempts are numbered, and an attempt *voids* the
-//! earlier ones of its node at the same name: it leaves its number in the store, and an attempt with a lower number changes nothing.
+//! A process sends a change again if an attempt has no answer. That attempt may still run later: after another attempt at the
+//! same change was confirmed, and after newer changes were acknowledged. So attempts are numbered, and an attempt *voids* the
+//! earlier ones of its node at the same name: it leaves its number in the store, and an attempt with a lower number changes
+//! nothing.
 //!
-//! Invariant: *once an attempt was confirmed that was sent after another of the same name had ended without an answer, that other one
-//! changes nothing.* Proof: the other one has the lower number, because a number is taken before the attempt is sent. It was noted as
-//! unanswered when it ended, so the confirmed attempt was told to void it; it ran, and left its number in the same step. What arrives
-//! after that finds the number for [`VOIDED_FOR`]. On a server each attempt has a latest moment, too, which is earlier than that end.
+//! Invariant: *if an attempt A has ended without an answer, and an attempt B at the same name was sent after that and is
+//! confirmed, then A changes nothing from then on.* Proof: A has the lower number, because a number is taken before the
+//! attempt is sent. A was noted as unanswered when it ended, so B was sent as one that voids earlier attempts; B ran, and left
+//! its number in the same step. If A comes after that, it finds the number for [`VOIDED_FOR`]. On a server each attempt also
+//! has a latest moment at which it may run, and that moment is before the number expires.
 //!
-//! A voided attempt is answered as one that came too late, so a change that is still wanted is sent again under a higher number. That is
-//! why it does not matter of which change the later attempt was.
+//! A voided attempt gets the same answer as one that came too late, so a change that is still needed is sent again under a
+//! higher number. Therefore it does not matter which change the later attempt was for.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +27,7 @@ use crate::sync::lock;
 /// attempt can be late: it has the deadline of one command and [`LATEST`](super::LATEST).
 pub(crate) const VOIDED_FOR: Duration = Duration::from_secs(60);
 
-/// The place of an attempt among those of its node.
+/// The number of an attempt among those of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttemptNumber {
     pub(crate) number: u64,
@@ -37,7 +40,7 @@ pub(crate) struct AttemptNumber {
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     latest: AtomicU64,
-    /// Until when the attempts that are sent have to void an earlier one.
+    /// Attempts that are sent before this moment must void earlier ones.
     void_until: Mutex<Option<Instant>>,
 }
 
@@ -50,7 +53,7 @@ impl Attempts {
         AttemptNumber { number, voids_earlier }
     }
 
-    /// An attempt is on its way.
+    /// Begins to track an attempt that is sent now.
     pub(crate) fn sent(&self) -> SentAttempt<'_> {
         SentAttempt { of: self, is_answered: false }
     }

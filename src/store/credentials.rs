@@ -1,4 +1,4 @@
-//! User names and passwords that change while connections are open, and the provider that they come from.
+//! [`Credentials`] that change while connections are open, and the provider that they come from.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 /// A user name and a password, or a token in place of a password, for connections to the server.
 ///
-/// What a provider returns: [`Backend::credentials`](crate::Backend::credentials). `{:?}` shows the user name only.
+/// A provider returns them: see [`Backend::credentials`](crate::Backend::credentials). `{:?}` shows the user name only.
 ///
 /// # Examples
 ///
@@ -31,21 +31,22 @@ pub struct Credentials {
 impl Credentials {
     /// A user name and a password without a known end. The user without a name is `default`.
     ///
-    /// Without an end, the provider is asked again for each new connection (ten times a second at most), and open connections stay
-    /// as they are.
+    /// Without an end, the provider is called again for each new connection (ten times a second at most), and open connections
+    /// stay as they are.
     pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
         Self { username: username.into(), password: password.into(), valid_for: None }
     }
 
-    /// For how long the server takes them, from the moment at which the provider returns them.
+    /// How long the server accepts them, from the moment at which the provider returns them.
     ///
-    /// After about three quarters of that the provider is asked for the next ones, and the open connections log in again with them.
+    /// After about three quarters of that the provider is called for the next ones, and the open connections log in again with
+    /// them.
     #[must_use]
     pub fn valid_for(self, valid_for: Duration) -> Self {
         Self { valid_for: Some(valid_for), ..self }
     }
 
-    /// Until when the server takes them, by this machine's clock: as [`valid_for`](Self::valid_for).
+    /// Until when the server accepts them, by this machine's clock: as [`valid_for`](Self::valid_for).
     #[must_use]
     pub fn valid_until(self, end: SystemTime) -> Self {
         self.valid_for(end.duration_since(SystemTime::now()).unwrap_or_default())
@@ -56,7 +57,7 @@ impl Credentials {
         &self.username
     }
 
-    /// The password, or the token. For a client that is built from it.
+    /// The password, or the token: for building a client with it.
     pub fn password(&self) -> &str {
         &self.password
     }
@@ -86,7 +87,7 @@ impl fmt::Debug for Credentials {
 
 type Provided = Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// The user's function that gives credentials.
+/// The user's function that provides credentials.
 #[derive(Clone)]
 pub(crate) struct CredentialsProvider(Arc<dyn Fn() -> Provided + Send + Sync>);
 
@@ -103,7 +104,7 @@ impl CredentialsProvider {
         }))
     }
 
-    /// Asks for credentials.
+    /// Calls the function.
     pub(crate) async fn ask(&self) -> Result<Credentials, Box<dyn Error + Send + Sync>> {
         (self.0)().await
     }
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_password_is_shown() {
+    fn debug_output_contains_no_password() {
         let token = Credentials::new("guard", "secret").valid_for(Duration::from_secs(1));
         assert!(!format!("{token:?} {token:#?}").contains("secret"));
         let provider = CredentialsProvider::new(move || std::future::ready(Ok::<_, String>(token.clone())));

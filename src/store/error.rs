@@ -1,4 +1,4 @@
-//! Why a store did not answer, and what can be done about it.
+//! [`StoreError`]: the reason why a store did not answer, and whether a retry can help.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ pub(crate) struct StoreError {
     pub(crate) source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// What can be done about a [`StoreError`].
+/// The kinds of [`StoreError`], by whether the command may have run and whether a retry can help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreErrorKind {
     /// No connection: the command was not sent.

@@ -4,14 +4,14 @@
 //! that was minted before the first command. A lock is handed over *inside* the step that frees it, to the head of a queue;
 //! a waiter that cannot be reached is passed over there.
 //!
-//! Numbered once, cited elsewhere:
+//! The invariants, which other comments cite by number:
 //!
 //! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
 //! 2. While a token waits, no other token barges in: a free lock goes to the head of the queue.
 //! 3. A take is idempotent for its token: a repeated take answers as if it had been sent once, and restarts the time
 //!    to live.
 //! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
-//! 5. A grant that no waiter received is given back by the node it was sent to.
+//! 5. A grant that no waiter received is returned by the node it was sent to.
 //! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
 use std::fmt;
@@ -28,13 +28,13 @@ use super::{Reply, StoreError};
 /// `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
-    /// asked, a place in its queue. With `instead`, does FREE of that token before, in the same step.
+    /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration)
     -> Reply<'a, MutexTaken>;
 
-    /// FREE: gives up the token's place in the queue; if the token holds the mutex, or the mutex has no holder, hands it to
-    /// the head of the queue. Answers whether the token held it. A place is identified by token and time to live, which
-    /// must be the one it was queued with.
+    /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
+    /// to the head of the queue. Answers whether the token held it. A position is identified by token and time to live, so
+    /// `ttl` must be the one that the token was queued with.
     fn free_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -43,14 +43,14 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, bool>;
 
-    /// LEAVE: gives up the place of a waiter, and a grant that it may not have received. As
-    /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but
-    /// waiters that leave at one moment may go together.
-    fn leave<'a>(&'a self, name: &'a LockName, place: Leave<'a>, within: Duration) -> Reply<'a, ()> {
-        Box::pin(leave_alone(self, name, place, within))
+    /// LEAVE: gives up a waiter's position in the queue, and a grant that it may not have received. As
+    /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but waiters that leave at the same moment may
+    /// share one command.
+    fn leave<'a>(&'a self, name: &'a LockName, position: Leave<'a>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(leave_alone(self, name, position, within))
     }
 
-    /// EXTEND: restarts the time to live, if this token still holds the mutex, and tells the waiters if the new end is
+    /// EXTEND: restarts the time to live, if this token still holds the mutex, and notifies the waiters if the new end is
     /// earlier. Answers whether the token held it.
     fn extend_mutex<'a>(
         &'a self,
@@ -63,7 +63,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// LOOK: the holder of the mutex, foreign holders included.
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>>;
 
-    /// BREAK: takes the mutex from its holder, tells that holder's node, and hands the mutex to the head of the queue.
+    /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
     /// Answers whether it had a holder.
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool>;
 
@@ -123,7 +123,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     }
 
     /// Has the server announce all changes of this mutex's key, by any client, for as long as a waiter for it is
-    /// registered; the first waiter is then told `missed` at each deletion and expiry. A wait may rely on it for events
+    /// registered; the first waiter then receives `missed` at each deletion and expiry. A wait may rely on it for events
     /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
     /// available, the answer says so.
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer>;
@@ -141,7 +141,7 @@ pub(crate) struct Take<'a> {
     pub(crate) instead: Option<&'a Token>,
 }
 
-/// LEAVE of one waiter that leaves alone.
+/// LEAVE of one waiter in a command of its own.
 pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
     store: &S,
     name: &LockName,
@@ -156,7 +156,7 @@ pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
     Ok(())
 }
 
-/// The place that a LEAVE gives up.
+/// The position in the queue that a LEAVE gives up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leave<'a> {
     pub(crate) token: &'a Token,
@@ -249,7 +249,7 @@ pub(crate) enum Change {
     Add { permits: u32, semaphore: Create },
     /// Take back the permits with an ended lease.
     Sweep,
-    /// Remove it; all waiters are told `closed`.
+    /// Remove it; all waiters receive `closed`.
     Delete,
 }
 

@@ -1,11 +1,11 @@
 //! The contract of the fleet protocol with a store: one method per transition.
 //!
-//! Every method is one atomic step as seen by all nodes (telling a long queue may take further steps after it). Every
+//! Every method is one atomic step as seen by all nodes (notifying a long queue may take further steps after it). Every
 //! mutation is conditional on the caller's [`Token`], or, for ACQUIRE and changes, on a latest moment; a change also on its
-//! [number](attempt). So a step that runs late (its caller timed out, left, or was paused) changes only what belongs to its
-//! token, or was not changed since by its own process.
+//! [number](attempt). So a step that runs late (its caller timed out, left, or was paused) changes only data that belongs to
+//! its token, or that its own process has not changed since.
 //!
-//! Numbered once, cited elsewhere:
+//! The invariants, which other comments cite by number:
 //!
 //! 1. At most one token is the lease of a key at any moment.
 //! 2. A value is stored only while the lease is the token it was loaded under.
@@ -73,7 +73,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Identifies the store: equal for nodes that share their keys.
     fn store_id(&self) -> u64;
 
-    /// The clock by which all nodes judge freshness, at `moment`, in milliseconds.
+    /// The clock that decides on freshness for all nodes, at `moment`, in milliseconds.
     fn clock_at(&self, moment: Instant) -> u64;
 
     /// The same clock now.
@@ -86,7 +86,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether keys are on several servers, which fail apart.
+    /// Whether keys are on several servers, which fail independently.
     fn is_spread(&self) -> bool {
         false
     }
@@ -96,7 +96,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
     /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
-    /// else a place in the queue.
+    /// else a position in the queue.
     fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired>;
 
     /// RENEW: gives the lease `lease` from now, if it is still this token's.
@@ -122,7 +122,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// and wakes them.
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck>;
 
-    /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and tells
+    /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
     /// that waiter. Frees the lease if there is none.
     fn hand_over<'a>(
         &'a self,
@@ -132,12 +132,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, HandedOver>;
 
-    /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's place
-    /// there, so that nothing is handed to it later. Also used after a commit whose answer was lost.
+    /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's
+    /// position there, so that it is not handed the lease later. Also used after a commit whose answer was lost.
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck>;
 
-    /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and all waiters in the queue. With an entry:
-    /// the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change. An
+    /// INVALIDATE: removes entry, lease and outcome; notifies the lease's holder and all waiters in the queue. With an
+    /// entry: the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change. An
     /// attempt that a later one has [voided](attempt) changes nothing, and fails as one that came too late.
     fn invalidate<'a>(
         &'a self,
@@ -158,8 +158,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// use.
     fn connect(&self, within: Duration) -> Reply<'_, ()>;
 
-    /// Returns an error if the store lacks a command that loads need, or this user the right to it: that does not pass by
-    ///         itself. `key` must be an unused key.
+    /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
+    /// itself. `key` must be an unused key.
     fn probe<'a>(&'a self, _key: &'a Key, _within: Duration) -> Reply<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -187,7 +187,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         usize::MAX
     }
 
-    /// Counts a load that goes without the store, for the report at the end of the outage.
+    /// Counts a load that runs without the store, for the report at the end of the outage.
     fn went_without(&self) {}
 
     /// Ends background work and connections. Later commands fail at once.
@@ -231,7 +231,7 @@ pub(crate) struct Acquire<'a> {
 pub(crate) enum Acquired {
     /// An entry other than the one seen.
     Found(Bytes),
-    /// The outcome of a holder that has ended without an entry, as it was given to FAIL.
+    /// The outcome of a holder that has ended without an entry, as it was passed to FAIL.
     Ended(Bytes),
     /// This token holds the lease.
     Granted,
@@ -245,7 +245,7 @@ pub(crate) struct Fail<'a> {
     pub(crate) token: &'a Token,
     /// The encoded outcome.
     pub(crate) outcome: Bytes,
-    /// How long the outcome is kept for the waiters.
+    /// How long the outcome is stored for the waiters.
     pub(crate) keep: Duration,
     /// How long newcomers may read it, too; zero for never.
     pub(crate) replay: Duration,
@@ -258,7 +258,7 @@ pub(crate) struct Fail<'a> {
 pub(crate) enum OlderEntry {
     Stays,
     Ends,
-    /// A marker with this lifetime takes its place, or is stored where there is no entry.
+    /// A marker with this lifetime replaces it, or is stored where there is no entry.
     Marked(Bytes, Duration),
 }
 
@@ -275,18 +275,18 @@ pub(crate) struct Insert {
 /// The server that has a name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NamedServer {
-    /// Its place among the store's servers.
+    /// Its index among the store's servers.
     pub(crate) number: usize,
     /// How long the latest reading of its clock took: in the last minute, or as it connected.
     pub(crate) round_trip: Duration,
 }
 
-/// Whether the token still held the lease, so that the step was done.
+/// Whether the token still held the lease, so that the step took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenCheck {
     Held,
     Lost,
-    /// It did, but the entry's key holds foreign data: the waiters get the value, later callers do not.
+    /// It held the lease, but the entry's key has foreign data: the waiters get the value, later callers do not.
     #[cfg_attr(
         not(feature = "redis"),
         expect(dead_code, reason = "in memory there is no data of other programs")

@@ -21,9 +21,9 @@ impl Token {
         Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
     }
 
-    /// A new token that tells other processes the longest duration of its lease or lock. So an ACQUIRE under
-    /// another policy, or a TAKE, notices if the remaining time is longer than was ever asked for. 90 bits of
-    /// the second half are random. For more than 49 days the token says nothing.
+    /// A new token that contains the longest duration of its lease or lock. So an ACQUIRE under another policy,
+    /// or a TAKE, notices if the remaining time is longer than its holder has ever requested. 90 bits of the
+    /// second half are random. A token for more than 49 days contains no duration.
     pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
         let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
         let mut flight = *Uuid::new_v4().as_bytes();
@@ -48,7 +48,7 @@ impl Token {
         &self.0
     }
 
-    /// What the load under the lease of this token is called in traces.
+    /// The id of the load under this token's lease in traces.
     pub(crate) fn flight(&self) -> FlightId {
         FlightId::of(&self.0)
     }

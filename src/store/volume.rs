@@ -1,4 +1,4 @@
-//! What nodes and the store tell each other about a volume: changes, announcements, members, and the position in the log.
+//! The data that nodes and the store exchange about a volume: changes, announcements, members, and the position in the log.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::attempt::AttemptNumber;
 use crate::key::Key;
 
-/// What a change was made to.
+/// The name of a changed value, or of a changed tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChangedName {
     /// The value of the key with this name.
@@ -33,8 +33,8 @@ pub(crate) struct LogPosition {
     pub(crate) id: Uuid,
 }
 
-/// Up to where a node has applied the log, and the session in which it was told so: a mark is good on the connection on which it
-/// was answered.
+/// The position up to which a node has applied the log, and the session in which it received that position: a mark is valid only
+/// on the connection of that answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) at: LogPosition,
@@ -47,9 +47,9 @@ pub(crate) struct Renewal {
     /// Identifies this RENEW.
     pub(crate) stamp: u64,
     pub(crate) mark: Option<Mark>,
-    /// A birth id that this node has known for a term: if it is still the registry's, the registry is mature.
+    /// A registry id that this node has known for a term: if the registry still has it, the registry is mature.
     pub(crate) known_registry: Option<Uuid>,
-    /// How long a right may last. The registry keeps the longest.
+    /// How long a right may last. The registry stores the longest.
     pub(crate) term: Duration,
 }
 
@@ -57,17 +57,17 @@ pub(crate) struct Renewal {
 #[derive(Clone, Debug)]
 pub(crate) struct Renewed {
     pub(crate) registry: RegistryState,
-    /// What was announced after the mark; `None` if that is not known: everything may have changed.
+    /// The announcements after the mark; `None` if they are not known: everything may have changed.
     pub(crate) announced: Option<Vec<LogRecord>>,
     /// The newest entry of the log, and the session of this answer.
     pub(crate) newest: Mark,
 }
 
-/// What every answer tells of the registry.
+/// The state of the registry, which every answer contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegistryState {
     pub(crate) registry_id: Uuid,
-    /// Some process has known this birth for a term.
+    /// Some process has known this registry id for a term.
     pub(crate) is_mature: bool,
     /// The longest term of a member.
     pub(crate) term: Duration,
@@ -88,7 +88,7 @@ pub(crate) struct Announcement {
     pub(crate) volume: Key,
     /// A new id for each attempt: an earlier attempt may yet run, and its answer is not known.
     pub(crate) id: Uuid,
-    /// The place of the attempt at the change; an ANNOUNCE alone does not use it.
+    /// The number of the attempt at the change; an ANNOUNCE alone does not use it.
     pub(crate) attempt: AttemptNumber,
     /// Makes a registry where there is none. Otherwise nothing is announced there.
     pub(crate) creates: bool,
@@ -108,14 +108,14 @@ pub(crate) enum Announced {
     To(Audience),
 }
 
-/// Whom an announcement has to reach.
+/// The members that an announcement must reach.
 #[derive(Clone, Debug)]
 pub(crate) struct Audience {
     pub(crate) registry: RegistryState,
     /// The announcement's entry in the log, and the id of the entry before it.
     pub(crate) at: LogPosition,
     pub(crate) before: Uuid,
-    /// The members but the announcer.
+    /// All members except the announcer.
     pub(crate) members: Vec<Member>,
 }
 

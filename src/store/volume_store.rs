@@ -1,11 +1,11 @@
 //! The contract of volume leases with a store: a registry of the nodes that keep local copies, and a log of announcements.
 //!
-//! A *volume* is one namespace on one store. Its *registry* has a random birth id, a flag that says whether it is mature, the
+//! A *volume* is one namespace on one store. Its *registry* has a random id, a flag that says whether it is mature, the
 //! number of the last announcement, and the members: each node with the stamp of its last RENEW. The *log* has the last
 //! announcements. Where one of the two is missing (evicted, flushed, never made), the step that needs it makes it anew: a registry
-//! with a new birth id that is not mature, a log whose base entry has a random id.
+//! with a new id that is not mature, a log whose base entry has a random id.
 //!
-//! DESIGN.md ("The local tier") has the proof that needs these steps, numbered.
+//! docs/decisions/401-local-tier.md has the proof that relies on these steps, numbered.
 
 use std::fmt;
 use std::sync::Weak;
@@ -19,8 +19,8 @@ use crate::key::Key;
 
 /// The receiver of a node's messages about its volume.
 pub(crate) trait VolumeListener: fmt::Debug + Send + Sync {
-    /// Drops what is named, and then acknowledges.
-    fn announced(&self, heard: &ReceivedAnnouncement);
+    /// Drops the copies of the changed name, and then acknowledges.
+    fn announced(&self, announcement: &ReceivedAnnouncement);
 
     /// A member has acknowledged an announcement of this node.
     fn acknowledged(&self, id: Uuid, by: Uuid);
@@ -44,7 +44,7 @@ pub(crate) trait VolumeStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, Renewed>;
 
-    /// ANNOUNCE: adds to the log, tells all members but this node, and answers which they are.
+    /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
     fn announce<'a>(
         &'a self,
         announcement: &'a Announcement,
@@ -55,10 +55,11 @@ pub(crate) trait VolumeStore: fmt::Debug + Send + Sync {
     /// FORGET and LEAVE: removes a member, if its stamp is still this one.
     fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, within: Duration) -> Reply<'a, ()>;
 
-    /// Tells the announcer that this node has dropped what its announcement named. Does not wait; the message may be lost.
+    /// Notifies the announcer that this node has dropped its copies of the announced name. Does not wait; the message may be
+    /// lost.
     fn acknowledge(&self, announcer: Uuid, id: Uuid);
 
-    /// Sends this node's messages about its volume to `listener` from now on. The first listener stays.
+    /// Sends this node's messages about its volume to `listener` from now on. A later listener is ignored.
     fn listen(&self, listener: Weak<dyn VolumeListener>);
 
     /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.

@@ -77,7 +77,7 @@ impl ChaosStore {
 impl<S> ChaosStore<S> {
     /// Injects faults in front of `store`: a [`MemoryStore`], a `redis::Client`, a `redis::cluster::ClusterClient`.
     ///
-    /// Each guard that is made from it makes its own connections to that store, as it would without the chaos
+    /// Each guard that is made from it opens its own connections to that store, as it would without the chaos
     /// store. The seed works as in [`new`](ChaosStore::new); but the answer times of a real server vary, so two
     /// runs with one seed differ.
     ///
@@ -338,7 +338,7 @@ impl Replica {
         self.condition.kill();
     }
 
-    /// Whether messages to it get lost from now on. It neither notices nor is told afterwards.
+    /// Sets whether messages to it get lost from now on. It never learns that it has missed some.
     #[cfg(test)]
     pub(crate) fn miss_messages(&self, misses: bool) {
         self.condition.miss_messages(misses);

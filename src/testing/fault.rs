@@ -1,6 +1,5 @@
-//! [`Fault`]: the faults that a chaos store injects between a guard and its store.
-//!
-//! [`Condition`] of a replica: running, cut off, stopped or dead.
+//! [`Fault`], the faults that a chaos store injects between a guard and its store, and [`Condition`], the state of a
+//! replica: running, cut off, stopped or dead.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -167,8 +166,8 @@ impl Odds {
     pub(super) fn strikes(&mut self, fault: Fault) -> bool {
         let chance = self.chance[fault as usize];
         let due = self.due.iter().position(|due| *due == fault).map(|at| self.due.remove(at)).is_some();
-        // No number is drawn for an impossible fault, so that turning on a fault changes only the draws that depend
-        // on it.
+        // An impossible fault takes no random number, so that turning on a fault changes only the numbers that
+        // depend on it.
         let strikes = due || (chance > 0.0 && self.random.f64() < chance);
         self.struck[fault as usize] += u64::from(strikes);
         strikes
@@ -182,7 +181,7 @@ impl Odds {
     /// A random time, with the precision of a microsecond.
     pub(super) fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
-        // No number is drawn without a choice, so that a store without latency consumes none.
+        // No random number is taken if there is only one result, so that a store without latency takes none.
         Duration::from_micros(if most == 0 { 0 } else { self.random.u64(0..=most) })
     }
 

@@ -1,11 +1,9 @@
 //! [`WireStore`]: a guard's store, as the client's end of a wire.
 //!
-//! Tags, lists and locks over a wire. The faults of commands strike them too. Messages of a memory store to lock
-//! waiters get lost and are sent twice like other wake-ups, and lock waiters are told to ask again without need. Of
-//! the faults in the store itself, only refusals strike.
-//!
-//! Volume leases over a wire: the faults of commands strike RENEW, ANNOUNCE and the rest, and messages get lost, come late and come
-//! twice.
+//! Commands about values, tags, lists, locks and volumes go over the wire, and the faults of commands strike all of them.
+//! Of the faults in the store itself, only refusals strike commands about tags, lists and locks. A memory store's messages
+//! to lock waiters get lost and are sent twice like other wake-ups, and lock waiters are notified to ask again without
+//! need. Messages about a volume get lost, come late and come twice.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -126,7 +124,7 @@ impl Store for WireStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, TokenCheck> {
-        kept(self.send(key, Command::Renew { token: token.clone(), lease }, within))
+        checked(self.send(key, Command::Renew { token: token.clone(), lease }, within))
     }
 
     fn commit<'a>(
@@ -137,13 +135,13 @@ impl Store for WireStore {
         keep: Duration,
         within: Duration,
     ) -> Reply<'a, TokenCheck> {
-        kept(self.send(key, Command::Commit { token: token.clone(), entry, keep }, within))
+        checked(self.send(key, Command::Commit { token: token.clone(), entry, keep }, within))
     }
 
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
         let Fail { token, outcome, keep, replay, older, seen } = fail;
         let (token, seen) = (token.clone(), seen.cloned());
-        kept(self.send(key, Command::Fail { token, outcome, keep, replay, older, seen }, within))
+        checked(self.send(key, Command::Fail { token, outcome, keep, replay, older, seen }, within))
     }
 
     fn hand_over<'a>(
@@ -160,7 +158,7 @@ impl Store for WireStore {
     }
 
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
-        kept(self.send(key, Command::Release { token: token.clone() }, within))
+        checked(self.send(key, Command::Release { token: token.clone() }, within))
     }
 
     fn invalidate<'a>(
@@ -228,9 +226,9 @@ impl Store for WireStore {
     }
 }
 
-fn kept<'a>(reply: Reply<'static, CommandAnswer>) -> Reply<'a, TokenCheck> {
+fn checked<'a>(reply: Reply<'static, CommandAnswer>) -> Reply<'a, TokenCheck> {
     Box::pin(
-        async move { if let CommandAnswer::Checked(kept) = reply.await? { Ok(kept) } else { confused() } },
+        async move { if let CommandAnswer::Checked(check) = reply.await? { Ok(check) } else { confused() } },
     )
 }
 
@@ -295,21 +293,21 @@ impl TagStore for WireStore {
         tags: &'a [Key],
         within: Duration,
     ) -> Reply<'a, TaggedLookUp> {
-        let (asked, tags) = (keys.to_vec(), tags.to_vec());
+        let (owned, tags) = (keys.to_vec(), tags.to_vec());
         let act =
-            move |node: StoreHandle| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
+            move |node: StoreHandle| async move { node.tags().look_up_tagged(&owned, &tags, within).await };
         self.ask_about(keys.first(), false, within, act)
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
-        let asked = tags.to_vec();
-        let act = move |node: StoreHandle| async move { node.tags().present_ids(&asked, within).await };
+        let owned = tags.to_vec();
+        let act = move |node: StoreHandle| async move { node.tags().present_ids(&owned, within).await };
         self.ask_about(tags.first(), false, within, act)
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
-        let asked = tags.to_vec();
-        let act = move |node: StoreHandle| async move { node.tags().tag_ids(&asked, life, within).await };
+        let owned = tags.to_vec();
+        let act = move |node: StoreHandle| async move { node.tags().tag_ids(&owned, life, within).await };
         self.ask_about(tags.first(), true, within, act)
     }
 
@@ -323,14 +321,14 @@ impl TagStore for WireStore {
         #[cfg(test)]
         let wire = Arc::clone(&self.0);
         let act = move |node: StoreHandle| async move {
-            let forgotten = node.tags().forget_tag(&tag, &announcement, within).await;
+            let announced = node.tags().forget_tag(&tag, &announcement, within).await;
             #[cfg(test)]
             if let Some(witness) = wire.server.witness()
-                && forgotten.is_ok()
+                && announced.is_ok()
             {
                 witness.tag_changed(node.node());
             }
-            forgotten
+            announced
         };
         self.ask(true, within, act)
     }

@@ -70,7 +70,7 @@
 //! ```
 //!
 //! A failing test names its seed, and the seed reproduces the run: on a current-thread runtime with a paused clock
-//! it determines the order of all events, as long as your own code draws no random numbers. (The guard draws its
+//! it determines the order of all events, as long as your own code uses no random numbers. (The guard takes its
 //! own from `fastrand`, which has one state per thread; [`ChaosStore::new`] seeds it for the calling thread. Make
 //! one store for each run, before anything else.)
 //!

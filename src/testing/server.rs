@@ -27,7 +27,7 @@ use crate::store::wake::lock_waiters::LockHint;
 use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::sync::lock;
 
-/// For how long the previous states of written keys are kept: the most that a failover can lose.
+/// For how long the previous states of written keys are retained: the most that a failover can lose.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 const LONGEST_READ_ONLY: Duration = Duration::from_millis(500);
 /// The longest delay of a message that is sent twice.
@@ -68,7 +68,7 @@ struct ServerState {
     journal: VecDeque<(Instant, Box<str>, KeySnapshot)>,
     /// The same of volumes.
     volumes: VecDeque<(Instant, Box<str>, Volume)>,
-    /// How often all connections broke.
+    /// How often all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
@@ -102,10 +102,10 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What becomes of something that is said to a waiter for a lock.
+    /// What happens to a message to a waiter for a lock, as [`Relay::way`].
     fn way(&self) -> ControlFlow<bool>;
 
-    /// The subscription is restored: each waiter has to ask, because it may have missed a message.
+    /// The subscription is restored: each waiter must ask, because it may have missed a message.
     fn hear_again(&self);
 
     /// The connection is restored after a cut.
@@ -126,7 +126,7 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
         run: &dyn Fn(Command) -> CommandAnswer,
     ) -> CommandAnswer;
 
-    /// A node's command has given the tag of all keys a new id.
+    /// A node's command has replaced the id of the tag of all keys.
     #[cfg(test)]
     fn tag_changed(&self, node: Uuid);
 
@@ -148,7 +148,7 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 }
 
 impl ChaosServer {
-    /// A server of the store that `store` makes; each call must make the same store.
+    /// A server of the store that `store` returns; each call must return the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
         let backend: Arc<dyn Any + Send + Sync> = store().kind;
         let memory = backend.downcast().ok().map(|memory: Arc<MemoryStore>| MemoryStore::clone(&memory));
@@ -363,7 +363,7 @@ impl ChaosServer {
         }
     }
 
-    /// Tells the waiters for a lock to ask again. Never sends a false grant, because guards trust it.
+    /// Notifies the waiters for a lock to ask again. Never sends a false grant, because guards trust it.
     pub(super) fn forge_for_lock(&self, key: &str) {
         if let Some(store) = self.memory()
             && lock(&self.odds).strikes(Fault::WakeForged)
@@ -455,11 +455,11 @@ impl ChaosServer {
 
 impl Relay for ChaosServer {
     fn notify(&self, name: &str, hint: &Hint) -> bool {
-        let mut notify_lock = false;
+        let mut is_received = false;
         for line in self.lines() {
-            notify_lock |= line.notify(name, hint);
+            is_received |= line.notify(name, hint);
         }
-        notify_lock
+        is_received
     }
 
     fn way(&self, token: &Token) -> ControlFlow<bool> {
@@ -467,7 +467,7 @@ impl Relay for ChaosServer {
         line.map_or(ControlFlow::Continue(()), |line| line.way())
     }
 
-    fn notify_lock(&self, token: &Token, notify: LockHint) {
+    fn notify_lock(&self, token: &Token, hint: LockHint) {
         let Some(store) = self.memory() else { return };
         let mut odds = lock(&self.odds);
         if !odds.strikes(Fault::WakeTwice) {
@@ -476,7 +476,7 @@ impl Relay for ChaosServer {
         let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
         tokio::spawn(async move {
             sleep(again).await;
-            store.notify_lock(&token, notify);
+            store.notify_lock(&token, hint);
         });
     }
 }

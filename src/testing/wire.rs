@@ -1,7 +1,7 @@
-//! [`Wire`]: the connection to the server and back. Determines how long a command takes, whether it arrives, and
-//! what its caller is told.
+//! [`Wire`]: a guard's connection to the server and back. It determines how long a command takes, whether it arrives, and
+//! which answer its caller receives.
 //!
-//! A node's end of the messages about its volume: they get lost, come late and come twice.
+//! [`VolumeEnd`] is a node's end of the messages about its volume, which get lost, come late and come twice.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +27,8 @@ use crate::sync::lock;
 const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
-const LONGEST_DEAFNESS: Duration = Duration::from_secs(1);
-/// How long the release of an unwanted grant may take.
+const LONGEST_MESSAGE_LOSS: Duration = Duration::from_secs(1);
+/// How long it may take to return a grant whose waiter has left.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
@@ -44,9 +44,10 @@ pub(super) struct Wire {
     pub(super) volume: OnceLock<Arc<dyn VolumeListener>>,
     /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
-    is_unreachable: Mutex<Option<LostMessages>>,
+    lost_messages: Mutex<Option<LostMessages>>,
 }
 
+/// A time in which messages to this guard get lost, and whether the guard notices that.
 #[derive(Clone, Copy, Debug)]
 struct LostMessages {
     until: Instant,
@@ -79,7 +80,7 @@ impl Wire {
             condition,
             volume: OnceLock::new(),
             arrived: Mutex::default(),
-            is_unreachable: Mutex::default(),
+            lost_messages: Mutex::default(),
         });
         let end: Weak<dyn LineEnd> = Arc::<Self>::downgrade(&wire);
         server.join(end);
@@ -124,7 +125,7 @@ impl Wire {
             let answer = act(self).await;
             return if broken { failed(StoreErrorKind::Broken) } else { answer };
         }
-        let (notify, notify_lock) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let arrives = Instant::now() + there;
         let line = Arc::clone(&self);
         // In a separate task, so that a command arrives even if its caller stops waiting.
@@ -132,9 +133,9 @@ impl Wire {
             sleep_until(arrives).await;
             let answer = act(line).await;
             sleep(back).await;
-            let _ = notify.send(answer);
+            let _ = sender.send(answer);
         });
-        let answer = timeout(within, notify_lock).await;
+        let answer = timeout(within, receiver).await;
         self.condition.runs().await;
         match answer {
             Ok(Ok(_)) if broken => failed(StoreErrorKind::Broken),
@@ -143,7 +144,7 @@ impl Wire {
         }
     }
 
-    /// An error after `within` if the replica is cut off. Draws no random number, so that connecting first does not
+    /// An error after `within` if the replica is cut off. Uses no random number, so that connecting first does not
     /// change the rest of a run.
     pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
@@ -190,7 +191,7 @@ impl Wire {
             (self.server.trip(&mut odds) + detour, self.server.trip(&mut odds) + detour);
         if odds.strikes(Fault::Unreachable) {
             let noticed = odds.random().bool();
-            let lasts = odds.up_to(LONGEST_DEAFNESS);
+            let lasts = odds.up_to(LONGEST_MESSAGE_LOSS);
             self.go_unreachable(LostMessages { until: Instant::now() + lasts, noticed });
         }
         if self.condition.is_cut() || odds.strikes(Fault::BlackHole) {
@@ -256,7 +257,7 @@ impl Wire {
     pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
         let watch = self.watches.register(key.name(), token);
         if self.server.memory().is_some() {
-            // The memory store tells its lines.
+            // The memory store notifies its lines.
             return watch;
         }
         let (wire, key, token) = (Arc::clone(self), key.clone(), token.clone());
@@ -272,7 +273,7 @@ impl Wire {
         watch.with(relay)
     }
 
-    /// Repeats a message of the other end to the waiter at this end.
+    /// Forwards a message of the other end to the waiter at this end.
     async fn relay(self: Arc<Self>, name: &str, token: &Token, hints: Hints) {
         let Hints { finished, granted, invalidated, missed } = hints;
         if invalidated {
@@ -310,21 +311,21 @@ impl Wire {
     }
 
     fn is_unreachable(&self) -> bool {
-        lock(&self.is_unreachable).is_some_and(|is_unreachable| Instant::now() < is_unreachable.until)
+        lock(&self.lost_messages).is_some_and(|lost| Instant::now() < lost.until)
     }
 
     /// Whether this line's guard believes that messages arrive.
     pub(super) fn hints_arrive(&self) -> bool {
-        let is_unreachable = lock(&self.is_unreachable)
-            .is_some_and(|is_unreachable| is_unreachable.noticed && Instant::now() < is_unreachable.until);
+        let is_unreachable =
+            lock(&self.lost_messages).is_some_and(|lost| lost.noticed && Instant::now() < lost.until);
         !is_unreachable && self.node.hints_arrive()
     }
 
-    fn go_unreachable(self: &Arc<Self>, is_unreachable: LostMessages) {
-        *lock(&self.is_unreachable) = Some(is_unreachable);
+    fn go_unreachable(self: &Arc<Self>, lost: LostMessages) {
+        *lock(&self.lost_messages) = Some(lost);
         let line = Arc::clone(self);
         tokio::spawn(async move {
-            sleep_until(is_unreachable.until).await;
+            sleep_until(lost.until).await;
             line.condition.runs().await;
             line.hear_again();
         });
@@ -384,7 +385,7 @@ impl LineEnd for Wire {
     }
 
     fn hear_again(&self) {
-        if lock(&self.is_unreachable).take().is_some() {
+        if lock(&self.lost_messages).take().is_some() {
             self.reconnected();
         }
     }
@@ -450,9 +451,9 @@ impl VolumeEnd {
 }
 
 impl VolumeListener for VolumeEnd {
-    fn announced(&self, heard: &ReceivedAnnouncement) {
-        let heard = heard.clone();
-        self.deliver(move |listener| listener.announced(&heard));
+    fn announced(&self, announcement: &ReceivedAnnouncement) {
+        let announcement = announcement.clone();
+        self.deliver(move |listener| listener.announced(&announcement));
     }
 
     fn acknowledged(&self, id: Uuid, by: Uuid) {

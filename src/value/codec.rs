@@ -14,14 +14,15 @@ use crate::observe::{LogEveryMinute, log, warn_if};
 
 /// How values of loaders are encoded in the store.
 ///
-/// An entry records its codec, and each process reads the entries of both, so a fleet can change it process by process. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
-/// without a copy. (A `Vec<u8>` is a sequence of numbers to serde, up to twice as long in MessagePack and four times in JSON, and
-/// slow: prefer `Bytes`, or `serde_bytes` on a field.)
+/// An entry records its codec, and each process reads the entries of both, so a fleet can change it process by process. A
+/// value of type [`Bytes`] is always stored as it is, whatever the codec, and read without a copy. (To serde a `Vec<u8>` is a
+/// sequence of numbers, up to twice as long in MessagePack and four times in JSON, and slow: prefer `Bytes`, or `serde_bytes`
+/// on a field.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Codec {
     /// MessagePack with field names: compact, and fields may be reordered or added during a
-    /// rolling deploy. (Arrays without names decode reordered fields into the wrong places.)
+    /// rolling deploy. (Arrays without names decode reordered fields into the wrong ones.)
     #[default]
     MessagePack,
     /// JSON, for entries that other programs or people read.
@@ -29,12 +30,12 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Whether `value` can be encoded and read back, and whether what comes back has the same encoding. A value that cannot be read back
-    /// is not shared: each caller loads it. One that comes back otherwise is shared, and later callers get another value than the first.
-    /// Use this in tests of your own types, because the log does not give the reason: that may contain the value.
+    /// Whether `value` can be encoded and read back, and whether the value read back has the same encoding. A value that cannot be
+    /// read back is not shared: each caller loads it. One that comes back changed is shared, and later callers get another value
+    /// than the first. Use this in tests of your own types, because the log does not state the reason: it may contain the value.
     ///
-    /// The encodings are compared as bytes in any order, because maps and sets come back in another order. What is in no encoding
-    /// (`#[serde(skip)]`) only [`check_eq`](Self::check_eq) sees.
+    /// The encodings are compared as bytes in any order, because maps and sets come back in another order. Fields that are not
+    /// encoded (`#[serde(skip)]`) are compared by [`check_eq`](Self::check_eq) only.
     ///
     /// # Errors
     ///
@@ -63,8 +64,8 @@ impl Codec {
         self.round_trip(value).map(|_| ())
     }
 
-    /// As [`check`](Self::check), and also whether what comes back equals `value`: fields that are skipped, and numbers that are not
-    /// equal to themselves (`NaN`).
+    /// As [`check`](Self::check), and also whether the value read back equals `value`. This detects skipped fields, and numbers
+    /// that are not equal to themselves (`NaN`).
     ///
     /// # Errors
     ///
@@ -151,7 +152,8 @@ impl Codec {
         Self::read::<T>(encoding, payload).err().map(unreadable)
     }
 
-    /// A `Deserialize` or `From` that panics is an error, as any other that rejects the payload: the next load replaces the entry.
+    /// A `Deserialize` or `From` that panics is an error like any other that rejects the payload: the next load replaces the
+    /// entry.
     fn read<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Result<T, Cause> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
@@ -171,7 +173,8 @@ const ANOTHER: &str = "bytes as they are, or an encoding of no value";
 /// Why a value cannot be encoded or decoded.
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs the user's `Serialize` or `Deserialize`; a panic is an error. It is logged, once a minute, without the value's type or content.
+/// Runs the user's `Serialize` or `Deserialize`; a panic is an error. The panic is logged, at most once a minute, without the
+/// value's type or content.
 fn or_panic<T>(run: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
     static LOG: LogEveryMinute = LogEveryMinute::new();
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
@@ -291,14 +294,14 @@ mod tests {
         }
         #[derive(PartialEq, Serialize, serde::Deserialize)]
         struct Skips {
-            kept: u8,
+            stored: u8,
             #[serde(skip)]
             skipped: u8,
         }
         for codec in [Codec::MessagePack, Codec::Json] {
             assert!(codec.check(&Halved(7)).is_err());
-            assert!(codec.check_eq(&Skips { kept: 1, skipped: 1 }).is_err());
-            assert!(codec.check_eq(&Skips { kept: 1, skipped: 0 }).is_ok());
+            assert!(codec.check_eq(&Skips { stored: 1, skipped: 1 }).is_err());
+            assert!(codec.check_eq(&Skips { stored: 1, skipped: 0 }).is_ok());
             assert!(codec.check_eq(&f64::NAN).is_err());
             let map: HashMap<String, HashSet<u32>> =
                 (0..50).map(|n| (n.to_string(), (0..n).collect())).collect();

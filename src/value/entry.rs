@@ -1,20 +1,18 @@
-//! The envelope a value is stored in: when it was stored, until when it is fresh, its key, and a checksum.
+//! The stored entry: the envelope of a value, the times until which the value may be served, and its tags.
 //!
-//! Pure functions of bytes. The payload is sliced out of the store's reply, never copied, unless it is compressed.
-//! Bytes that fail a check (another version, cut short, a flipped bit, another key) are a miss:
-//! the caller loads again and the next commit repairs the entry.
+//! The envelope states when the value was stored, until when it is fresh, its key, and a checksum. Encoding and decoding
+//! are pure functions of bytes. The payload is sliced out of the store's reply, never copied, unless it is compressed.
+//! Bytes that fail a check (another version, cut short, a flipped bit, another key) are a miss: the caller loads again and
+//! the next commit repairs the entry.
 //!
-//! Until when a value may be served, and how: fresh, stale, or only if a load fails. Pure arithmetic.
+//! A value may be served fresh, stale, or only if a load fails: pure arithmetic decides which. A policy or a response sets
+//! the [`Lifetimes`] of a value; with the time of the load they become the [`Expiry`], which is stored with the value. A
+//! later load may end without a value to store: [`Unstored`] says what that means for the older value.
 //!
-//! A policy or a response gives a value its [`Lifetimes`]; with the moment of the load they become
-//! the [`Expiry`] that are stored with the value. A later load may end without a value to store: [`Unstored`] says what that means
-//! for the older value.
-//!
-//! Tags: names under which many values are invalidated at once, in one command however many there are.
-//!
-//! Each tag has a random id in the store. A load reads the ids of its tags before it begins, and its value is stored
-//! with them. A value with other ids than the present ones is invalid. Invalidating a tag removes its id; the
-//! next load creates another. An id that the store has evicted costs misses, and makes no invalidated value valid again.
+//! A tag is a name under which many values are invalidated at once, in one command however many there are. Each tag has a
+//! random id in the store. A load reads the ids of its tags before it begins, and its value is stored with them. A value
+//! whose ids differ from the present ones is invalid. Invalidating a tag removes its id; the next load creates another. If
+//! the store evicts an id, that costs misses, but makes no invalidated value valid again.
 
 #[cfg(test)]
 #[path = "../../tests/unit/value/entry_tests.rs"]
@@ -55,7 +53,7 @@ const VERSION: u8 = 2;
 /// 68 key, validator, tags, payload
 /// ```
 /// All integers are little-endian. The checksum comes first, so that one pass covers the rest. A process that does
-/// not know a compression, an older one or one without the feature `lz4`, has a miss.
+/// not know a compression (an older version, or one without the feature `lz4`) has a miss.
 const HEADER: usize = 68;
 const CRC_AT: usize = 4;
 const CHECKED_FROM: usize = 8;
@@ -115,8 +113,8 @@ pub(crate) enum Unreadable {
     OtherKey,
     /// A sound entry of this key, with a value of another type than the caller's.
     OtherType,
-    /// Compressed by a method that this process does not know (1 is that of the feature `lz4`), from a payload that is longer than
-    /// `longest`, or not from a payload of this length.
+    /// Compressed by a method that this process does not know (1 is that of the feature `lz4`), or from a payload that is longer
+    /// than `longest`, or from one whose length is not the stated one.
     Compressed { method: u8, length: u32, longest: usize },
 }
 
@@ -133,7 +131,7 @@ impl Entry {
         }
     }
 
-    /// The bytes to store under `key`. Those of a decoded entry are the bytes that it was decoded from.
+    /// The bytes to store under `key`. A decoded entry is encoded to the same bytes from which it was decoded.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let (compression, payload) = match self.packed.stored() {
             Some(packed) => (LZ4, packed),
@@ -175,8 +173,8 @@ impl Entry {
         out.freeze()
     }
 
-    /// Decodes the bytes stored under `key`. The payload is the rest of `raw`, or up to `longest` bytes that are decompressed from
-    /// it; `raw` is returned if it is no entry.
+    /// Decodes the bytes stored under `key`. The payload is the rest of `raw`, or up to `longest` bytes that are decompressed
+    /// from it. On error, `raw` is returned.
     pub(crate) fn decode(mut raw: Bytes, key: &Key, longest: usize) -> Result<Self, (Unreadable, Bytes)> {
         match Self::decode_header(&raw, key) {
             Ok((header, [validator_at, tags_at, payload_at], compression)) => {
@@ -193,8 +191,8 @@ impl Entry {
         }
     }
 
-    /// Decodes everything but the validator, the tags and the payload, and returns where these begin, and how the payload is
-    /// compressed.
+    /// Decodes all fields but the validator, the tags and the payload. Also returns where these three begin, and how the payload
+    /// is compressed.
     fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3], u8), Unreadable> {
         let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
             return Err(Unreadable::Foreign);
@@ -248,7 +246,7 @@ impl Entry {
     }
 }
 
-/// Decompresses the payload at `at`. Its length is checked before memory is taken for it.
+/// Decompresses the payload at `at`. Its length is checked before memory is allocated for it.
 #[cold]
 fn unpacked(
     raw: &Bytes,
@@ -310,21 +308,21 @@ pub(crate) struct Expiry {
     pub(crate) load_ms: u32,
 }
 
-/// What a load that ended without a value to store means for the older value.
+/// The effect on the older value of a load that ended without a value to store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unstored {
     /// The answer is about the resource, for all its callers: the older value ends.
     OfResource,
-    /// The answer says nothing about the resource: it is about one request or one client, or a failure for which no older value stands
-    /// in. The older value stays, within `stale_while_revalidate`.
+    /// The answer says nothing about the resource: it is about one request or one client, or it is a failure for which no older
+    /// value stands in. The older value stays, within `stale_while_revalidate`.
     SaysNothing,
-    /// The origin has failed. The older value may stand in, within `stale_if_error`; after an answer until this moment at most, which
-    /// is earlier where that window is longer while no answer comes.
+    /// The origin has failed. The older value may stand in, within `stale_if_error` and before this moment. After an answer, such
+    /// as a 503, the moment may be earlier than the end of that window, which can be longer for an origin that does not answer.
     Failure { before: u64 },
 }
 
 impl Unstored {
-    /// No answer came.
+    /// The origin did not answer.
     pub(crate) const NO_ANSWER: Self = Self::Failure { before: u64::MAX };
 }
 
@@ -379,7 +377,7 @@ impl Lifetimes {
 pub(crate) enum Storage {
     #[default]
     Stored,
-    /// The lease had ended: by a change, perhaps, which may not be acknowledged yet.
+    /// The lease had ended, perhaps because of a change that is not acknowledged yet.
     NotStored,
     /// The load had no lease.
     Unleased,
@@ -390,7 +388,7 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// Each in place of a back-off: a moment that is long over, so that it means none.
+    /// The values of `retry_at` that mark a value for its waiters. These times are long past, so they mean no back-off.
     const MARKS: [(u64, Self); 4] =
         [(1, Self::NotStored), (2, Self::Unleased), (3, Self::Unconfirmed), (4, Self::Forbidden)];
 }
@@ -411,7 +409,7 @@ impl Expiry {
         }
     }
 
-    /// Whether the value may stand in for one that cannot be had.
+    /// Whether the value may stand in for one that cannot be loaded.
     pub(crate) fn stands_in(&self, now: u64) -> bool {
         self.error_until > self.fresh_until && now < self.error_until
     }
@@ -421,14 +419,14 @@ impl Expiry {
         Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
     }
 
-    /// The times of the same value, loaded at `now`, if it is not stored: its waiters have it, and it is fresh for no longer. To them it
-    /// is not expired.
+    /// The times of the same value, loaded at `now`, if it is not stored: only its waiters receive it, and its freshness ends now.
+    /// For them it is stale, not expired.
     pub(crate) fn not_stored(self, now: u64) -> Self {
         let stale_until = self.fresh_until.max(self.stale_until);
         Self { fresh_until: now, stale_until, ..self }
     }
 
-    /// The same times with a mark for the waiters, which does not affect them.
+    /// The same times with a mark for the waiters. The mark does not affect how the value may be served.
     pub(crate) fn marked(self, storage: Storage) -> Self {
         let mark = Storage::MARKS.iter().find(|(_, of)| *of == storage);
         Self { retry_at: mark.map_or(self.retry_at, |(mark, _)| *mark), ..self }
@@ -488,7 +486,7 @@ pub(crate) struct TagId {
 /// How many tags a value may have besides those of its policy, of which there are fewer, and the tag of everything.
 pub(crate) const MOST_TAGS: usize = 16;
 
-/// A caller's tags as keys, after it has given `before` other tags.
+/// A caller's tags as keys. The caller has already set `before` other tags.
 pub(crate) fn tag_keys<K: Into<CacheKey>>(
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
@@ -546,7 +544,7 @@ impl TagList {
         self.bytes.is_empty()
     }
 
-    /// The names and ids, up to the first unreadable byte. A tag behind that has no id, so it never counts as current.
+    /// The names and ids, up to the first unreadable byte. A tag after that byte has no id, so it never counts as current.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         let mut rest = &self.bytes[..];
         std::iter::from_fn(move || {
@@ -618,7 +616,7 @@ mod freshness_tests {
 
     #[test]
     fn a_back_off_extends_no_window_whatever_the_load_has_ended_with() {
-        // Fresh until 11 s, stale until 16 s, standing in until 31 s while no answer comes, and until 20 s after an answer.
+        // Fresh until 11 s, stale until 16 s; stands in until 31 s if the origin does not answer, and until 20 s if it does.
         let (times, _) = lifetimes().from(1_000, SECOND);
         let cases = [
             (Unstored::OfResource, 0),

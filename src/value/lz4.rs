@@ -7,13 +7,14 @@ use lz4_flex::block::{compress_prepend_size, decompress_into};
 
 /// The compressed form of a payload, as it is stored: the payload's length, four bytes, little-endian; then an LZ4 block.
 ///
-/// An entry keeps it beside its payload. The store compares the bytes that a caller has read with the bytes that it has, and another
-/// version of the compressor makes other bytes of the same payload. One pointer, because each hit moves the entry several times.
+/// An entry has it beside its payload, because the store compares the bytes that a caller has read with its own, and another
+/// version of the compressor makes other bytes of the same payload. It is one pointer, because each hit moves the entry several
+/// times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Packed(Option<Arc<Bytes>>);
 
 impl Packed {
-    /// Compresses a payload of `from` bytes or more; nothing if that saves less than an eighth.
+    /// Compresses a payload of `from` bytes or more; empty if that saves less than an eighth.
     #[inline]
     pub(crate) fn of(payload: &[u8], from: usize) -> Self {
         if payload.len() < from { Self::default() } else { Self::compress(payload) }
@@ -29,15 +30,15 @@ impl Packed {
         Self(Some(Arc::new(packed.into())))
     }
 
-    /// The payload of `length` bytes that was stored as `packed`; `None` if it is anything else. The caller has checked the length,
-    /// which is allocated before the block is read.
+    /// The payload of `length` bytes that was stored as `packed`; `None` if `packed` is not such a payload. The caller has checked
+    /// the length, because so many bytes are allocated before the block is read.
     pub(crate) fn unpack(packed: Bytes, length: usize) -> Option<(Self, Bytes)> {
         let mut payload = vec![0; length];
         let written = decompress_into(packed.get(LENGTH..)?, &mut payload).ok()?;
         (written == length).then(|| (Self(Some(Arc::new(packed))), payload.into()))
     }
 
-    /// As it is stored; `None` for a payload that is stored as it is.
+    /// The stored form; `None` for a payload that is stored uncompressed.
     #[inline]
     pub(crate) fn stored(&self) -> Option<&Bytes> {
         self.0.as_deref()
@@ -62,7 +63,7 @@ mod tests {
         let noise: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
         assert!(Packed::of(&noise, 0).stored().is_none());
         assert!(Packed::of(&[], 0).stored().is_none());
-        // A seventh of it shrinks to nothing, a tenth of it is too little.
+        // The zeros vanish: a seventh of the payload is enough to be packed, a tenth is not.
         for (zeros, is_packed) in [(4096 / 7, true), (4096 / 10, false)] {
             let part = [&noise[..4096 - zeros], &vec![0; zeros]].concat();
             assert_eq!(Packed::of(&part, 0).stored().is_some(), is_packed, "{zeros}");

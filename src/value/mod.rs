@@ -1,10 +1,8 @@
 //! Values: the stored entry, how long it may be served, its tags and encoding, and the outcome of a flight.
 //!
-//! How one caller judges a stored entry and turns it into its value. Knows no Redis and no HTTP.
-//!
-//! The entry found under a key, or bytes that are no usable entry, shared by all callers of one read.
-//!
-//! The outcome of a flight, for its waiters in this process and, as bytes, for those in other processes.
+//! - [`EntryReader`]: how one caller evaluates a stored entry and turns it into its value. It knows no Redis and no HTTP.
+//! - [`StoredEntry`]: the entry found under a key, or bytes that are no usable entry, shared by all callers of one read.
+//! - [`FlightOutcome`]: the outcome of a flight, for its waiters in this process and, as bytes, for those in other processes.
 
 pub(crate) mod codec;
 pub(crate) mod entry;
@@ -26,7 +24,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::failure_text::EncodedError;
 use crate::key::Key;
 
-/// The value that the first caller of a shared read has made of the entry, kept for the others.
+/// The value that the first caller of a shared read has made of the entry, reused by the others.
 pub(crate) type SharedValue = OnceLock<Arc<dyn Any + Send + Sync>>;
 
 /// How one caller turns a stored entry into its value, and whether it accepts it.
@@ -50,16 +48,16 @@ pub(crate) trait EntryReader {
         true
     }
 
-    /// Whether other callers find their own values through this entry.
+    /// Whether other callers find their own entries through this one, as through a list of variants.
     fn leads_others(&self, _entry: &Entry) -> bool {
         false
     }
 
-    /// Makes the value of an entry, for a caller that came at `now` on the store's clock. `None` if the entry holds no such value.
+    /// Makes the value of an entry, for a call at `now` on the store's clock. `None` if the entry holds no such value.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value>;
 
-    /// Makes the value of one that is still arriving.
-    fn open_incoming(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
+    /// Makes the caller's value of one that is still incoming.
+    fn open_incoming(&self, _incoming: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
     }
 }
@@ -76,7 +74,7 @@ pub(crate) struct StoredEntry {
 }
 
 impl StoredEntry {
-    /// Found for one caller.
+    /// An entry that one caller has read.
     pub(crate) fn new(content: Result<Entry, Bytes>) -> Self {
         Self { content, checked: Box::default(), shared: None }
     }
@@ -100,7 +98,7 @@ impl StoredEntry {
     }
 }
 
-/// What a caller has found: alone, without an allocation, or with the other callers of its read.
+/// The entry that a caller has read: alone, without an allocation, or with the other callers of its read.
 #[derive(Debug)]
 pub(crate) enum Found {
     Own(StoredEntry),
@@ -132,14 +130,14 @@ impl From<Found> for Arc<StoredEntry> {
 pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
-    /// A value that is still arriving, for waiters of this process: they can begin to read it.
+    /// A value that is still incoming, for waiters of this process: they can begin to read it.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Incoming(IncomingValue),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
     Failed(Failure),
-    /// The flight has no value for this caller, which joins again: the caller came after a change that the load has not seen,
+    /// The flight has no value for this caller, which joins again: the call began after a change that the load has not seen,
     /// the value is only for the caller that loaded it, or the process ends.
     Invalidated,
     /// The value is for one caller only, so each loads for itself, without queueing.
@@ -152,7 +150,7 @@ pub(crate) enum FlightOutcome {
     Abandoned,
 }
 
-/// A value that is still arriving; its type is known to the loader and its callers only.
+/// A value that is still incoming; its type is known to the loader and its callers only.
 #[derive(Clone)]
 pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
 
@@ -163,7 +161,7 @@ impl fmt::Debug for IncomingValue {
 }
 
 impl FlightOutcome {
-    /// The failure of a caller that led and whose loader has delivered nothing.
+    /// The failure of the leading caller if its loader has returned no value.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
@@ -178,12 +176,13 @@ impl FlightOutcome {
         }
     }
 
-    /// Whether this gives callers a value, which a change may have outdated.
+    /// Whether this outcome has a value, which a change may have outdated.
     pub(crate) fn has_value(&self) -> bool {
         matches!(self, Self::Value(_) | Self::Stale(_))
     }
 
-    /// Whether no load was waited for: there was no permit, no capacity, no store, or the load was in another process.
+    /// Whether the caller did not wait for a load: there was no permit, no capacity, no store, or the load was in another
+    /// process.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Failed(Failure::Guard(error)) => {
@@ -193,8 +192,8 @@ impl FlightOutcome {
         }
     }
 
-    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no longer
-    /// than its stored form, so `max_body` bounds it.
+    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no
+    /// longer than its stored form, so `max_body` bounds it.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
@@ -253,8 +252,8 @@ impl FlightOutcome {
     }
 }
 
-/// The text and the name of the type, each after its length in two bytes; then the error. Neither is longer than two bytes can say. A
-/// process that does not know this form loads for itself.
+/// The text and the name of the type, each after its length in two bytes, in which both lengths fit; then the error. A process
+/// that does not know this form loads for itself.
 fn encode_error(text: &str, error: &EncodedError) -> Bytes {
     let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());
     out.put_u8(b'e');
@@ -319,8 +318,8 @@ mod tests {
         };
         let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store, ErrorKind::Absent];
         for failure in kinds.map(|kind| Error::new(kind, "x")) {
-            let told = there(FlightOutcome::Failed(Failure::Guard(failure.clone())));
-            assert_eq!(kind(told), Some(failure.kind()));
+            let decoded = there(FlightOutcome::Failed(Failure::Guard(failure.clone())));
+            assert_eq!(kind(decoded), Some(failure.kind()));
         }
         assert_eq!(kind(there(FlightOutcome::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
         assert!(matches!(there(FlightOutcome::Uncacheable), FlightOutcome::Uncacheable));

@@ -56,7 +56,7 @@ impl Changes {
     }
 }
 
-/// It is told so, and a change that is still wanted is sent again.
+/// Asserts the error of a voided attempt: the caller sends a change that is still needed again.
 #[track_caller]
 fn is_void(answer: Answer) {
     assert_eq!(answer.expect_err("void").kind, StoreErrorKind::TimedOut);

@@ -1,32 +1,32 @@
-//! Queues with thousands of places, which no single script call passes, and a waiter behind them.
+//! Queues of thousands of tokens, more than one script call passes, and a waiter behind them.
 
 use super::on_redis::at;
 use super::*;
 
 on_servers! {
-    a_waiter_at_the_end_of_a_long_queue_is_told_of_every_end,
+    a_waiter_at_the_end_of_a_long_queue_is_notified_of_every_end,
     a_hand_over_reaches_a_waiter_behind_many_dead_ones,
     a_hand_over_past_only_dead_waiters_frees_the_lease,
 }
 
 /// Requires several calls of each script.
-const CROWD: usize = 1_700;
+const QUEUE_LENGTH: usize = 1_700;
 
-/// Adds places of dead processes, `each` consecutive places for one process.
-fn lay(world: &World, name: &str, each: usize) {
+/// Adds tokens of dead processes to the queue: `each` consecutive times the same token.
+fn enqueue_dead(world: &World, name: &str, each: usize) {
     let server = world.home(key(name).name());
-    let place = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
-    let places: Vec<String> = (0..CROWD / each).map(place).collect();
-    let places: Vec<&str> = places.iter().flat_map(|place| std::iter::repeat_n(&**place, each)).collect();
+    let token = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
+    let tokens: Vec<String> = (0..QUEUE_LENGTH / each).map(token).collect();
+    let tokens: Vec<&str> = tokens.iter().flat_map(|token| std::iter::repeat_n(&**token, each)).collect();
     let queue = at("q", name);
-    server.run::<()>(&[&["RPUSH", &queue], &places[..]].concat());
+    server.run::<()>(&[&["RPUSH", &queue], &tokens[..]].concat());
     server.run::<()>(&["PEXPIRE", &queue, "600000"]);
 }
 
-async fn a_waiter_at_the_end_of_a_long_queue_is_told_of_every_end(world: &World) {
+async fn a_waiter_at_the_end_of_a_long_queue_is_notified_of_every_end(world: &World) {
     for end in ["commit", "fail", "release", "invalidate", "insert"] {
         let holder = Flight::holding(world, &key(end)).await;
-        lay(world, end, 1);
+        enqueue_dead(world, end, 1);
         let waiter = Flight::waiting(world, &key(end)).await;
         match end {
             "commit" => assert_eq!(holder.commit("v").await, TokenCheck::Held),
@@ -51,7 +51,7 @@ async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
     for each in [1, 100] {
         let name = format!("{each} places each");
         let holder = Flight::holding(world, &key(&name)).await;
-        lay(world, &name, each);
+        enqueue_dead(world, &name, each);
         let waiter = Flight::waiting(world, &key(&name)).await;
         assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
         assert_eq!(waiter.granted(world).await, 1);
@@ -65,7 +65,7 @@ async fn a_hand_over_past_only_dead_waiters_frees_the_lease(world: &World) {
         return;
     }
     let holder = Flight::holding(world, &key("k")).await;
-    lay(world, "k", 1);
+    enqueue_dead(world, "k", 1);
     assert_eq!(holder.hand_over(1).await, HandedOver::Freed);
     Flight::holding(world, &key("k")).await;
 }

@@ -7,7 +7,7 @@ use super::support::redis_server::RedisServer;
 use super::*;
 
 const STEPS: usize = 4_000;
-/// Few keys and tokens, so that they meet.
+/// Few keys and tokens, so that steps often concern the same ones.
 const KEYS: [&str; 3] = ["a", "b", "c"];
 const FLIGHTS_PER_KEY: usize = 3;
 const TEXTS: [&str; 3] = ["one", "two", "three"];
@@ -32,8 +32,8 @@ fn plain(flights: &[Twins], of: impl Fn(&Twins) -> &Flight, acquired: &Acquired)
 
 #[tokio::test]
 async fn random_steps_are_answered_alike() {
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let replayed = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = replayed.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
 

@@ -1,4 +1,4 @@
-//! The lease and its holder's exclusive steps, and the outcomes that a lease leaves.
+//! The lease, the exclusive steps of its holder, and the outcomes of failed loads.
 
 use super::*;
 
@@ -85,8 +85,8 @@ async fn a_commit_stores_frees_and_is_found(world: &World) {
 async fn an_entry_expires_after_its_time(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let started = Instant::now();
-    let kept = holder.store.commit(&holder.key, &holder.token, bytes("v"), ms(150), WITHIN).await;
-    assert_eq!(kept.expect("commit"), TokenCheck::Held);
+    let committed = holder.store.commit(&holder.key, &holder.token, bytes("v"), ms(150), WITHIN).await;
+    assert_eq!(committed.expect("commit"), TokenCheck::Held);
     while holder.look_up().await.is_some() {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
@@ -166,8 +166,8 @@ async fn an_outcome_is_replayed_to_newcomers_for_its_time_only(world: &World) {
     let started = Instant::now();
     holder.fail(Fail { replay: ms(300), ..holder.failure() }).await;
     let acquired = newcomer.acquire(newcomer.ask()).await;
-    let told = matches!(&acquired, Acquired::Ended(outcome) if outcome == "no route");
-    assert!(told || started.elapsed() > ms(250), "{acquired:?}");
+    let is_replayed = matches!(&acquired, Acquired::Ended(outcome) if outcome == "no route");
+    assert!(is_replayed || started.elapsed() > ms(250), "{acquired:?}");
     while let Acquired::Ended(_) = newcomer.acquire(newcomer.ask()).await {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;

@@ -28,8 +28,8 @@ async fn a_list_takes_as_many_members_as_it_has_room_for(world: &World) {
 
 async fn simultaneous_enlistments_stay_within_the_capacity(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
-    let asked = (0..60).map(|member| enlist(&nodes[member as usize % 2], member, 8, LEASE));
-    assert_eq!(join_all(asked).await.iter().filter(|listed| **listed).count(), 8, "A5");
+    let requests = (0..60).map(|member| enlist(&nodes[member as usize % 2], member, 8, LEASE));
+    assert_eq!(join_all(requests).await.iter().filter(|listed| **listed).count(), 8, "A5");
 }
 
 async fn a_list_expires(world: &World) {

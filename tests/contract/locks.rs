@@ -1,4 +1,4 @@
-//! The contract of [`LockStore`](crate::store::lock_store::LockStore), with the same kinds of stores.
+//! The contract of [`LockStore`](crate::store::lock_store::LockStore), on the same kinds of stores as the other cases.
 
 mod bumps;
 #[cfg(feature = "redis")]
@@ -92,7 +92,7 @@ impl Asker {
         self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
     }
 
-    /// A take for `old`, which gives up the mutex; also whether `old` held it.
+    /// A take instead of `old`, which gives up the mutex. Also returns whether `old` held it.
     async fn take_instead_of(&self, old: &Self) -> (Taken, bool) {
         let ask = Take { instead: Some(&old.token), ..self.ask() };
         let MutexTaken { taken, was_held } =
@@ -150,8 +150,8 @@ impl Asker {
     fn notified(&self) -> impl Future<Output = LockHints> + '_ {
         let caller = std::panic::Location::caller();
         async move {
-            let told = timeout(WITHIN, self.wait.notified()).await;
-            told.unwrap_or_else(|_| panic!("{caller}: it was never told"))
+            let hints = timeout(WITHIN, self.wait.notified()).await;
+            hints.unwrap_or_else(|_| panic!("{caller}: it was never told"))
         }
     }
 
@@ -161,16 +161,16 @@ impl Asker {
         let caller = std::panic::Location::caller();
         async move {
             loop {
-                let told = self.notified().await;
-                if let Some(fence) = told.granted {
+                let hints = self.notified().await;
+                if let Some(fence) = hints.granted {
                     return fence;
                 }
-                assert!(told.first || told.missed, "{caller}: {told:?}");
+                assert!(hints.first || hints.missed, "{caller}: {hints:?}");
             }
         }
     }
 
-    /// Confirms the latest grant by a take, as a waiter does that is given a claim.
+    /// Confirms the latest grant by a take, if the grant is only a claim.
     async fn claim(&self, world: &World, ttl: Option<Duration>) {
         if world.gives_claims() {
             let taken = self.take_for(ttl).await;
@@ -180,7 +180,7 @@ impl Asker {
 
     /// Whether the asker has received no grant so far, nor a message that is not needed.
     async fn is_passed_over(&self, world: &World) -> bool {
-        self.heard().await.is_none_or(|told| world.gives_claims() && told.granted.is_none())
+        self.heard().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
 
     async fn heard_nothing(&self) -> bool {

@@ -131,15 +131,15 @@ fn key(text: &str) -> Key {
     Key::new(&namespace(), &CacheKey::from(text))
 }
 
-/// A text for a probe whose `name` is at the same master as `heard`: messages of one master arrive in order, those of two
+/// A text for a probe whose `name` is at the same master as `other`: messages of one master arrive in order, those of two
 /// masters do not.
-fn probe_beside(heard: &str, name: impl Fn(&str) -> String) -> String {
+fn probe_beside(other: &str, name: impl Fn(&str) -> String) -> String {
     #[cfg(feature = "cluster")]
-    let home = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
+    let master = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
     #[cfg(not(feature = "cluster"))]
-    let home = |_: &str| 0;
+    let master = |_: &str| 0;
     let texts = (0..).map(|number| format!("a probe for what was heard before, {number}"));
-    texts.into_iter().find(|text| home(&name(text)) == home(heard)).expect("one in three")
+    texts.into_iter().find(|text| master(&name(text)) == master(other)).expect("one in three")
 }
 
 /// A store that the nodes of a case share.
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// Whether a waiter is given a claim until it asks again, and the next waiter is told to look when the claim ends.
+    /// Whether a grant is only a claim until the waiter asks again, and the next waiter is notified when the claim ends.
     fn gives_claims(&self) -> bool {
         #[cfg(feature = "cluster")]
         return matches!(self, Self::Cluster(_));
@@ -367,30 +367,30 @@ impl Flight {
     /// Waits for the grant; returns how many loads have vanished.
     #[track_caller]
     fn granted(&self, world: &World) -> impl Future<Output = u8> + '_ {
-        let (caller, may_be_told_to_look) = (std::panic::Location::caller(), world.gives_claims());
+        let (caller, may_be_notified) = (std::panic::Location::caller(), world.gives_claims());
         async move {
             loop {
                 let hints = self.hints().await;
                 if let Some(hops) = hints.granted {
                     return hops;
                 }
-                assert!(may_be_told_to_look, "{caller}: {hints:?}");
+                assert!(may_be_notified, "{caller}: {hints:?}");
             }
         }
     }
 
     /// Whether the flight has received no grant so far, nor a hint that is not needed.
     async fn is_passed_over(&self, world: &World) -> bool {
-        self.heard().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
+        self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
 
     async fn heard_nothing(&self) -> bool {
-        self.heard().await.is_none()
+        self.hints_so_far().await.is_none()
     }
 
     /// The hints to this flight so far. A node receives messages in order, so a message to another flight of the same node
     /// comes after them.
-    async fn heard(&self) -> Option<Hints> {
+    async fn hints_so_far(&self) -> Option<Hints> {
         let probe = key(&probe_beside(self.key.name(), |text| key(text).name().to_owned()));
         let (own, other) = (Self::on(&self.store, &probe), Self::on(&self.store, &probe));
         own.must_hold().await;

@@ -23,11 +23,11 @@ const AT_ONCE: usize = 6;
 
 /// The cases that do not hold on a cluster, and why.
 const LEFT_OUT: [(&str, &str); 7] = [
-    ("waiters::a_hand_over_skips_nodes_that_are_gone", DEAD),
-    ("queues::nodes_that_are_gone_are_passed_over", DEAD),
+    ("waiters::a_hand_over_skips_dead_nodes", DEAD),
+    ("queues::dead_nodes_are_passed_over", DEAD),
     ("queues::after_an_expiry_dead_waiters_are_passed_over_for_the_caller", DEAD),
     (
-        "queues::waiters_are_told_of_a_holder_for_a_shorter_time",
+        "queues::waiters_are_notified_of_a_holder_for_a_shorter_time",
         "one process is told of each hand-over, whatever the times are",
     ),
     ("bumps::giving_way_passes_over_the_dead", DEAD),

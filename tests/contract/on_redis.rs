@@ -14,8 +14,8 @@ pub(super) fn world_of(server: &World) -> &RedisServer {
 
 on_servers! {
     every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts,
-    a_lease_without_an_expiry_is_given_one,
-    a_lease_with_more_time_than_its_holder_asked_for_is_cut,
+    a_lease_without_an_expiry_gets_one,
+    a_lease_with_more_time_than_its_holder_requested_is_cut,
     a_holder_with_a_longer_lease_than_the_caller_keeps_it,
     an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one,
     an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none,
@@ -79,7 +79,7 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     assert_eq!(own_keys(server), [at("e", "k")]);
 }
 
-async fn a_lease_without_an_expiry_is_given_one(world: &World) {
+async fn a_lease_without_an_expiry_gets_one(world: &World) {
     let server = world.home(key("k").name());
     Flight::holding(world, &key("k")).await;
     server.run::<()>(&["PERSIST", &at("l", "k")]);
@@ -94,9 +94,9 @@ async fn a_lease_without_an_expiry_is_given_one(world: &World) {
     }
 }
 
-/// The server's clock was set back by a minute while a holder died: its lease of a second had 60.7 s left, and all callers
-/// waited for that. A caller with another policy repairs it, too.
-async fn a_lease_with_more_time_than_its_holder_asked_for_is_cut(world: &World) {
+/// The server's clock is set back by a minute while a holder dies: its lease of a second has 60.7 s left, and all callers
+/// would wait for that. A caller with another policy shortens it, too.
+async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));
     holder.acquire(Acquire { lease: ms(400), ..holder.ask() }).await;
@@ -104,8 +104,8 @@ async fn a_lease_with_more_time_than_its_holder_asked_for_is_cut(world: &World) 
     server.run::<()>(&["PEXPIRE", &at("l", "k"), "60700"]);
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(400)), "{acquired:?}");
-    let kept: i64 = server.run(&["PTTL", &at("q", "k")]);
-    assert!(kept <= 2 * 60_000 + 1_000, "nor is the queue kept for longer: {kept} ms");
+    let left: i64 = server.run(&["PTTL", &at("q", "k")]);
+    assert!(left <= 2 * 60_000 + 1_000, "nor is the queue kept for longer: {left} ms");
     let started = Instant::now();
     while let Acquired::Held { .. } = waiter.acquire(waiter.ask()).await {
         assert!(started.elapsed() < WITHIN);
@@ -153,7 +153,7 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: 
     assert_eq!(read() - before, 2, "of the outcome and of the lease; the entry is not copied");
 }
 
-/// The script reported the entry, and it is invalidated before it is read: the lease is requested again, and granted.
+/// The script reports the entry, which is invalidated before it is read: the lease is requested again, and granted.
 async fn an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none(world: &World) {
     let server = world.home(key("k").name());
     if world.gives_claims() {
@@ -190,19 +190,19 @@ async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServ
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut server_side =
         tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await.expect("the server");
-    let (mut asked, mut answered) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    let (mut request, mut response) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
     loop {
         tokio::select! {
-            Ok(n) = client.read(&mut asked) => {
+            Ok(n) = client.read(&mut request) => {
                 if n == 0 { return }
-                if asked[..n].windows(9).any(|part| part == b"$3\r\nGET\r\n") {
+                if request[..n].windows(9).any(|part| part == b"$3\r\nGET\r\n") {
                     server.run::<()>(&["DEL", entry]);
                 }
-                let _ = server_side.write_all(&asked[..n]).await;
+                let _ = server_side.write_all(&request[..n]).await;
             }
-            Ok(n) = server_side.read(&mut answered) => {
+            Ok(n) = server_side.read(&mut response) => {
                 if n == 0 { return }
-                let _ = client.write_all(&answered[..n]).await;
+                let _ = client.write_all(&response[..n]).await;
             }
         }
     }
@@ -256,12 +256,12 @@ async fn foreign_data_is_left_alone(world: &World) {
         let found = (kind == "e").then(Bytes::new);
         assert_eq!(holder.look_up().await, found, "{name}: nothing, or nothing that can be read");
         let waiter = Flight::apart(world, &k).await;
-        let asked = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
+        let acquired = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
         if kind == "q" {
-            assert_eq!(asked.expect_err("it can not queue").kind, StoreErrorKind::Refused);
+            assert_eq!(acquired.expect_err("it can not queue").kind, StoreErrorKind::Refused);
             assert_eq!(holder.commit("v").await, TokenCheck::Held);
         } else {
-            assert!(matches!(asked, Ok(Acquired::Held { .. })), "{asked:?}");
+            assert!(matches!(acquired, Ok(Acquired::Held { .. })), "{acquired:?}");
             let stored = if kind == "e" { TokenCheck::ForeignData } else { TokenCheck::Held };
             assert_eq!(holder.commit("v").await, stored, "{name}");
             assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()), "{name}");
@@ -277,13 +277,13 @@ async fn foreign_data_is_left_alone(world: &World) {
     server.run::<()>(&["HSET", &name, "f", "v"]);
     server.run::<()>(&["PEXPIRE", &name, "600000"]);
     let flight = Flight::apart(world, &k).await;
-    let asked = flight.store.acquire(&k, flight.ask(), WITHIN).await;
-    assert_eq!(asked.expect_err("there can be no lease").kind, StoreErrorKind::Refused);
+    let acquired = flight.store.acquire(&k, flight.ask(), WITHIN).await;
+    assert_eq!(acquired.expect_err("there can be no lease").kind, StoreErrorKind::Refused);
     flight.invalidate().await;
     assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
 }
 
-/// Freshness is judged by the server's clock, whatever this machine's clock shows.
+/// The server's clock decides on freshness, whatever this machine's clock shows.
 async fn the_clock_of_every_node_is_the_servers(world: &World) {
     let server = world.home(key("k").name());
     let server_ms = || {
@@ -303,8 +303,8 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
     assert!(off[4] <= 50 && off[8] <= 2_000, "milliseconds: {off:?}");
 }
 
-/// The server's clock was set back by an hour, so an outcome that should expire soon expires in an hour. A failure must not
-/// be replayed for as long.
+/// The server's clock is set back by an hour, so an outcome that should expire soon expires in an hour. It must not be
+/// replayed for as long.
 async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
@@ -314,8 +314,8 @@ async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
     assert!(matches!(newcomer.acquire(newcomer.ask()).await, Acquired::Ended(text) if text == "no route"));
     server.run::<()>(&["PEXPIRE", &at("o", "k"), "3600000"]);
     newcomer.must_hold().await;
-    let kept: i64 = server.run(&["PTTL", &at("o", "k")]);
-    assert!(kept <= LEASE.as_millis() as i64, "nor does it stay for so long: {kept} ms");
+    let left: i64 = server.run(&["PTTL", &at("o", "k")]);
+    assert!(left <= LEASE.as_millis() as i64, "nor does it stay for so long: {left} ms");
     assert_eq!(newcomer.release().await, TokenCheck::Held);
     let behind = Acquire { behind: Some(&holder.token), ..newcomer.ask() };
     assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(text) if text == "no route"));

@@ -3,7 +3,7 @@
 use super::*;
 
 contract! {
-    an_id_is_created_once_and_replaced_after_it_was_forgotten,
+    an_id_is_created_once_and_replaced_after_it_was_removed,
     an_id_lives_for_the_longest_requested_lifetime,
 }
 
@@ -15,14 +15,14 @@ async fn present(node: &StoreHandle, tags: &[Key]) -> Vec<Option<u64>> {
     node.tags().present_ids(tags, WITHIN).await.expect("ids")
 }
 
-async fn an_id_is_created_once_and_replaced_after_it_was_forgotten(world: &World) {
+async fn an_id_is_created_once_and_replaced_after_it_was_removed(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
     let tags: Vec<_> = ["a", "b", "c"].map(key).to_vec();
     assert_eq!(present(&nodes[0], &tags).await, [None; 3]);
-    let asked = join_all((0..20).map(|asker: usize| ids(&nodes[asker % 2], &tags, LEASE))).await;
-    assert!(asked.iter().all(|given| *given == asked[0]), "{asked:?}");
+    let answers = join_all((0..20).map(|asker: usize| ids(&nodes[asker % 2], &tags, LEASE))).await;
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     nodes[1].tags().forget_tag(&tags[1], &unannounced(), WITHIN).await.expect("forgets");
-    let [a, b, c] = [0, 1, 2].map(|tag| asked[0][tag]);
+    let [a, b, c] = [0, 1, 2].map(|tag| answers[0][tag]);
     assert_eq!(present(&nodes[0], &tags).await, [Some(a), None, Some(c)]);
     let again = ids(&nodes[0], &tags, LEASE).await;
     assert_eq!((again[0], again[2]), (a, c));
@@ -32,14 +32,14 @@ async fn an_id_is_created_once_and_replaced_after_it_was_forgotten(world: &World
 async fn an_id_lives_for_the_longest_requested_lifetime(world: &World) {
     let node = world.node_with_locks().await;
     let [long, short] = [key("long"), key("short")].map(|tag| [tag]);
-    let given = ids(&node, &long, ms(1_000)).await;
-    assert_eq!(ids(&node, &long, LEASE).await, given);
-    assert_eq!(ids(&node, &long, ms(1)).await, given, "which takes nothing away");
+    let first = ids(&node, &long, ms(1_000)).await;
+    assert_eq!(ids(&node, &long, LEASE).await, first);
+    assert_eq!(ids(&node, &long, ms(1)).await, first, "which takes nothing away");
     ids(&node, &short, ms(1_000)).await;
     let started = Instant::now();
     while present(&node, &short).await != [None] {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    assert_eq!(present(&node, &long).await, [Some(given[0])]);
+    assert_eq!(present(&node, &long).await, [Some(first[0])]);
 }

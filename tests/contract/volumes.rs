@@ -47,18 +47,18 @@ fn value(text: &str) -> ChangedName {
     ChangedName::value(&key(text))
 }
 
-/// A listener that records what it is told.
+/// A listener that records its messages.
 #[derive(Debug, Default)]
-struct Ear {
+struct RecordingListener {
     announced: Mutex<Vec<ReceivedAnnouncement>>,
     acknowledged: Mutex<Vec<(Uuid, Uuid)>>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "in memory no message gets lost"))]
     missed: AtomicUsize,
 }
 
-impl VolumeListener for Ear {
-    fn announced(&self, heard: &ReceivedAnnouncement) {
-        self.announced.lock().expect("no panic").push(heard.clone());
+impl VolumeListener for RecordingListener {
+    fn announced(&self, announcement: &ReceivedAnnouncement) {
+        self.announced.lock().expect("no panic").push(announcement.clone());
     }
 
     fn acknowledged(&self, id: Uuid, by: Uuid) {
@@ -73,13 +73,13 @@ impl VolumeListener for Ear {
 /// A node of the volume.
 struct Tier {
     store: StoreHandle,
-    ear: Arc<Ear>,
+    ear: Arc<RecordingListener>,
 }
 
 impl Tier {
     async fn new(world: &World) -> Self {
-        let (store, ear) = (world.node_with_locks().await, Arc::<Ear>::default());
-        let listener: Weak<dyn VolumeListener> = Arc::<Ear>::downgrade(&ear);
+        let (store, ear) = (world.node_with_locks().await, Arc::<RecordingListener>::default());
+        let listener: Weak<dyn VolumeListener> = Arc::<RecordingListener>::downgrade(&ear);
         store.volumes().listen(listener);
         Self { store, ear }
     }
@@ -107,7 +107,7 @@ impl Tier {
         self.store.volumes().announce(announcement, name, WITHIN).await.expect("announces")
     }
 
-    /// Announces separately where the change was not announced with it.
+    /// The announcement of a change with this answer: announces it separately, if the change's own step did not.
     async fn announced(
         &self,
         world: &World,
@@ -115,7 +115,7 @@ impl Tier {
         name: &ChangedName,
         answer: Announced,
     ) -> Announced {
-        // These worlds are clusters.
+        // The worlds with claims are clusters.
         assert_eq!(matches!(answer, Announced::Separately), world.gives_claims(), "{answer:?}");
         if world.gives_claims() { self.announce_as(announcement, name).await } else { answer }
     }
@@ -145,15 +145,15 @@ impl Tier {
         self.store.volumes().remove_member(&volume(), member, WITHIN).await.expect("removes");
     }
 
-    /// Waits until this many announcements were heard, and returns them.
+    /// Waits until this many announcements have arrived, and returns them.
     async fn heard(&self, count: usize) -> Vec<ReceivedAnnouncement> {
         let started = Instant::now();
         loop {
-            let heard = self.ear.announced.lock().expect("no panic").clone();
-            if heard.len() >= count {
-                return heard;
+            let received = self.ear.announced.lock().expect("no panic").clone();
+            if received.len() >= count {
+                return received;
             }
-            assert!(started.elapsed() < WITHIN, "{heard:?}");
+            assert!(started.elapsed() < WITHIN, "{received:?}");
             tokio::time::sleep(ms(2)).await;
         }
     }
@@ -246,27 +246,27 @@ async fn a_mark_of_a_lost_log_means_everything(world: &World) {
 
 async fn a_lost_registry_is_replaced_by_one_that_is_not_mature(world: &World) {
     let (one, first) = Tier::member(world).await;
-    let vouch =
+    let knowing =
         |stamp, registry_id| Renewal { stamp, mark: None, known_registry: Some(registry_id), term: TERM };
-    let wrong = one.renew_with(vouch(2, Uuid::new_v4())).await;
+    let wrong = one.renew_with(knowing(2, Uuid::new_v4())).await;
     assert!(!wrong.registry.is_mature, "another birth");
-    let right = one.renew_with(vouch(3, first.registry.registry_id)).await;
+    let right = one.renew_with(knowing(3, first.registry.registry_id)).await;
     assert!(right.registry.is_mature);
     assert!(one.renew(4, None).await.registry.is_mature, "it stays mature");
     if !world.evict(true) {
         return;
     }
     let anew =
-        one.renew_with(Renewal { mark: Some(right.newest), ..vouch(5, first.registry.registry_id) }).await;
+        one.renew_with(Renewal { mark: Some(right.newest), ..knowing(5, first.registry.registry_id) }).await;
     assert_ne!(anew.registry.registry_id, first.registry.registry_id);
     assert!(!anew.registry.is_mature);
     assert_eq!(anew.announced, None);
-    // An announcer vouches, too.
+    // An announcer that knows the registry's id makes it mature, too.
     let (two, registry_id) = (Tier::new(world).await, Some(anew.registry.registry_id));
-    let vouching = Announcement { known_registry: registry_id, ..announcement(false) };
-    assert!(audience(two.announce_as(&vouching, &value("a")).await).registry.is_mature);
+    let announcement = Announcement { known_registry: registry_id, ..announcement(false) };
+    assert!(audience(two.announce_as(&announcement, &value("a")).await).registry.is_mature);
     world.evict(true);
-    let made = audience(two.announce_as(&Announcement { creates: true, ..vouching }, &value("a")).await);
+    let made = audience(two.announce_as(&Announcement { creates: true, ..announcement }, &value("a")).await);
     assert!(!made.registry.is_mature && made.members.is_empty());
     assert_eq!((made.at.number, Some(made.registry.registry_id) != registry_id), (1, true));
 }
@@ -287,13 +287,13 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
     ]
     .map(audience);
     let names = [value("a"), value("b"), ChangedName::tag(&key("t")), value("c")];
-    let (heard, also) = (two.heard(4).await, three.heard(4).await);
-    assert_eq!(heard, also);
+    let (received, also) = (two.heard(4).await, three.heard(4).await);
+    assert_eq!(received, also);
     for (n, to) in audiences.into_iter().enumerate() {
         assert_eq!(to.at.id, announced[n].id);
         assert_eq!(to.registry.term, TERM);
         let record = LogRecord { id: announced[n].id, announcer: one.store.node(), name: names[n].clone() };
-        assert_eq!(heard[n], ReceivedAnnouncement { number: to.at.number, before: to.before, record });
+        assert_eq!(received[n], ReceivedAnnouncement { number: to.at.number, before: to.before, record });
         assert_eq!(sorted(to.members), to_two_and_three);
     }
     assert_eq!(one.store.look_up(&key("b"), WITHIN).await.expect("look up"), Some(bytes("v")));
@@ -390,8 +390,8 @@ async fn the_longest_names_are_announced(world: &World) {
     two.invalidate(world, &announcement(false), &long, None).await;
     two.invalidate(world, &announcement(false), &digested, None).await;
     two.forget_tag(world, &announcement(false), &long).await;
-    let heard = one.heard(3).await;
-    assert_eq!(heard.into_iter().map(|heard| heard.record.name).collect::<Vec<_>>(), expected);
+    let received = one.heard(3).await;
+    assert_eq!(received.into_iter().map(|message| message.record.name).collect::<Vec<_>>(), expected);
     let records = one.renew(2, Some(first.newest)).await.announced.expect("all");
     assert_eq!(records.into_iter().map(|record| record.name).collect::<Vec<_>>(), expected);
 }

@@ -1,20 +1,20 @@
-//! Waiters are told, in order, whatever happens to the holder.
+//! Waiters are notified in order, whatever happens to the holder.
 
 use super::*;
 
 contract! {
     a_caller_that_does_not_queue_is_not_handed_the_lease,
     a_waiter_is_queued_once_and_served_first_come_first,
-    a_hand_over_tells_the_waiter_how_many_loads_have_vanished,
-    a_hand_over_skips_nodes_that_are_gone,
+    a_hand_over_reports_how_many_loads_have_vanished,
+    a_hand_over_skips_dead_nodes,
     a_hand_over_passes_over_waiters_that_have_left,
-    a_waiter_that_releases_gives_up_its_place,
+    a_waiter_that_releases_gives_up_its_position,
     a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters,
     a_grant_holds_though_its_message_is_never_read,
     a_hand_over_without_waiters_frees_the_lease,
     every_end_of_a_lease_wakes_every_waiter,
-    a_wake_that_comes_before_the_waiter_looks_is_kept,
-    an_invalidation_ends_the_lease_and_tells_holder_and_waiters,
+    a_wake_up_before_the_waiter_looks_is_retained,
+    an_invalidation_ends_the_lease_and_notifies_holder_and_waiters,
     an_insertion_beats_a_running_lease,
     an_insertion_over_an_entry_replaces_no_other_entry,
     resources_are_independent,
@@ -42,7 +42,7 @@ async fn a_waiter_is_queued_once_and_served_first_come_first(world: &World) {
     assert_eq!(two.hand_over(0).await, HandedOver::Freed, "the first is not queued a second time");
 }
 
-async fn a_hand_over_tells_the_waiter_how_many_loads_have_vanished(world: &World) {
+async fn a_hand_over_reports_how_many_loads_have_vanished(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     assert_eq!(holder.hand_over(2).await, HandedOver::ToWaiter);
@@ -52,7 +52,7 @@ async fn a_hand_over_tells_the_waiter_how_many_loads_have_vanished(world: &World
     assert_eq!(waiter.commit("v").await, TokenCheck::Held);
 }
 
-async fn a_hand_over_skips_nodes_that_are_gone(world: &World) {
+async fn a_hand_over_skips_dead_nodes(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     for _ in 0..3 {
         let Flight { store, watch, .. } = Flight::waiting(world, &key("k")).await;
@@ -78,9 +78,9 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
     alive.must_hold().await;
 }
 
-/// A node that shut down gave the lease to a waiter of its own, which had just left. When two processes shut down at once,
-/// the second must not hand its lease to the first, which can still receive messages.
-async fn a_waiter_that_releases_gives_up_its_place(world: &World) {
+/// A node that shuts down must not hand the lease to a waiter of its own that has just left. When two processes shut down
+/// at once, the second must not hand its lease to the first, which can still receive messages.
+async fn a_waiter_that_releases_gives_up_its_position(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let (leaves, stays) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
     assert_eq!(leaves.release().await, TokenCheck::Lost);
@@ -145,7 +145,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
             }
             assert_eq!(hints.granted, None, "{end}");
         }
-        // All waiters were told, so none is left in the queue.
+        // All waiters were notified, so none is left in the queue.
         let late = Flight::apart(world, &key(end)).await;
         let seen = bytes("v");
         late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
@@ -154,7 +154,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
 }
 
 /// Invariant 3.
-async fn a_wake_that_comes_before_the_waiter_looks_is_kept(world: &World) {
+async fn a_wake_up_before_the_waiter_looks_is_retained(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     holder.commit("v").await;
@@ -163,7 +163,7 @@ async fn a_wake_that_comes_before_the_waiter_looks_is_kept(world: &World) {
     assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
 }
 
-async fn an_invalidation_ends_the_lease_and_tells_holder_and_waiters(world: &World) {
+async fn an_invalidation_ends_the_lease_and_notifies_holder_and_waiters(world: &World) {
     let failed = Flight::holding(world, &key("k")).await;
     failed.fail(Fail { replay: LEASE, ..failed.failure() }).await;
     let other = Flight::apart(world, &key("k")).await;
@@ -182,7 +182,8 @@ async fn an_invalidation_ends_the_lease_and_tells_holder_and_waiters(world: &Wor
     assert_eq!(other.look_up().await, None);
 }
 
-/// If the entry is gone, nothing is stored. A step that is repeated because its first answer was lost takes effect once.
+/// If that entry was removed, nothing is stored. A step that is repeated because its first answer was lost takes effect
+/// once.
 async fn an_insertion_over_an_entry_replaces_no_other_entry(world: &World) {
     let one = Flight::apart(world, &key("k")).await;
     one.insert("a", None).await;

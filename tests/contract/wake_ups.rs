@@ -17,7 +17,7 @@ struct Tally {
     rounds: AtomicUsize,
     /// Rounds in which the waiter found the lease held, and slept until a hint.
     slept: AtomicUsize,
-    /// Those of them in which the wake-up was there before the waiter looked for it.
+    /// Of these, the rounds in which the wake-up had arrived before the waiter awaited it.
     woken_before: AtomicUsize,
 }
 
@@ -28,7 +28,7 @@ async fn shift(most: u8) {
     }
 }
 
-/// One key after another: a holder ends its lease at the moment when a waiter asks for it.
+/// One key after another: a holder ends its lease at the moment when a waiter requests it.
 async fn lane(holder: Arc<dyn Store>, waiter: Arc<dyn Store>, lane: usize, tally: Arc<Tally>) {
     for round in 0..ROUNDS / LANES {
         let k = Key::new("race", &CacheKey::from((lane, round % 7)));

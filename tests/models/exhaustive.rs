@@ -82,6 +82,6 @@ fn no_wake_up_is_lost_between_registering_and_waiting() {
 }
 
 #[test]
-fn a_grant_is_heard_or_handed_on() {
+fn a_grant_is_received_or_handed_on() {
     check(|| registry::a_grant_is_heard_or_handed_on(2));
 }

@@ -1,5 +1,5 @@
 //! Models of the in-process coalescing and of the registry of lease waiters: the crate's own `flight/` and
-//! `store/wake/lease_waiters.rs`, compiled against shuttle's locks and run through many thousands of schedules.
+//! `store/wake/lease_waiters/`, compiled against shuttle's locks and run through many thousands of schedules.
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
@@ -56,7 +56,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     let model = Arc::new(model);
     let random = Arc::clone(&model);
     shuttle::check_random(move || random(), SCHEDULES);
-    // Few preemptions at the worst places find races that random schedules seldom find.
+    // Few preemptions at the worst points find races that random schedules seldom find.
     shuttle::check_pct(move || model(), SCHEDULES, 3);
 }
 
@@ -273,8 +273,8 @@ fn a_first_caller_that_is_answered_alone_no_longer_awaits_the_flight() {
     });
 }
 
-/// A caller that looked and found nothing replaces a flight that lost the store, if a replacement may keep it, but does not replace
-/// a replacement.
+/// A caller whose look-up found nothing replaces a flight that lost the store, if a replacement may reach it, but does not replace a
+/// replacement.
 #[test]
 fn a_flight_that_lost_the_store_is_replaced_once() {
     alone(|| {
@@ -331,10 +331,10 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
     );
 }
 
-/// Reads for a queue as the guard does, with `read` in place of the store.
-fn serve(mut duty: BatchReader<u8, usize, Hashing>, read: impl Fn() -> usize) {
-    block_on(duty.first_ended());
-    while let Some(batch) = duty.next() {
+/// Reads for a queue as the guard does, with `read` instead of the store.
+fn serve(mut reader: BatchReader<u8, usize, Hashing>, read: impl Fn() -> usize) {
+    block_on(reader.first_ended());
+    while let Some(batch) = reader.next() {
         batch.answer(read());
     }
 }
@@ -344,7 +344,7 @@ fn serve(mut duty: BatchReader<u8, usize, Hashing>, read: impl Fn() -> usize) {
 fn a_shared_read_begins_after_its_last_caller_arrived() {
     check(|| {
         let look_ups: Arc<SharedReads<u8, usize, Hashing>> = Arc::new(SharedReads::new());
-        // Counts the writes that were acknowledged before a caller asked. A read returns it.
+        // Counts the writes that were acknowledged before a caller came. A read returns it.
         let stored = Arc::new(AtomicUsize::new(0));
         let callers: Vec<_> = (0..4)
             .map(|_| {
@@ -354,11 +354,11 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
                     let read = || stored.load(Ordering::SeqCst);
                     let read = match look_ups.enter(&1, Duration::ZERO) {
                         ReadRole::Solo(_first) => read(),
-                        ReadRole::Queued(queued, _, duty) => {
-                            if let Some(duty) = duty {
-                                serve(duty, read);
+                        ReadRole::Queued(queued, _, reader) => {
+                            if let Some(reader) = reader {
+                                serve(reader, read);
                             }
-                            block_on(queued).expect("the duty is done")
+                            block_on(queued).expect("there is a reader")
                         }
                     };
                     assert!(read >= acknowledged, "read {read} after {acknowledged} was acknowledged");
@@ -382,13 +382,13 @@ fn dropped_callers_and_readers_leave_no_caller_waiting() {
                 let look_ups = Arc::clone(&look_ups);
                 thread::spawn(move || match look_ups.enter(&1, Duration::ZERO) {
                     ReadRole::Solo(first) => drop(first),
-                    ReadRole::Queued(queued, _, Some(duty)) if caller % 2 == 0 => {
-                        drop(duty);
+                    ReadRole::Queued(queued, _, Some(reader)) if caller % 2 == 0 => {
+                        drop(reader);
                         assert_eq!(block_on(queued), None);
                     }
-                    ReadRole::Queued(queued, _, duty) => {
-                        if let Some(duty) = duty {
-                            serve(duty, || 7);
+                    ReadRole::Queued(queued, _, reader) => {
+                        if let Some(reader) = reader {
+                            serve(reader, || 7);
                         }
                         if caller == 3 {
                             // Polled once, then dropped.
@@ -414,6 +414,6 @@ fn no_wake_up_is_lost_between_registering_and_waiting() {
 }
 
 #[test]
-fn a_grant_is_heard_or_handed_on() {
+fn a_grant_is_received_or_handed_on() {
     check(|| registry::a_grant_is_heard_or_handed_on(3));
 }

@@ -8,7 +8,7 @@ use super::{block_on, thread};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Token(u8);
 
-/// Invariant 3 of the store: a waiter that registers before it finds the lease held is told when the lease ends, whenever that is.
+/// Invariant 3 of the store: a waiter that registers before it finds the lease held is notified when the lease ends, whenever that is.
 pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
     let watches = Arc::new(LeaseWaiters::default());
     let held = Arc::new(AtomicUsize::new(1));
@@ -39,17 +39,17 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
     }
 }
 
-/// Either the waiter hears a grant, or `notify` returns false; never neither. Other waiters come and go meanwhile.
+/// The waiter receives a grant exactly if `notify` returns true. Other waiters come and go meanwhile.
 pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
     let watches = Arc::new(LeaseWaiters::default());
-    let heard = Arc::new(AtomicUsize::new(0));
+    let received = Arc::new(AtomicUsize::new(0));
     let watch = watches.register("k", &Token(0));
     let leaves = {
-        let heard = Arc::clone(&heard);
+        let received = Arc::clone(&received);
         thread::spawn(move || {
             // A waiter that leaves receives the grant that arrived before, and hands it on.
             if watch.close().granted.is_some() {
-                heard.fetch_add(1, Ordering::SeqCst);
+                received.fetch_add(1, Ordering::SeqCst);
             }
         })
     };
@@ -59,10 +59,10 @@ pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
             thread::spawn(move || watches.register("k", &Token(token)).close())
         })
         .collect();
-    let told = watches.notify("k", &Hint::Granted { token: Token(0), hops: 0 });
+    let is_delivered = watches.notify("k", &Hint::Granted { token: Token(0), hops: 0 });
     leaves.join().expect("no panic");
     for other in others {
         assert_eq!(other.join().expect("no panic").granted, None, "the grant is for another token");
     }
-    assert!(heard.load(Ordering::SeqCst) == usize::from(told), "told {told}");
+    assert!(received.load(Ordering::SeqCst) == usize::from(is_delivered), "delivered {is_delivered}");
 }

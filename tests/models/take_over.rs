@@ -13,7 +13,7 @@ use super::{check, serve};
 
 /// Each caller that would wait for another caller's reader takes over its `BatchReader` at once, and queues again. Both readers go on.
 #[test]
-fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
+fn a_reader_that_is_taken_over_answers_no_caller_with_an_older_read() {
     check(|| {
         let look_ups: Arc<SharedReads<u8, usize, Hashing>> = Arc::new(SharedReads::new());
         let stored = Arc::new(AtomicUsize::new(0));
@@ -27,14 +27,14 @@ fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
                     let read = loop {
                         match look_ups.enter(&1, Duration::ZERO) {
                             ReadRole::Solo(_first) => break read(),
-                            ReadRole::Queued(queued, _, Some(duty)) => {
-                                serve(duty, read);
+                            ReadRole::Queued(queued, _, Some(reader)) => {
+                                serve(reader, read);
                                 break block_on(queued).expect("there is a reader");
                             }
                             ReadRole::Queued(queued, _, None) if takes_over => {
                                 takes_over = false;
-                                if let Some(duty) = look_ups.take_over(&1, &queued) {
-                                    serve(duty, read);
+                                if let Some(reader) = look_ups.take_over(&1, &queued) {
+                                    serve(reader, read);
                                 }
                             }
                             ReadRole::Queued(queued, _, None) => {

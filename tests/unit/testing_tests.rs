@@ -43,7 +43,7 @@ async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKi
 #[tokio::test(start_paused = true)]
 async fn connection_faults_decide_whether_a_command_runs_and_what_its_caller_gets() {
     use StoreErrorKind::{Broken, TimedOut, Transient, Unavailable};
-    for (fault, runs, heard) in [
+    for (fault, runs, error) in [
         (Fault::ErrorBefore, (false, false), Unavailable),
         (Fault::ErrorAfter, (true, true), Broken),
         (Fault::Ghost, (false, true), TimedOut),
@@ -52,7 +52,7 @@ async fn connection_faults_decide_whether_a_command_runs_and_what_its_caller_get
         (Fault::ReadOnly, (false, false), Unavailable),
     ] {
         let (at_once, later, answer) = one_acquire(fault).await;
-        assert_eq!(((at_once, later), answer.err()), (runs, Some(heard)), "{fault}");
+        assert_eq!(((at_once, later), answer.err()), (runs, Some(error)), "{fault}");
     }
     let began = Instant::now();
     let (.., answer) = one_acquire(Fault::Slow).await;
@@ -240,7 +240,7 @@ async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
 }
 
 /// The events of a busy minute: commands, strikes, loads, and the time of each answer. With a cap, callers beyond
-/// it wait and ask at times drawn by the guard.
+/// it wait and ask again at random times that the guard chooses.
 fn busy(seed: u64, cap: Option<u32>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

@@ -1,4 +1,4 @@
-//! The nodes of a cluster.
+//! A Redis Cluster as a [`Backend`].
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ impl Servers for ClusterClient {
 }
 
 /// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
-/// time-outs, retries, push sender, resolver of names and whether it reads from replicas are not used: the guard goes by its
-/// policy, and asks masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes commands;
-/// [`health`](crate::StampedeGuard::health) says which one does not.
+/// time-outs, retries, push sender, resolver of names and setting to read from replicas are not used: the guard follows its
+/// policy, and sends commands to masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes
+/// commands; [`health`](crate::StampedeGuard::health) says which one does not.
 ///
 /// ```no_run
 /// use redis::cluster::ClusterClient;

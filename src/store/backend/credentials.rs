@@ -1,4 +1,4 @@
-//! Credentials that a provider gives, for any kind of server.
+//! Credentials from a provider, for any kind of server.
 
 use std::error::Error;
 use std::future::Future;
@@ -7,21 +7,21 @@ use super::Backend;
 use crate::store::credentials::{Credentials, CredentialsProvider};
 
 impl Backend {
-    /// The same servers, with credentials that a provider gives: tokens that live for minutes (IAM, Entra ID), or a password from a
+    /// The same servers, with credentials from a provider: tokens that live for minutes (IAM, Entra ID), or a password from a
     /// file. They replace those of the client, on each connection, also on new ones and on those to all nodes of a cluster.
     ///
-    /// The provider is asked before the first connection, and again after about three quarters of the credentials'
+    /// The provider is called before the first connection, and again after about three quarters of the credentials'
     /// [life](Credentials::valid_for), once for all connections of the guard. Open connections then log in again by `AUTH`; none is
     /// closed, and no request waits. A call may take ten seconds.
     ///
-    /// While the provider fails, the present credentials are used until they end, and it is asked again after a pause of up to five
-    /// seconds. The same if the server refuses what it gave: new connections log in with the credentials before. Both are counted in
-    /// [`Health::credential_failures`](crate::health::Health::credential_failures) and logged at most once a minute, with the
+    /// While the provider fails, the present credentials are used until they end, and it is called again after a pause of up to five
+    /// seconds. The same happens if the server refuses new credentials: new connections log in with the previous ones. Both increment
+    /// [`Health::credential_failures`](crate::health::Health::credential_failures) and are logged at most once a minute, with the
     /// provider's error and without the password. Once the credentials have ended, no connection is opened, and the guard
     /// behaves as while the store is [down](crate::PolicyBuilder::on_store_down); but a connection that is open is used until the server
     /// closes it.
     ///
-    /// A store in memory asks for none. A `SentinelClient` keeps the credentials that it was built with for its own questions, to
+    /// A store in memory needs none. A `SentinelClient` still uses the credentials that it was built with for its own queries, to
     /// the sentinels and for the role of a server: with `Backend::sentinels` (feature `sentinel`) these rotate too.
     ///
     /// # Examples

@@ -1,4 +1,4 @@
-//! What a guard is made from: one type that every kind of store converts into.
+//! [`Backend`]: the type from which a guard is made, and into which every kind of store converts.
 
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -21,8 +21,8 @@ use crate::store::StoreHandle;
 use crate::store::credentials::CredentialsProvider;
 use crate::store::memory::MemoryStore;
 
-/// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
-/// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
+/// The store that a fleet shares: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that
+/// name from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
 ///
 /// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
 /// have one connection for commands and one for messages (in a cluster one for commands to each master); guards that are made from
@@ -51,7 +51,7 @@ pub struct Backend {
     pub(crate) kind: Arc<dyn IntoStore>,
 }
 
-/// What a guard or locks are made from: every type that converts into a [`Backend`]; there is nothing to implement.
+/// A type from which guards and locks can be made: every type that converts into a [`Backend`]. There is nothing to implement.
 #[diagnostic::on_unimplemented(
     message = "a guard can not be made from `{Self}`",
     label = "no client of the version of `redis` that this crate uses, and no other store",
@@ -64,7 +64,7 @@ pub trait IntoBackend: Into<Backend> {}
 #[diagnostic::do_not_recommend]
 impl<T: Into<Backend>> IntoBackend for T {}
 
-/// What a store can be made from. Its type can be asked for.
+/// A type from which a store can be made. `Any` lets a caller find the concrete type.
 pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
     /// A new node, on the connections of the nodes before it.
     fn node(&self, command_timeout: Duration) -> StoreHandle;
@@ -89,7 +89,7 @@ impl Backend {
 }
 
 impl IntoStore for MemoryStore {
-    /// There is no wire to wait for.
+    /// A memory store has no commands that could time out.
     fn node(&self, _command_timeout: Duration) -> StoreHandle {
         StoreHandle::memory(self.clone())
     }

@@ -1,4 +1,4 @@
-//! A primary that sentinels watch over.
+//! A primary that is found through sentinels, as a [`Backend`].
 
 use std::error::Error;
 use std::future::Future;
@@ -19,9 +19,9 @@ impl Servers for SentinelClients {
 }
 
 impl Backend {
-    /// As from a `SentinelClient`, with credentials that a provider gives, as in [`credentials`](Self::credentials), and that the
-    /// client uses itself, too: to ask the sentinels, and the server that they name for its role. A `SentinelClient` cannot be
-    /// given others, so `build` makes one for each of the provider's credentials.
+    /// As from a `SentinelClient`, with credentials from a provider, as in [`credentials`](Self::credentials). The client itself
+    /// uses them, too: to query the sentinels, and the server that they name for its role. The credentials of a `SentinelClient`
+    /// cannot change, so `build` makes one for each of the provider's credentials.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -57,8 +57,8 @@ impl Backend {
     }
 }
 
-/// The server that these sentinels call the primary, whichever that is: they are asked at each connect, and again when it
-/// turns out to be one no longer. Credentials, TLS and database are the client's own. Its replicas are never asked.
+/// The server that these sentinels report as the primary. They are queried at each connect, and again when the server turns
+/// out not to be the primary any more. Credentials, TLS and database are the client's own. No command goes to replicas.
 ///
 /// ```no_run
 /// use redis::ConnectionAddr;

@@ -1,4 +1,4 @@
-//! One server.
+//! One Redis server as a [`Backend`].
 
 use std::time::Duration;
 

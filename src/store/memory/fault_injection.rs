@@ -1,5 +1,5 @@
-//! Faults that a store's clients do not cause: evictions, a flush, a failover to an older state, a clock that jumps.
-//! For [`testing`](crate::testing).
+//! Faults in a memory store that its clients do not cause: evictions, a flush, a failover to an older state, a clock
+//! that jumps. For [`testing`](crate::testing).
 
 use std::fmt;
 use std::sync::Weak;
@@ -18,7 +18,7 @@ use super::volume_table::Volume;
 use crate::store::Token;
 use crate::store::wake::lock_waiters::LockHint;
 
-/// Everything that a store holds of one key.
+/// A copy of one key's record.
 pub(crate) struct KeySnapshot(Option<KeyRecord>);
 
 impl fmt::Debug for KeySnapshot {
@@ -28,7 +28,7 @@ impl fmt::Debug for KeySnapshot {
 }
 
 impl MemoryStore {
-    /// Also tells waiters through this relay. The first relay stays.
+    /// Also notifies waiters through this relay, unless there is a relay already.
     pub(crate) fn relay_to(&self, relay: Weak<dyn Relay>) {
         let _ = self.shared.faults.relay.set(relay);
     }
@@ -61,9 +61,9 @@ impl MemoryStore {
     /// Evicts the entry; returns whether there was one.
     pub(crate) fn evict_entry(&self, name: &str) -> bool {
         let mut records = self.records();
-        let there = records.by_name.get(name).is_some_and(|record| record.entry.is_some());
+        let was_there = records.by_name.get(name).is_some_and(|record| record.entry.is_some());
         records.forget_entry(name);
-        there
+        was_there
     }
 
     /// Drops everything except locks.
@@ -80,12 +80,12 @@ impl MemoryStore {
         self.shared.volumes.flush();
     }
 
-    /// The registry and the log of a volume.
+    /// A copy of the registry and the log of a volume.
     pub(crate) fn volume(&self, name: &str) -> Volume {
         self.shared.volumes.snapshot(name)
     }
 
-    /// Restores a volume to the picture.
+    /// Restores a volume to the snapshot.
     pub(crate) fn restore_volume(&self, name: &str, snapshot: Volume) {
         self.shared.volumes.restore(name, snapshot);
     }
@@ -107,29 +107,29 @@ impl MemoryStore {
         true
     }
 
-    /// What the store's clock shows.
+    /// The present time of the store's clock.
     #[cfg(test)]
     pub(crate) fn now(&self) -> u64 {
         self.shared.clock_at(Instant::now())
     }
 
-    /// Moves the store's clock, by which freshness is judged, and all expiries except those of tags and locks.
+    /// Moves the store's clock, which decides on freshness, and all expiries except those of tags and locks.
     pub(crate) fn step_clock(&self, by_ms: i64) {
         self.shared.faults.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
         self.records().step(by_ms);
     }
 
-    /// Sends a message to a waiter for a lock, or to a holder, whether it is true or not.
-    pub(crate) fn notify_lock(&self, token: &Token, notify: LockHint) {
-        drop(self.shared.grants.notify(token, notify));
+    /// Sends a message, true or false, to a waiter for a lock or to a holder.
+    pub(crate) fn notify_lock(&self, token: &Token, hint: LockHint) {
+        drop(self.shared.grants.notify(token, hint));
     }
 
-    /// Tells the first waiter for the lock with this key to take again.
+    /// Notifies the first waiter for the lock with this key that it must take again.
     pub(crate) fn notify_lock_missed(&self, key: &str) {
         drop(self.shared.grants.notify_missed(key, None));
     }
 
-    /// Tells a node's waiters for locks that messages may have been lost.
+    /// Notifies a node's waiters for locks that messages may have been lost.
     pub(crate) fn notify_node_missed(&self, node: Uuid) {
         self.shared.grants.notify_node_missed(node);
     }
@@ -138,7 +138,7 @@ impl MemoryStore {
         KeySnapshot(self.records().by_name.get(name).cloned())
     }
 
-    /// Restores the key to the picture. Data that has expired meanwhile is dropped as usual.
+    /// Restores the key to the snapshot. Data that has expired meanwhile is dropped as usual.
     pub(crate) fn restore(&self, name: &str, snapshot: &KeySnapshot) {
         let mut records = self.records();
         records.forget_entry(name);

@@ -1,8 +1,4 @@
-//! The mutexes of a memory store. Plain data under one lock.
-//!
-//! The semaphores of a memory store. Plain data under one lock.
-//!
-//! All locks of a memory store.
+//! The mutexes and semaphores of a memory store. Plain data under one lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
@@ -19,14 +15,14 @@ use crate::store::lock_store::{
 };
 use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 
-/// How long the queue is kept if a waiter wants a mutex without an expiry.
+/// How long a queue lasts if the mutex does not expire for its holder, or would not for the waiter.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Default)]
 pub(super) struct Mutexes {
     by_key: HashMap<Arc<str>, MutexRecord>,
     sweep: Sweep,
-    /// The latest fence of any mutex: a number that grows across all mutexes grows for each of them.
+    /// The latest fence of any mutex. A number that grows across all mutexes also grows for each of them.
     fence: u64,
 }
 
@@ -48,10 +44,10 @@ struct MutexOwner {
     until: Option<Instant>,
 }
 
-/// One step at one moment, and the waiters it has told, which are woken when the step is dropped.
+/// One step at one moment, and the waiters that it has notified. They are woken when the step is dropped.
 pub(super) struct MutexStep<'a> {
     pub(super) now: Instant,
-    /// The clock in microseconds, where fences start.
+    /// The clock in microseconds: the least value of a new fence.
     pub(super) now_us: u64,
     pub(super) grants: &'a LockWaiters,
     pub(super) wakes: Vec<Wake>,
@@ -59,24 +55,24 @@ pub(super) struct MutexStep<'a> {
 }
 
 impl MutexStep<'_> {
-    /// Tells the waiter with this token; returns whether there is one.
-    pub(super) fn notify(&mut self, token: &Token, notify: LockHint) -> bool {
+    /// Notifies the waiter with this token; returns whether there is one.
+    pub(super) fn notify(&mut self, token: &Token, hint: LockHint) -> bool {
         if self.faults.is_relayed()
             && self.grants.is_registered(token)
             && let ControlFlow::Break(seems_received) = self.faults.way(token)
         {
             return seems_received;
         }
-        let wake = self.grants.notify(token, notify);
-        let heard = wake.is_some();
+        let wake = self.grants.notify(token, hint);
+        let is_received = wake.is_some();
         self.wakes.extend(wake);
-        if heard {
-            self.faults.notify_lock(token, notify);
+        if is_received {
+            self.faults.notify_lock(token, hint);
         }
-        heard
+        is_received
     }
 
-    /// Tells the waiters for a lock, except `aside`, which holds it now, that its time ends sooner than they were told.
+    /// Notifies the waiters for a lock, except its present holder `aside`, that its time ends sooner than they know.
     pub(super) fn notify_sooner(&mut self, key: &str, aside: Option<&Token>) {
         self.wakes.extend(self.grants.notify_missed(key, aside));
     }
@@ -101,15 +97,15 @@ impl Mutexes {
             holder.until = end(now, ask.ttl);
             let granted = holder.fence;
             if is_free && holder.until.is_some() && !record.queue.is_empty() {
-                // It was the head of the queue. The waiters behind it may have slept on the time of a holder that has
-                // vanished.
+                // This token was the head of the queue. The waiters behind it may still sleep until the end of a
+                // holder that has vanished.
                 step.notify_sooner(key, Some(ask.token));
             }
             return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
         }
         let remaining = holder.until.map(|until| until - now);
         if ask.queue {
-            if !record.queue.iter().any(|store_id| store_id.is(ask.token, ask.ttl)) {
+            if !record.queue.iter().any(|position| position.is(ask.token, ask.ttl)) {
                 record.queue.push_back(QueuePosition { token: ask.token.clone(), ttl: ask.ttl });
             }
             record.keep_queue(now, ask.ttl, remaining);
@@ -117,7 +113,7 @@ impl Mutexes {
         MutexTaken { taken: Taken::Busy { remaining }, was_held }
     }
 
-    /// Frees the mutex or gives up the place; returns whether the token held the mutex.
+    /// Frees the mutex or gives up the token's position in the queue; returns whether the token held the mutex.
     pub(super) fn free(
         &mut self,
         step: &mut MutexStep<'_>,
@@ -177,7 +173,7 @@ impl Mutexes {
         held
     }
 
-    /// The mutex's record without what has expired, and the latest fence.
+    /// The mutex's record, without expired parts, and the latest fence.
     fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut MutexRecord, &mut u64) {
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| {
@@ -206,17 +202,17 @@ impl QueuePosition {
 }
 
 impl MutexRecord {
-    /// Takes the mutex from this token and returns the holder; else gives up the token's place.
+    /// Takes the mutex from this token and returns the holder; else gives up the token's position in the queue.
     fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<MutexOwner> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
-            self.queue.retain(|store_id| !store_id.is(token, ttl));
+            self.queue.retain(|position| !position.is(token, ttl));
         }
         held
     }
 
-    /// Hands a free mutex to the first waiter in the queue that can be reached. Stops at `own` and removes its place:
-    /// that token takes the mutex itself. `before` is the previous holder, if known.
+    /// Hands a free mutex to the first waiter in the queue that can be reached. Stops at `own` and removes it from the
+    /// queue: that token takes the mutex itself. `before` is the previous holder, if known.
     fn pass_on(
         &mut self,
         step: &mut MutexStep<'_>,
@@ -233,7 +229,7 @@ impl MutexRecord {
             if step.notify(&token, LockHint::Granted { fence }) {
                 let until = end(step.now, ttl);
                 self.holder = Some(MutexOwner { token, fence, until });
-                // The waiters have slept on the previous holder's time.
+                // The waiters sleep until the previous holder's end.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
                     step.notify_sooner(key, None);
@@ -314,9 +310,9 @@ impl Semaphores {
             granted = true;
             record.grant(step.now, ask.token.clone(), ask.lease);
         }
-        let store_id = (ask.token.clone(), ask.lease);
-        if !granted && ask.queue && !record.queue.contains(&store_id) {
-            record.queue.push_back(store_id);
+        let position = (ask.token.clone(), ask.lease);
+        if !granted && ask.queue && !record.queue.contains(&position) {
+            record.queue.push_back(position);
         }
         record.finish(step, key, slept_on);
         PermitTaken {
@@ -473,8 +469,8 @@ impl SemaphoreRecord {
         reached
     }
 
-    /// Ends a step: tells the waiters if a lease ends sooner than they sleep; keeps the semaphore for its idle
-    /// time, and for as long as its leases last.
+    /// Ends a step: notifies the waiters if a lease ends before they wake; keeps the semaphore for its idle
+    /// time, and for longer than its leases last.
     fn finish(&mut self, step: &mut MutexStep<'_>, key: &str, slept_on: Option<Instant>) {
         let now = step.now;
         if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())

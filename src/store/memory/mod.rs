@@ -1,14 +1,9 @@
-//! A store in this process: the whole protocol without a server, for a single process, for tests, and for
-//! several guards that act as replicas.
+//! [`MemoryStore`], a store in this process. It implements the whole protocol without a server: for a single process,
+//! for tests, and for several guards that act as replicas.
 //!
-//! Implements [`LockStore`] in memory. Each step runs under one lock, like a script on a server, and
-//! wakes the waiters it has told after the lock is released.
-//!
-//! Tags and lists in a memory store.
-//!
-//! Volume leases in a memory store.
-//!
-//! Which attempts at changes a memory store refuses, because a later one of the same node has voided them.
+//! It implements [`Store`], [`LockStore`], [`TagStore`] and [`VolumeStore`]. Each step runs under one lock, like a
+//! script on a server, and wakes the waiters that it has notified after the lock is released. An attempt at a change
+//! is refused if a later attempt of the same node has voided it.
 
 #[cfg(feature = "testing")]
 pub(crate) mod fault_injection;
@@ -94,12 +89,13 @@ impl MemoryStore {
         Self::with_capacity(Self::DEFAULT_CAPACITY)
     }
 
-    /// A store of up to `bytes` bytes. Counted are entries, the outcomes that failed loads leave for their
-    /// waiters, and the ids of tags, each with its name and the maps' overhead of about half a KiB. A value
-    /// that is larger than the whole store is not kept.
+    /// A store of up to `bytes` bytes. The limit applies to entries, the outcomes that failed loads leave for
+    /// their waiters, and the ids of tags, each with its name and the maps' overhead of about half a KiB. A value
+    /// that is larger than the whole store is not stored.
     ///
     /// Tags use at most a quarter of the store, and so do the lists of HTTP variants. The least recently used
-    /// go first; a value whose tag has gone is a miss. Leases, queues and locks in use are not counted.
+    /// go first; a value whose tag was dropped is a miss. The limit does not apply to leases, queues and locks in
+    /// use.
     pub fn with_capacity(bytes: usize) -> Self {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -143,15 +139,15 @@ impl MemoryStore {
 impl MemoryShared {
     fn clock_at(&self, moment: Instant) -> u64 {
         let since = moment.saturating_duration_since(self.started);
-        // Called on every hit, and `as_millis` divides 128 bits.
+        // This runs on every hit, and `as_millis` would divide a number of 128 bits.
         let now = self.started_ms + since.as_secs() * 1000 + u64::from(since.subsec_millis());
         now.saturating_add_signed(self.faults.ahead_ms())
     }
 
-    /// Tells the waiters of a key; as [`LeaseWaiters::notify`].
+    /// Notifies the waiters of a key, as [`LeaseWaiters::notify`] does, and those behind a relay.
     fn notify(&self, name: &str, hint: &Hint) -> bool {
-        let heard = self.watches.notify(name, hint);
-        self.faults.relay(name, hint) || heard
+        let is_received = self.watches.notify(name, hint);
+        self.faults.relay(name, hint) || is_received
     }
 }
 
@@ -172,7 +168,7 @@ impl fmt::Debug for MemoryStore {
 pub(crate) struct MemoryNode {
     store: MemoryStore,
     node: Uuid,
-    /// From then on the lock toolkit is answered with an error; a closed guard sends nothing else.
+    /// Once closed, lock commands fail. A closed guard sends no other commands.
     closed: AtomicBool,
 }
 
@@ -187,7 +183,7 @@ impl MemoryNode {
         self.store.shared.notify(key.name(), hint);
     }
 
-    fn kept(ours: bool) -> TokenCheck {
+    fn token_check(ours: bool) -> TokenCheck {
         if ours { TokenCheck::Held } else { TokenCheck::Lost }
     }
 }
@@ -266,7 +262,7 @@ impl Store for MemoryNode {
             _ => false,
         };
         records.tidy(key.name());
-        reply(Self::kept(ours))
+        reply(Self::token_check(ours))
     }
 
     fn commit<'a>(
@@ -286,7 +282,7 @@ impl Store for MemoryNode {
         } else {
             records.tidy(key.name());
         }
-        reply(Self::kept(ours))
+        reply(Self::token_check(ours))
     }
 
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, _within: Duration) -> Reply<'a, TokenCheck> {
@@ -308,7 +304,7 @@ impl Store for MemoryNode {
         } else {
             records.tidy(key.name());
         }
-        reply(Self::kept(ours))
+        reply(Self::token_check(ours))
     }
 
     fn hand_over<'a>(
@@ -335,7 +331,7 @@ impl Store for MemoryNode {
             }
             record.lease = Some((next.clone(), Instant::now() + lease));
             drop(records);
-            // Told outside the lock. If the waiter has left, the grant is not heard and the next one gets it.
+            // The waiter is notified outside the lock. If it has left, the next one gets the grant.
             if self.store.shared.notify(key.name(), &Hint::Granted { token: next.clone(), hops }) {
                 return reply(HandedOver::ToWaiter);
             }
@@ -355,7 +351,7 @@ impl Store for MemoryNode {
             records.record(key.name()).queue.retain(|queued| queued != token);
             records.tidy(key.name());
         }
-        reply(Self::kept(ours))
+        reply(Self::token_check(ours))
     }
 
     fn invalidate<'a>(
@@ -431,7 +427,7 @@ impl Store for MemoryNode {
 }
 
 impl MemoryNode {
-    /// Runs a step at once and returns its answer.
+    /// Runs a step on the locks at once and returns its answer.
     fn step<'a, T: Send + 'a>(
         &self,
         act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
@@ -544,15 +540,15 @@ impl LockStore for MemoryNode {
         true
     }
 
-    /// A mutex of this store changes only by this contract, which tells its waiters.
+    /// A mutex of this store changes only through this contract, which notifies its waiters.
     fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, KeyspaceAnswer> {
         reply(KeyspaceAnswer::Yes)
     }
 }
 
-/// The fraction of the store that ids may use, and lists, and the numbers of attempts. Beyond it the least recently used are dropped, whatever their
-/// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
-/// allows.
+/// Ids may use at most this fraction (`1 / PART`) of the store; so may lists, and the numbers of attempts. Beyond it
+/// the least recently used are dropped, whatever their lifetime: without its id a value is a miss, and without its list
+/// a resource may have more variants than its policy allows.
 const PART: usize = 4;
 
 impl KeyRecords {
@@ -656,7 +652,7 @@ impl TagStore for MemoryNode {
         reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 
-    /// There is no second copy to wait for.
+    /// A memory store has no replicas to wait for.
     fn replicated<'a>(&'a self, _key: &'a Key, replicas: u32, _within: Duration) -> Reply<'a, u32> {
         reply(replicas)
     }
@@ -700,7 +696,8 @@ impl VolumeStore for MemoryNode {
 }
 
 impl KeyRecords {
-    /// Begins an attempt at a change of this name: refuses it if it was voided, else notes what it voids.
+    /// Begins an attempt at a change of this name: refuses it if a later one has voided it, else records that it voids
+    /// earlier ones.
     fn attempts(
         &mut self,
         name: &str,

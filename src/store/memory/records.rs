@@ -1,9 +1,10 @@
 //! The data of a memory store, and when it is dropped. Plain data under one lock.
 //!
-//! A map of small values, each with a lifetime, bounded in bytes: the least recently used go first.
+//! [`KeyRecords`] has the entries, leases, queues and outcomes of all keys. An [`ExpiringMap`] has small values, each
+//! with a lifetime, and is bounded in bytes: the least recently used go first.
 //!
-//! When a map is swept for expired values: each time it has doubled, so that the sweeps cost a constant
-//! share of each step.
+//! Expired entries and outcomes are dropped at each step. A map is swept for other expired data each time it has doubled
+//! ([`Sweep`]), so that the sweeps cost a constant share of each step.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -14,8 +15,8 @@ use tokio::time::Instant;
 use crate::store::tag_store::ListMember;
 use crate::store::{Fail, Token};
 
-/// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map at its
-/// emptiest, and one of the order of expiry. Measured:
+/// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map when it
+/// is least filled, and one of the expiry index. Measured:
 /// `memory::a_store_full_of_small_values_takes_no_more_than_its_capacity`.
 pub(super) const AROUND_RECORD: usize = 480;
 
@@ -37,8 +38,8 @@ pub(super) struct KeyRecords {
     /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
-    /// At which number of records the map is next swept, for expired leases and queues of keys that are not used again.
-    looked_through: Sweep,
+    /// When `by_name` is next swept, for expired leases and queues of keys that are not used again.
+    next_sweep: Sweep,
     /// The ids of tags.
     pub(super) tags: ExpiringMap<u64>,
     pub(super) lists: ExpiringMap<Vec<ListMember>>,
@@ -56,7 +57,7 @@ pub(super) struct KeyRecord {
     pub(super) ending: Option<Box<FailedLoad>>,
 }
 
-/// What a failed load left for its waiters.
+/// The outcome that a failed load left for its waiters.
 #[derive(Clone)]
 pub(super) struct FailedLoad {
     pub(super) by: Token,
@@ -115,7 +116,7 @@ impl KeyRecords {
         self.by_name.entry(name.into()).or_default().entry = Some((entry, at));
     }
 
-    /// Leaves the outcome of a failed load for its waiters.
+    /// Stores the outcome of a failed load for its waiters.
     pub(super) fn set_left(&mut self, name: &str, fail: &Fail<'_>, capacity: usize) {
         self.forget_left(name);
         let (by, outcome) = (fail.token.clone(), fail.outcome.clone());
@@ -132,9 +133,9 @@ impl KeyRecords {
         self.by_name.entry(name.into()).or_default().ending = Some(Box::new(left));
     }
 
-    /// Makes room for `size` bytes; false if they exceed the capacity. Entries go first: waiters whose outcome is gone
-    /// all ask the origin at once. Ids and lists have their own bound, and go only for a value that is larger than the
-    /// rest.
+    /// Makes room for `size` bytes; false if they exceed the capacity. Entries go first: waiters whose outcome was
+    /// dropped would all load at once. Ids and lists have their own bound, and go only for a value that is larger than
+    /// the rest of the store.
     pub(super) fn make_room(&mut self, size: usize, capacity: usize) -> bool {
         if size > capacity {
             return false;
@@ -160,16 +161,16 @@ impl KeyRecords {
         (moment, self.serial)
     }
 
-    /// The key's record without what has expired.
+    /// The key's record, without expired parts.
     pub(super) fn record(&mut self, name: &str) -> &mut KeyRecord {
         let now = Instant::now();
         self.sweep(now);
-        if self.looked_through.is_due(self.by_name.len()) {
+        if self.next_sweep.is_due(self.by_name.len()) {
             self.by_name.retain(|_, record| {
                 record.expire(now);
                 !record.is_empty()
             });
-            self.looked_through.done(self.by_name.len());
+            self.next_sweep.done(self.by_name.len());
         }
         let record = self.by_name.entry(name.into()).or_default();
         record.expire(now);
@@ -219,17 +220,17 @@ impl KeyRecord {
     }
 }
 
-/// The maps' overhead per value, beside its bytes and its two copies of the name, as in `records`.
+/// The overhead of an [`ExpiringMap`] per value, beside its bytes and its two copies of the name.
 pub(super) const AROUND: usize = 320;
 
 pub(super) struct ExpiringMap<V> {
     by_name: HashMap<Box<str>, ExpiringValue<V>>,
-    /// In which order values are dropped when there is no room.
+    /// The order in which values are dropped when there is no room.
     by_turn: BTreeMap<u64, Box<str>>,
     turns: u64,
     /// Including the names.
     bytes: usize,
-    looked_through: Sweep,
+    next_sweep: Sweep,
 }
 
 struct ExpiringValue<V> {
@@ -239,13 +240,13 @@ struct ExpiringValue<V> {
     turn: u64,
     /// Whether it was used since it got this turn. If so, it gets a new turn instead of being dropped; moving it at
     /// each use would make every reader pay for a change of the map.
-    asked_for: bool,
+    was_used: bool,
 }
 
 impl<V> Default for ExpiringMap<V> {
     fn default() -> Self {
-        let looked_through = Sweep::default();
-        Self { by_name: HashMap::new(), by_turn: BTreeMap::new(), turns: 0, bytes: 0, looked_through }
+        let next_sweep = Sweep::default();
+        Self { by_name: HashMap::new(), by_turn: BTreeMap::new(), turns: 0, bytes: 0, next_sweep }
     }
 }
 
@@ -261,14 +262,14 @@ impl<V> ExpiringMap<V> {
 
     pub(super) fn get(&mut self, name: &str) -> Option<&mut V> {
         let entry = self.live(name, Instant::now())?;
-        entry.asked_for = true;
+        entry.was_used = true;
         Some(&mut entry.value)
     }
 
-    /// As [`get`](Self::get), and the value then lives at least until this moment.
+    /// As [`get`](Self::get), and extends the value's lifetime to at least this moment.
     pub(super) fn get_until(&mut self, name: &str, until: Instant) -> Option<&mut V> {
         let entry = self.live(name, Instant::now())?;
-        (entry.asked_for, entry.until) = (true, entry.until.max(until));
+        (entry.was_used, entry.until) = (true, entry.until.max(until));
         Some(&mut entry.value)
     }
 
@@ -278,7 +279,7 @@ impl<V> ExpiringMap<V> {
 
     /// Makes room for `bytes` more within `most`; false if there is not enough.
     pub(super) fn make_room(&mut self, bytes: usize, most: usize) -> bool {
-        if self.looked_through.is_due(self.by_name.len()) {
+        if self.next_sweep.is_due(self.by_name.len()) {
             self.forget_expired();
         }
         while self.bytes + bytes > most && self.drop_one() {}
@@ -287,7 +288,7 @@ impl<V> ExpiringMap<V> {
 
     fn forget_expired(&mut self) {
         let now = Instant::now();
-        let Self { by_name, by_turn, bytes, looked_through, .. } = self;
+        let Self { by_name, by_turn, bytes, next_sweep, .. } = self;
         by_name.retain(|_, entry| {
             let stays = entry.until > now;
             if !stays {
@@ -296,7 +297,7 @@ impl<V> ExpiringMap<V> {
             }
             stays
         });
-        looked_through.done(by_name.len());
+        next_sweep.done(by_name.len());
     }
 
     pub(super) fn put(&mut self, name: &str, value: V, bytes: usize, until: Instant) {
@@ -305,7 +306,7 @@ impl<V> ExpiringMap<V> {
         let turn = self.turns;
         self.bytes += bytes;
         self.by_turn.insert(turn, name.into());
-        self.by_name.insert(name.into(), ExpiringValue { value, bytes, until, turn, asked_for: false });
+        self.by_name.insert(name.into(), ExpiringValue { value, bytes, until, turn, was_used: false });
     }
 
     /// Counts bytes that were added to a value.
@@ -328,9 +329,9 @@ impl<V> ExpiringMap<V> {
         let now = Instant::now();
         while let Some((_, name)) = self.by_turn.pop_first() {
             match self.by_name.get_mut(&name) {
-                Some(entry) if entry.asked_for && entry.until > now => {
+                Some(entry) if entry.was_used && entry.until > now => {
                     self.turns += 1;
-                    (entry.asked_for, entry.turn) = (false, self.turns);
+                    (entry.was_used, entry.turn) = (false, self.turns);
                     self.by_turn.insert(entry.turn, name);
                 }
                 _ => {
@@ -427,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_value_is_gone_at_the_moment_it_expires() {
+    async fn a_value_is_missing_from_the_moment_it_expires() {
         let mut map = ExpiringMap::default();
         map.put("a", 1, 10, in_a_second());
         map.put("b", 2, 10, in_a_second());

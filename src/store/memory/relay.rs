@@ -1,4 +1,4 @@
-//! A second way to tell a memory store's waiters, on which messages can be lost. For
+//! [`Relay`]: a second path for messages to a memory store's waiters, on which messages can be lost. For
 //! [`testing`](crate::testing).
 
 use std::ops::ControlFlow;
@@ -9,24 +9,25 @@ use crate::store::Token;
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::LockHint;
 
-/// What is done to a store from outside. Nothing is, but in tests.
+/// The faults that tests inject into a store.
 #[derive(Default)]
 pub(crate) struct FaultInjection {
+    /// Weak, because the relay's owner holds the store.
     pub(super) relay: OnceLock<Weak<dyn Relay>>,
     pub(super) ahead_ms: AtomicI64,
 }
 
-/// A second way to tell waiters. Weak, because its owner holds the store.
+/// A second path for messages to waiters.
 pub(crate) trait Relay: Send + Sync {
-    /// As [`Watches::notify`](crate::store::wake::lease_waiters::Watches::notify).
+    /// As [`LeaseWaiters::notify`](crate::store::wake::lease_waiters::LeaseWaiters::notify).
     fn notify(&self, name: &str, hint: &Hint) -> bool;
 
-    /// Whether something that is said to this waiter for a lock, or to this holder, arrives. `Break` where it does not: with
-    /// whether the one that says it takes it for heard.
+    /// Whether a message to this waiter for a lock, or to this holder, arrives. `Break` if it gets lost, with whether
+    /// the sender believes that it was received.
     fn way(&self, token: &Token) -> ControlFlow<bool>;
 
-    /// Called when this waiter for a lock, or this holder, was told.
-    fn notify_lock(&self, token: &Token, notify: LockHint);
+    /// Called after this waiter for a lock, or this holder, was notified.
+    fn notify_lock(&self, token: &Token, hint: LockHint);
 }
 
 impl FaultInjection {
@@ -42,9 +43,9 @@ impl FaultInjection {
         self.relay.get().and_then(Weak::upgrade).map_or(ControlFlow::Continue(()), |relay| relay.way(token))
     }
 
-    pub(super) fn notify_lock(&self, token: &Token, notify: LockHint) {
+    pub(super) fn notify_lock(&self, token: &Token, hint: LockHint) {
         if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
-            relay.notify_lock(token, notify);
+            relay.notify_lock(token, hint);
         }
     }
 

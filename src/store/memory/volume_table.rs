@@ -34,7 +34,7 @@ pub(crate) struct Volume {
 struct Registry {
     state: RegistryState,
     number: u64,
-    /// In the order in which they came, so that equal runs of a simulation tell them in equal orders.
+    /// In the order in which they joined, so that equal runs of a simulation notify them in equal orders.
     members: Vec<Member>,
 }
 
@@ -45,14 +45,14 @@ struct LogEntry {
     record: Option<LogRecord>,
 }
 
-/// A random id that a seeded simulation draws again.
+/// A random id, which a simulation with the same seed gets again.
 fn random_id() -> Uuid {
     Uuid::from_u128(fastrand::u128(..))
 }
 
 impl Volume {
-    /// The registry and the newest entry of the log, both made anew where they are missing.
-    fn made(
+    /// The registry and the log, each created if it is missing. A new log has a base entry.
+    fn ensure(
         &mut self,
         known_registry: Option<Uuid>,
         term: Duration,
@@ -60,11 +60,11 @@ impl Volume {
         if self.registry.is_none() {
             self.log.clear();
         }
-        let created_at = || {
+        let new_registry = || {
             let state = RegistryState { registry_id: random_id(), is_mature: false, term };
             Registry { state, number: 0, members: Vec::new() }
         };
-        let registry = self.registry.get_or_insert_with(created_at);
+        let registry = self.registry.get_or_insert_with(new_registry);
         registry.state.is_mature |= known_registry == Some(registry.state.registry_id);
         if self.log.is_empty() {
             let at = LogPosition { number: registry.number, id: random_id() };
@@ -74,7 +74,7 @@ impl Volume {
     }
 
     fn renew(&mut self, node: Uuid, renewal: Renewal) -> Renewed {
-        let (registry, log) = self.made(renewal.known_registry, renewal.term);
+        let (registry, log) = self.ensure(renewal.known_registry, renewal.term);
         match registry.members.iter_mut().find(|member| member.node == node) {
             Some(member) => member.stamp = renewal.stamp,
             None => registry.members.push(Member { node, stamp: renewal.stamp }),
@@ -97,7 +97,7 @@ impl Volume {
         if self.registry.is_none() && !announcement.creates {
             return None;
         }
-        let (registry, log) = self.made(announcement.known_registry, announcement.term);
+        let (registry, log) = self.ensure(announcement.known_registry, announcement.term);
         registry.number += 1;
         let at = LogPosition { number: registry.number, id: announcement.id };
         let before = log.back().map_or(Uuid::nil(), |newest| newest.at.id);
@@ -140,7 +140,7 @@ impl Volumes {
         lock(&self.listeners).get(&node).and_then(Weak::upgrade)
     }
 
-    /// ANNOUNCE: the members are told outside the locks, after the step.
+    /// ANNOUNCE. The members are notified outside the locks, after the step.
     pub(super) fn announce(
         &self,
         announcer: Uuid,
@@ -155,16 +155,16 @@ impl Volumes {
             }
             volumes.get_mut(volume).and_then(|volume| volume.announce(announcer, announcement, name))
         };
-        let Some((audience, heard)) = announced else { return Announced::NoRegistry };
+        let Some((audience, message)) = announced else { return Announced::NoRegistry };
         for member in &audience.members {
             if let Some(listener) = self.listener(member.node) {
-                listener.announced(&heard);
+                listener.announced(&message);
             }
         }
         Announced::To(audience)
     }
 
-    /// The state of a volume, and its restoration.
+    /// A copy of a volume's state, for [`restore`](Self::restore).
     #[cfg(feature = "testing")]
     pub(super) fn snapshot(&self, name: &str) -> Volume {
         lock(&self.by_name).get(name).cloned().unwrap_or_default()

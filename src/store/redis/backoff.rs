@@ -1,4 +1,4 @@
-//! The pauses between attempts at something that fails.
+//! The pauses between attempts at an operation that fails.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Between attempts to connect.
+    /// The pauses between attempts to connect.
     pub(crate) fn new() -> Self {
         Self::between(Duration::from_millis(20), Duration::from_millis(500))
     }
@@ -39,8 +39,8 @@ impl Backoff {
         pause
     }
 
-    /// Starts over if the connection lived for long enough: a connection that breaks again and again is not
-    /// retried at full speed.
+    /// Starts over if the connection was open for long enough: a connection that breaks again and again is not
+    /// reopened at full speed.
     pub(crate) fn connected_for(&mut self, lifetime: Duration) {
         if lifetime >= STABLE {
             self.cap = self.first;
@@ -89,7 +89,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_connection_that_lived_for_a_second_is_reopened_at_once() {
+    fn a_connection_that_was_open_for_a_second_is_reopened_at_once() {
         begins_anew_after_a_second(Backoff::new(), 20, 500);
     }
 }

@@ -1,21 +1,21 @@
-//! Implements the [`Store`] contract on Redis.
+//! Implements the traits of a store on a Redis server: [`Store`], [`TagStore`], [`VolumeStore`] and [`LockStore`]. Each step
+//! of a lock is one script.
 //!
-//! Tags on a Redis server: `sg1:t:{tag}` holds the tag's id.
+//! A tag's id is at `sg1:t:{tag}`.
 //!
-//! The registry and the log of a volume on a Redis server: `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot.
+//! The registry and the log of a volume are at `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot. Their scripts are
+//! `renew_member.lua`, `announce.lua` and `remove_member.lua`. On one server INVALIDATE and FORGET TAG announce in their own
+//! scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
 //!
-//! The scripts are `renew_member.lua`, `announce.lua` and `remove_member.lua`. On one server INVALIDATE and FORGET TAG announce
-//! in their own scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
-//!
-//! Implements the [`LockStore`] contract on Redis: one script per step.
+//! The keys of locks:
 //!
 //! | key | holds |
 //! |---|---|
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
-//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, first come first; before the place of a barging waiter, `t` and the microseconds of the server's clock at its arrival |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, in the order in which they came; before the entry of a barging waiter, `t` and the microseconds of the server's clock when the waiter came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
-//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were told to look after a holder's death, and whether they have asked since |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`roll.lua`) |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
 //! | `sg1:sm:{tag}` | layout, capacity at creation, added permits, idle time in ms |
@@ -69,16 +69,16 @@ impl RedisStore {
         match self.commands.read(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
-            // Foreign data under our key: not an entry, and counted as one that cannot be decoded. (MGET, which reads an
-            // entry with its tags, answers nil for it.)
+            // Foreign data under our key: not an entry, and treated as an entry that cannot be decoded. (MGET, which reads
+            // an entry with its tags, answers nil for it.)
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
             _ => Err(refused(unexpected())),
         }
     }
 
-    /// Runs a script whose answer says whether the lease was the token's, and then tells the waiters that the script left
-    /// untold.
-    async fn kept(
+    /// Runs a script whose answer says whether the token held the lease, and then notifies the waiters that the script has
+    /// not notified.
+    async fn run_as_holder(
         &self,
         script: &Script,
         key: &Key,
@@ -150,7 +150,7 @@ impl Store for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(millis(lease));
             };
-            self.kept(&scripts::RENEW, key, token, (16, args), within).await
+            self.run_as_holder(&scripts::RENEW, key, token, (16, args), within).await
         })
     }
 
@@ -166,7 +166,7 @@ impl Store for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(&entry[..]).arg(millis(keep));
             };
-            self.kept(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
+            self.run_as_holder(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
         })
     }
 
@@ -183,7 +183,7 @@ impl Store for RedisStore {
                 push_seen(cmd, fail.seen);
             };
             let size = fail.outcome.len() + marker.len() + 176;
-            self.kept(&scripts::FAIL, key, fail.token, (size, args), within).await
+            self.run_as_holder(&scripts::FAIL, key, fail.token, (size, args), within).await
         })
     }
 
@@ -199,7 +199,9 @@ impl Store for RedisStore {
     }
 
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
-        Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
+        Box::pin(async move {
+            self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
+        })
     }
 
     fn invalidate<'a>(
@@ -368,12 +370,12 @@ impl TagStore for RedisStore {
         Box::pin(async move {
             let until = Instant::now() + within;
             let left = || until.saturating_duration_since(Instant::now());
-            let place = timeout(within, self.replicating.acquire()).await;
-            let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
-            // WAIT needs a connection for itself: the server answers nothing else on a connection that waits, and the
-            // guard's would be taken for dead. The mark is written on the guard's connection; finding it proves that this
-            // connection leads to the server with the change. Removing the mark is the write that WAIT waits for, and so
-            // for all writes before it.
+            let permit = timeout(within, self.replicating.acquire()).await;
+            let Ok(Ok(_permit)) = permit else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
+            // WAIT needs its own connection: the server answers no other command on a connection that waits, so the guard
+            // would take its shared connection for dead. The mark is written on the guard's connection. If this connection
+            // finds it, it leads to the server with the change. WAIT waits for the write that removes the mark, and so for
+            // all writes before it.
             let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
             let mut leave = Cmd::with_capacity(5, mark.len() + 24);
             leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
@@ -394,7 +396,7 @@ impl TagStore for RedisStore {
             let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
             // At least a millisecond: 0 means for ever.
             wait.arg("WAIT").arg(replicas).arg(millis(left));
-            // The server answers at the latest when that time has passed, and the answer needs time to arrive.
+            // The server answers at the latest after that time, and then the answer is under way for some time.
             let longest = left + self.command_timeout();
             bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
@@ -403,8 +405,8 @@ impl TagStore for RedisStore {
 
 impl RedisStore {
     /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
-    /// that follows an acknowledged invalidation reads the tag's new id or none, and no entry matches it. Foreign data counts
-    /// as nil.
+    /// after an acknowledged invalidation reads the tag's new id or none, and no older entry matches either. Foreign data
+    /// counts as nil.
     async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> Result<Vec<Value>, StoreError> {
         if self.commands.is_spread() {
             // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
@@ -469,7 +471,7 @@ impl RedisStore {
     }
 }
 
-/// An id as it stands in the store; `None` for foreign data.
+/// Parses an id as the store holds it; `None` for foreign data.
 pub(super) fn id(value: Value) -> Option<u64> {
     match value {
         Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
@@ -514,14 +516,14 @@ impl VolumeStore for RedisStore {
     }
 
     fn acknowledge(&self, announcer: Uuid, id: Uuid) {
-        // Without a runtime nothing can be sent; the announcer waits until this node's right has ended.
+        // Without a runtime no command can be sent; the announcer waits until this node's right has ended.
         let Ok(runtime) = Handle::try_current() else { return };
         let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
         runtime.spawn(async move {
             let channel = message::channel(announcer);
             let mut cmd = Cmd::with_capacity(3, channel.len() + 80);
             cmd.arg("PUBLISH").arg(&channel).arg(message::acknowledgement(id, node));
-            // In a cluster any node passes it on, so the channel may choose one.
+            // In a cluster any node forwards the message, so the channel's slot may select the node.
             let _ = commands.send(&channel, &cmd, within).await;
         });
     }
@@ -543,12 +545,11 @@ impl VolumeStore for RedisStore {
 }
 
 impl RedisStore {
-    /// Handles the answer to a take. If the token had lost its place, the other waiters of this process
-    /// may have lost theirs, too: the process was paused for so long that it counted as dead, or the data
-    /// was lost.
-    fn answered(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
+    /// Handles the answer to a take. If the token had lost its position in the queue, the other waiters of this process
+    /// may have lost theirs, too: the process was paused for so long that it was considered dead, or the data was lost.
+    fn handle_take_answer(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
         self.grants.is_answered(token);
-        // A process without an inbox keeps losing its places, so there is nothing to find until the
+        // The waiters of a process without an inbox lose their positions again and again, so the search waits until the
         // inbox is up.
         if remarks.lost_position
             && self.inbox.hears()
@@ -559,9 +560,9 @@ impl RedisStore {
         }
     }
 
-    /// Runs a step that frees a lock. While this process receives no messages, its places in the queue
-    /// are passed over, and its first waiter asks twice a second; so that waiter is told at once of a
-    /// lock that this process frees itself.
+    /// Runs a step that frees a lock. While this process receives no messages, the scripts pass over its waiters in the
+    /// queue, and its first waiter retries twice a second. So if this process itself frees the lock, it notifies that waiter
+    /// at once.
     fn freeing<'a, T: 'a>(
         &'a self,
         name: &'a LockName,
@@ -588,7 +589,7 @@ impl LockStore for RedisStore {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
             let (taken, remarks) = lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?;
-            self.answered(name, ask.token, remarks);
+            self.handle_take_answer(name, ask.token, remarks);
             Ok(taken)
         })
     }
@@ -611,10 +612,10 @@ impl LockStore for RedisStore {
                 return Ok(());
             }
             leave_alone(self, name, leave, within).await?;
-            if let LeaveRole::First(mut duty) = joined {
-                while duty.see_to_others(&self.commands, name, within).await? {
-                    // One of the leaving waiters may be the one that should have taken a lock without a
-                    // holder.
+            if let LeaveRole::First(mut job) = joined {
+                while job.see_to_others(&self.commands, name, within).await? {
+                    // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
+                    // lock on.
                     leave_alone(self, name, leave, within).await?;
                 }
             }
@@ -661,7 +662,7 @@ impl LockStore for RedisStore {
             let again = self.grants.asks_again(ask.token);
             let (taken, remarks) =
                 lock_steps::take_permit(&self.commands, name, (ask, again), within).await?;
-            self.answered(name, ask.token, remarks);
+            self.handle_take_answer(name, ask.token, remarks);
             Ok(taken)
         })
     }

@@ -1,4 +1,4 @@
-//! What must hold of any bytes that a server sends, for [`crate::fuzzed`].
+//! Checks for [`crate::fuzzed`]: invariants that hold for any bytes that a server sends.
 
 use redis::{RedisError, Value};
 use uuid::Uuid;
@@ -26,7 +26,7 @@ pub(crate) fn token(text: &[u8]) {
     }
 }
 
-/// Parses a reply as the answer to each command.
+/// Parses the bytes as the reply to each of the commands.
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(Executed::InTime(AcquireReply::Acquired(Acquired::Held { holder, .. }))) =
@@ -65,8 +65,8 @@ pub(crate) fn refusal(line: &[u8]) {
     read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
     let (kind, _) = classify(&error);
-    let told = reason(&store_error(kind, error));
-    assert!(!told.contains("sg1:"), "a key is told: {told}");
+    let logged = reason(&store_error(kind, error));
+    assert!(!logged.contains("sg1:"), "a key is logged: {logged}");
 }
 
 /// Merges the server's setting of keyspace events.

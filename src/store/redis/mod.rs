@@ -7,12 +7,12 @@
 //! |---|---|
 //! | `sg1:e:{name}` | the entry |
 //! | `sg1:l:{name}` | the lease: its holder's token |
-//! | `sg1:q:{name}` | the queue: tokens of the waiters, first come first, and fences between waves (`wake.lua`) |
+//! | `sg1:q:{name}` | the queue: tokens of the waiters in the order in which they came, and fences (`wake.lua`) |
 //! | `sg1:t:{name}` | the id of a tag |
-//! | `sg1:w:{name}:..` | nothing: a mark that is written and removed to wait for replicas |
-//! | `sg1:c:{name}:<node>` | the number of the latest of a node's attempts at changes that voids earlier ones (`attempt.lua`) |
-//! | `sg1:o:{name}` | the last outcome: its holder's token, how long newcomers may read it, the payload |
-//! | `sg1:n:{namespace:}` | the registry of a volume: birth id, members (`volume.lua`) |
+//! | `sg1:w:{name}:..` | an empty mark, written and removed to wait for replicas |
+//! | `sg1:c:{name}:<node>` | the number of the node's latest attempt at a change that voids its earlier attempts (`attempt.lua`) |
+//! | `sg1:o:{name}` | the last outcome: the lease holder's token, how long later callers may read it, the payload |
+//! | `sg1:n:{namespace:}` | the registry of a volume: its id, its members (`volume.lua`) |
 //! | `sg1:a:{namespace:}` | the log of its announcements |
 //!
 //! The keys of locks are listed in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].

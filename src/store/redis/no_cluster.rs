@@ -1,4 +1,4 @@
-//! Stands for the masters of a cluster where the feature `cluster` is off: there are none.
+//! Replaces the module `cluster` if the feature `cluster` is off: its types have no values.
 
 use std::time::Duration;
 

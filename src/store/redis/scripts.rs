@@ -1,4 +1,4 @@
-//! The Lua scripts of the steps that take several commands: one round trip each, atomic, without waking a herd.
+//! The Lua scripts of the steps that consist of several commands. Each takes one round trip and is atomic.
 //!
 //! A script is called by its SHA-1. A server that does not know it (restarted, flushed, another primary) gets the text
 //! in a second attempt of the same call. Data travels in KEYS and ARGV only, never in the text.
@@ -18,11 +18,12 @@ use crate::store::names::LockName;
 /// A script and the keys it is called with.
 pub(super) struct Script {
     text: ScriptText,
-    /// The text for clusters, if the script gives something to a waiter: there a PUBLISH does not tell how many
-    /// subscribers have heard it.
+    /// The text for clusters, if the script grants a lock or a lease to a waiter: there the reply to PUBLISH does not
+    /// count all subscribers that have received the message.
     spread: Option<ScriptText>,
-    /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants, registry of
-    /// `n`odes, log of `a`nnouncements. Those of changes have one more, of `c`hanges. Empty for the scripts of locks: their callers name the keys.
+    /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants,
+    /// registry of `n`odes, log of `a`nnouncements. A script that makes a change has one more key, of kind `c`, which
+    /// [`Script::call_change`] adds. Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 
@@ -51,7 +52,7 @@ macro_rules! script {
     };
 }
 
-/// A script that gives something to a waiter. Its first prelude says whether it runs on one server or in a cluster;
+/// A script that grants a lock or a lease to a waiter. Its first prelude says whether it runs on one server or in a cluster;
 /// another prelude may be for clusters only.
 macro_rules! giving {
     ($name:ident, $keys:literal, $($file:literal),+ $(; $spread:literal, $last:literal)?) => {
@@ -207,8 +208,8 @@ impl Script {
         cmd
     }
 
-    /// The call for a change of `name` by this node. The key behind those of the resource has the number of the node's latest attempt
-    /// that voids earlier ones. With the name of a `volume`, its registry and its log are the last keys.
+    /// The call for a change of `name` by this node. The key after those of the resource holds the number of the node's
+    /// latest attempt that voids earlier ones. With the name of a `volume`, its registry and its log are the last keys.
     pub(super) fn call_change(
         &self,
         by: CallForm,
@@ -266,7 +267,7 @@ impl Script {
     }
 }
 
-/// `GET` of the entry. Every hit pays for this, so it builds nothing but the command.
+/// `GET` of the entry. Every hit pays for this, so it builds only the command.
 pub(super) fn get_entry(name: &str) -> Cmd {
     get(b'e', name)
 }
@@ -288,8 +289,8 @@ pub(super) fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
     let _ = arg.write_all(b"}");
 }
 
-/// Adds the head of the entry that was seen. It identifies the entry, because it contains the checksum and the time of
-/// storing. (A digest of the whole entry blocked the server for longer than copying it.)
+/// Adds the head of the entry that the caller has seen. The head identifies the entry, because it contains the checksum
+/// and the time of storing. (To compute a digest of the whole entry blocked the server for longer than to copy the entry.)
 pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
     const HEAD: usize = 68;
     let mut arg = cmd.writer_for_next_arg();
@@ -323,19 +324,19 @@ pub(super) fn push_id(cmd: &mut Cmd, id: Uuid) {
     cmd.arg(&*id.simple().encode_lower(&mut Uuid::encode_buffer()));
 }
 
-/// The name that Redis gives to a script.
+/// The SHA-1 digest in hexadecimal, by which Redis identifies a script.
 pub(super) fn sha1_hex(bytes: &[u8]) -> String {
     Sha1::from(bytes).digest().to_string()
 }
 
-/// A duration as the server accepts it: at least 1 ms (it refuses 0), at most some 35 000 years (it refuses a sum with
-/// the present that overflows).
+/// The duration in milliseconds, within the range that the server accepts: at least 1 ms (it refuses 0), at most some
+/// 35 000 years (it refuses an expiry time that overflows).
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 50)
 }
 
-/// Adds an outcome as `acquire.lua` reads it, and its lifetime. Newcomers may read it only during the first `replay` of
-/// that lifetime; the script also compares its remaining time with the whole lifetime, which is stored in it.
+/// Adds an outcome as `acquire.lua` reads it, and its lifetime. Later callers may read it only during the first `replay` of
+/// that lifetime; the script also compares the key's remaining time with the whole lifetime, which the outcome contains.
 pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Duration, replay: Duration) {
     const NEVER: u64 = 9_999_999_999;
     let keep = keep.max(replay);

@@ -1,10 +1,10 @@
-//! A server's clock was set back while a holder died: the remaining time is longer than the holder asked for.
+//! A server's clock is set back while a holder dies: the remaining time is longer than the holder requested.
 
 use super::super::on_redis::at;
 use super::*;
 
 on_servers! {
-    a_mutex_with_more_time_than_its_holder_asked_for_is_cut,
+    a_mutex_with_more_time_than_its_holder_requested_is_cut,
     a_mutex_whose_expiry_was_removed_gets_it_back,
     a_mutex_that_was_extended_for_longer_keeps_that_time,
     a_renewed_mutex_keeps_its_time,
@@ -36,7 +36,7 @@ fn assert_busy_for(taken: Taken, longest: Duration) {
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= longest), "{taken:?}");
 }
 
-async fn a_mutex_with_more_time_than_its_holder_asked_for_is_cut(world: &World) {
+async fn a_mutex_with_more_time_than_its_holder_requested_is_cut(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
@@ -71,7 +71,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
     }
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
     assert_busy_for(waiter.take(waiter.ask()).await, ms(20_000));
-    // The next holder has not asked for that time.
+    // The next holder has not requested that time.
     assert!(holder.free().await);
     waiter.granted().await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);

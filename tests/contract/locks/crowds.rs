@@ -4,25 +4,25 @@ use super::super::on_redis::at;
 use super::*;
 
 on_servers! {
-    ten_thousand_places_of_ten_dead_nodes_cost_ten_messages,
+    ten_thousand_waiters_of_ten_dead_nodes_cost_ten_messages,
     a_call_tries_a_bounded_number_of_nodes,
     a_take_passes_the_dead_and_is_answered_once,
     an_exchange_passes_the_dead_and_says_that_it_was_held,
-    a_break_passes_the_dead_and_spares_the_next_holder,
+    a_break_passes_the_dead_and_leaves_the_next_holder_alone,
     a_step_that_ends_halfway_is_continued_by_the_next_one,
-    permits_pass_ten_thousand_places_of_ten_dead_nodes,
+    permits_pass_ten_thousand_waiters_of_ten_dead_nodes,
     a_permit_is_taken_behind_the_dead,
     permits_are_added_for_the_dead_and_the_living,
-    a_thousand_waiters_are_told_of_the_end,
-    of_a_thousand_nodes_a_hundred_are_told_of_a_shorter_time,
+    a_thousand_waiters_are_notified_of_the_end,
+    of_a_thousand_nodes_a_hundred_are_notified_of_a_shorter_time,
 }
 
-/// Adds `places` places of `nodes` dead nodes to a queue.
-fn fill(world: &World, kind: &str, places: usize, nodes: usize) {
+/// Adds `waiters` waiters of `nodes` dead nodes to a queue.
+fn fill(world: &World, kind: &str, waiters: usize, nodes: usize) {
     let nodes: Vec<_> = (0..nodes).map(|_| uuid::Uuid::new_v4()).collect();
     let mut conn = world.home(&mutex("k").tag).conn();
     let mut pipeline = redis::pipe();
-    for number in 0..places {
+    for number in 0..waiters {
         let token = Token::mint(nodes[number % nodes.len()]);
         pipeline.cmd("RPUSH").arg(at(kind, "k")).arg(format!("{}60000", token.as_str())).ignore();
     }
@@ -43,15 +43,15 @@ fn scripts(world: &World) -> u64 {
     calls(world, "evalsha") + calls(world, "eval")
 }
 
-/// A holder, and a waiter behind that many places of dead nodes.
-async fn behind_the_dead(world: &World, places: usize, nodes: usize) -> (Asker, Asker) {
+/// A holder, and a waiter behind `dead` waiters of `nodes` dead nodes.
+async fn behind_the_dead(world: &World, dead: usize, nodes: usize) -> (Asker, Asker) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    fill(world, "mq", places, nodes);
+    fill(world, "mq", dead, nodes);
     let waiter = Asker::waiting(world, &mutex("k")).await;
     (holder, waiter)
 }
 
-async fn ten_thousand_places_of_ten_dead_nodes_cost_ten_messages(world: &World) {
+async fn ten_thousand_waiters_of_ten_dead_nodes_cost_ten_messages(world: &World) {
     if world.gives_claims() {
         return;
     }
@@ -107,7 +107,7 @@ async fn an_exchange_passes_the_dead_and_says_that_it_was_held(world: &World) {
     assert!(next.free().await && next.look().await.is_none());
 }
 
-async fn a_break_passes_the_dead_and_spares_the_next_holder(world: &World) {
+async fn a_break_passes_the_dead_and_leaves_the_next_holder_alone(world: &World) {
     if world.gives_claims() {
         return;
     }
@@ -139,7 +139,7 @@ async fn a_step_that_ends_halfway_is_continued_by_the_next_one(world: &World) {
     newcomer.granted().await;
 }
 
-async fn permits_pass_ten_thousand_places_of_ten_dead_nodes(world: &World) {
+async fn permits_pass_ten_thousand_waiters_of_ten_dead_nodes(world: &World) {
     if world.gives_claims() {
         return;
     }
@@ -175,7 +175,7 @@ async fn a_permit_is_taken_behind_the_dead(world: &World) {
     assert_eq!((state.waiting, state.available, state.holders.len()), (0, 1, 1));
 }
 
-/// Each grant costs as much as an attempt that is not heard.
+/// A script call tries a limited number of waiters, whether they receive their grants or not.
 async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     if world.gives_claims() {
         return;
@@ -199,7 +199,7 @@ async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     }
 }
 
-async fn a_thousand_waiters_are_told_of_the_end(world: &World) {
+async fn a_thousand_waiters_are_notified_of_the_end(world: &World) {
     let name = semaphore("k");
     let (holder, waiter) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
     holder.must_take_permit(1).await;
@@ -213,7 +213,7 @@ async fn a_thousand_waiters_are_told_of_the_end(world: &World) {
     assert!(scripts(world) - steps >= 3, "a call tells 500 waiters");
 }
 
-async fn of_a_thousand_nodes_a_hundred_are_told_of_a_shorter_time(world: &World) {
+async fn of_a_thousand_nodes_a_hundred_are_notified_of_a_shorter_time(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();

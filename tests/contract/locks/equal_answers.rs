@@ -1,4 +1,4 @@
-//! Memory and Redis give the same answers to any sequence of steps, and tell the same waiters.
+//! Memory and Redis give the same answers to any sequence of steps, and notify the same waiters.
 //!
 //! Times are long, so that nothing expires in between; expiries are tested by the cases. A failing run prints
 //! its seed; `SG_SEED` replays it.
@@ -9,7 +9,7 @@ use super::super::support::redis_server::RedisServer;
 use super::*;
 
 const STEPS: usize = 10_000;
-/// Few locks and askers, so that they meet.
+/// Few locks and askers, so that steps often concern the same ones.
 const LOCKS: usize = 4;
 const ASKERS_PER_LOCK: usize = 4;
 
@@ -111,13 +111,13 @@ impl Side<'_> {
         }
     }
 
-    /// What each asker was told since the last call. Leaves out `first` and `missed`, because the first waiter
+    /// The messages to each asker since the last call. Leaves out `first` and `missed`, because the first waiter
     /// depends on the number of processes.
     fn notified(&self) -> Vec<(bool, bool, bool)> {
         let mut all = Vec::new();
         for number in 0..self.askers.len() {
-            let told = self.asker(number).wait.notified().now_or_never().unwrap_or_default();
-            all.push((told.granted.is_some(), told.closed, told.broken));
+            let hints = self.asker(number).wait.notified().now_or_never().unwrap_or_default();
+            all.push((hints.granted.is_some(), hints.closed, hints.broken));
         }
         all
     }
@@ -125,8 +125,8 @@ impl Side<'_> {
 
 #[tokio::test]
 async fn random_steps_are_answered_alike() {
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let replayed = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = replayed.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
 
@@ -167,16 +167,16 @@ async fn random_steps_are_answered_alike() {
             )
         };
         assert_eq!(one, two, "{context}");
-        let told = memory.notified();
-        granted += told.iter().filter(|(granted, ..)| *granted).count();
-        let mut heard = redis_side.notified();
+        let expected = memory.notified();
+        granted += expected.iter().filter(|(granted, ..)| *granted).count();
+        let mut received = redis_side.notified();
         // Redis's messages take a moment.
         let started = Instant::now();
-        while heard != told {
-            assert!(started.elapsed() < SOON, "{context}: {heard:?} instead of {told:?}");
+        while received != expected {
+            assert!(started.elapsed() < SOON, "{context}: {received:?} instead of {expected:?}");
             tokio::task::yield_now().await;
-            for (heard, more) in heard.iter_mut().zip(redis_side.notified()) {
-                *heard = (heard.0 | more.0, heard.1 | more.1, heard.2 | more.2);
+            for (received, more) in received.iter_mut().zip(redis_side.notified()) {
+                *received = (received.0 | more.0, received.1 | more.1, received.2 | more.2);
             }
         }
         if step % 100 == 0 {

@@ -28,7 +28,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     assert!(!ours.free().await && !ours.extend(Some(LEASE)).await, "nor is it touched");
     assert_eq!(server.run::<String>(&["GET", "lock:k"]), "foreign");
 
-    // If a foreign client frees it, no waiter is told; the next take serves the queue in its order.
+    // If a foreign client frees it, no waiter is notified; the next take serves the queue in its order.
     ours.must_wait().await;
     server.run::<()>(&["DEL", "lock:k"]);
     let late = Asker::apart(&world, &name).await;

@@ -8,7 +8,7 @@ use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
 
-/// A connected node that receives messages, so that its askers are told nothing about the connection.
+/// A connected node that receives messages, so that its askers receive none about the connection.
 async fn connected(url: &str) -> StoreHandle {
     let node = StoreHandle::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
     node.connect(WITHIN).await.expect("connects");
@@ -42,7 +42,7 @@ impl Asker {
 
 /// S0.11, S0.13, C.8: by whichever command a foreign client frees it.
 #[tokio::test]
-async fn waiters_are_told_of_a_mutex_that_a_foreign_client_frees() {
+async fn waiters_are_notified_of_a_mutex_that_a_foreign_client_frees() {
     let server = RedisServer::start();
     // The documented rights for announcements, in addition to the minimal ones.
     let rights = ["~lock:*", "+config|get", "+config|set", "&__keyspace@*"];
@@ -91,7 +91,7 @@ async fn an_event_that_frees_nothing_wakes_no_waiter() {
 
 /// S0.15: flags that other clients need stay set.
 #[tokio::test]
-async fn existing_flags_are_kept() {
+async fn existing_flags_are_preserved() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "El"]);
     let asker = Asker::on(&connected(&server.url()).await, &mutex("k"));
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
@@ -118,8 +118,8 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     let user = &["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
     server.run::<()>(user);
     let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
-    let deaf = Asker::on(&connected(&url).await, &mutex("k"));
-    let KeyspaceAnswer::No { why } = deaf.announced().await else { panic!("it may not listen") };
+    let asker = Asker::on(&connected(&url).await, &mutex("k"));
+    let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("it may not listen") };
     assert!(why.contains("SUBSCRIBE"), "{why}");
 }
 
@@ -191,7 +191,7 @@ async fn nothing_is_left_without_waiters() {
     assert_eq!(channels(&server), 1);
 }
 
-/// S0.14: a message that was lost while the connection was down is replaced by taking again.
+/// S0.14: if a message is lost while the connection is down, the waiter takes again.
 #[tokio::test]
 async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     let server = RedisServer::start();
@@ -229,7 +229,7 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
 
 /// While promised announcements may be missed, waits are cut short.
 #[tokio::test]
-async fn a_promise_that_can_not_be_kept_is_known() {
+async fn announcements_that_may_be_missed_are_known() {
     let server = RedisServer::start();
     let node = connected(&server.url()).await;
     let asker = Asker::on(&node, &mutex("k"));

@@ -1,4 +1,4 @@
-//! Waiters that give up their places at one moment.
+//! Waiters that leave a queue at the same moment.
 
 use futures_util::future::join_all;
 
@@ -22,7 +22,7 @@ fn queue(world: &World) -> Vec<String> {
     world.home(&mutex("k").tag).run(&["LRANGE", &at("mq", "k"), "0", "-1"])
 }
 
-/// Waiters of two nodes in turn; those of the first leave.
+/// Queues waiters of two nodes in turn. Those of the first node leave, and the others keep their order.
 async fn in_turn(world: &World, each: usize) {
     let server = world.home(&mutex("k").tag);
     let (one, other) = (world.node_with_locks().await, world.node_with_locks().await);
@@ -35,8 +35,8 @@ async fn in_turn(world: &World, each: usize) {
     let before = queue(world);
     join_all(askers.iter().step_by(2).map(leave)).await;
     let after = queue(world);
-    assert!(after.iter().all(|place| place.starts_with(&other.node().simple().to_string())));
-    let stays = |place: &&String| after.contains(place);
+    assert!(after.iter().all(|position| position.starts_with(&other.node().simple().to_string())));
+    let stays = |position: &&String| after.contains(position);
     assert_eq!(before.iter().filter(stays).collect::<Vec<_>>(), after.iter().collect::<Vec<_>>());
     assert_eq!(after.len(), before.len() - each);
     assert!(server.run::<i64>(&["PTTL", &at("mq", "k")]) > 60_000, "it is kept for as long as before");

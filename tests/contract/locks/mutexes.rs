@@ -16,7 +16,7 @@ contract! {
     an_extension_of_a_lost_mutex_does_not_restore_it,
     a_look_names_the_holder_and_leaves_nothing,
     fences_grow_over_free_expiry_hand_over_and_force,
-    force_tells_the_holder_and_frees,
+    force_notifies_the_holder_and_frees,
     mutexes_are_independent,
     any_time_to_live_is_accepted,
     names_of_any_shape_are_distinguished,
@@ -205,7 +205,7 @@ async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
     }
 }
 
-async fn force_tells_the_holder_and_frees(world: &World) {
+async fn force_notifies_the_holder_and_frees(world: &World) {
     let other = Asker::apart(world, &mutex("k")).await;
     assert!(!other.force().await, "it has no holder");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;

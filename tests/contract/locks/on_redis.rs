@@ -6,16 +6,16 @@ use crate::store::StoreErrorKind;
 
 on_servers! {
     every_key_of_a_mutex_has_a_ttl_at_every_step,
-    the_queue_is_kept_for_twice_the_longest_time,
+    the_queue_lasts_for_twice_the_longest_time,
     every_key_of_a_semaphore_has_a_ttl_at_every_step,
     fences_grow_though_keys_are_deleted,
     fences_grow_over_a_failover_that_lost_the_latest,
-    a_fence_is_counted_on_wherever_the_clock_stands,
-    a_holder_whose_data_is_gone_holds_nothing,
+    a_fence_exceeds_the_stored_one_whatever_the_clock_shows,
+    a_holder_whose_data_is_lost_holds_nothing,
     a_server_without_memory_still_frees_and_hands_over,
-    a_grant_is_given_back_though_the_server_was_away,
-    a_second_place_of_the_same_token_is_passed_over,
-    a_place_of_a_holder_is_passed_over,
+    a_grant_is_returned_after_the_server_was_away,
+    a_second_queue_position_of_the_same_token_is_passed_over,
+    a_queue_position_of_a_holder_is_passed_over,
     each_waiter_is_offered_a_separate_fence,
 }
 
@@ -63,7 +63,7 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
 }
 
 /// The queue outlives every holder of the mutex: its waiters ask once per time to live.
-async fn the_queue_is_kept_for_twice_the_longest_time(world: &World) {
+async fn the_queue_lasts_for_twice_the_longest_time(world: &World) {
     let server = world.home(&mutex("k").tag);
     let pttl = || server.run::<i64>(&["PTTL", &at("mq", "k")]);
     let (one, two, three) = (
@@ -171,7 +171,7 @@ async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
     assert!(fence > last, "{fence} after {last}");
 }
 
-/// As if the last fence had been given by a clock that was an hour ahead.
+/// Stores a fence as if a clock that was an hour ahead had issued it.
 fn count_ahead(world: &World) -> u64 {
     let server = world.home(&mutex("k").tag);
     let (secs, _): (u64, u64) = server.run(&["TIME"]);
@@ -180,8 +180,8 @@ fn count_ahead(world: &World) -> u64 {
     ahead
 }
 
-/// Only when the clock was set back does the stored count matter.
-async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
+/// The stored fence matters only if the clock was set back.
+async fn a_fence_exceeds_the_stored_one_whatever_the_clock_shows(world: &World) {
     let ahead = count_ahead(world);
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
     assert_eq!(fence, ahead + 1);
@@ -190,8 +190,8 @@ async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
     assert_eq!(waiter.granted().await, ahead + 2);
 }
 
-/// S3.14: a holder loses a mutex that is taken away, whichever token has it now.
-async fn a_holder_whose_data_is_gone_holds_nothing(world: &World) {
+/// S3.14: a holder has lost a mutex that was taken away, whether another token has it or none.
+async fn a_holder_whose_data_is_lost_holds_nothing(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
@@ -208,9 +208,9 @@ async fn a_holder_whose_data_is_gone_holds_nothing(world: &World) {
     assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
-/// A restarted server has lost all waiters; they are told that messages may have been lost, and so are holders.
+/// A restarted server has lost all waiters. They are notified that messages may have been lost, and so are holders.
 #[tokio::test]
-async fn holders_and_waiters_are_told_when_messages_may_have_been_lost() {
+async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
     let world = World::redis();
     let server = world_of(&world);
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
@@ -264,7 +264,7 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
 }
 
 /// A command counts once even if its answer is lost, and a late one changes only what belongs to its token.
-async fn a_grant_is_given_back_though_the_server_was_away(world: &World) {
+async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let left = Asker::apart(world, &mutex("k")).await;
@@ -282,17 +282,17 @@ async fn a_grant_is_given_back_though_the_server_was_away(world: &World) {
 }
 
 /// A take that timed out may run after the one that was sent again, and queue a token twice.
-async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
+async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let place = |asker: &Asker| format!("{}60000", asker.token.as_str());
-    server.run::<()>(&["RPUSH", &at("mq", "k"), &place(&holder)]);
+    let position = |asker: &Asker| format!("{}60000", asker.token.as_str());
+    server.run::<()>(&["RPUSH", &at("mq", "k"), &position(&holder)]);
     let waiter = Asker::waiting(world, &mutex("k")).await;
-    server.run::<()>(&["RPUSH", &at("mq", "k"), &place(&holder), &place(&holder)]);
+    server.run::<()>(&["RPUSH", &at("mq", "k"), &position(&holder), &position(&holder)]);
     assert!(holder.free().await);
     waiter.granted().await;
     assert!(holder.is_passed_over(world).await);
-    // The later places find no waiter, once the holder has gone.
+    // The later positions have no waiter, once the holder has left.
     let Asker { node, wait, .. } = holder;
     drop(wait);
     assert!(waiter.free().await);
@@ -300,18 +300,18 @@ async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
     drop(node);
 }
 
-/// The same for a permit: a holder neither loses it when its place comes up, nor counts twice.
-async fn a_place_of_a_holder_is_passed_over(world: &World) {
+/// The same for a permit: a holder neither loses it when its position is served, nor counts twice.
+async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
     let server = world.home(&mutex("k").tag);
     let name = semaphore("k");
     let (one, two) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
     one.must_take_permit(2).await;
     two.must_take_permit(2).await;
     let waiter = Asker::apart(world, &name).await;
-    for gone in [true, false] {
+    for is_dead in [true, false] {
         server.run::<()>(&["RPUSH", &at("sq", "k"), &format!("{}60000", one.token.as_str())]);
         waiter.must_wait_for_permit(2).await;
-        if gone {
+        if is_dead {
             // As if its process had died.
             drop(one.node.locks().await_grant(&name, &one.token));
         }

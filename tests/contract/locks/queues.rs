@@ -1,4 +1,4 @@
-//! Waiters for a mutex get it in the order of their arrival, whatever happens to those before.
+//! Waiters for a mutex get it in the order in which they came, whatever happens to those before.
 
 use super::*;
 
@@ -6,21 +6,21 @@ contract! {
     waiters_are_served_first_come_first,
     a_waiter_is_queued_once,
     a_caller_that_does_not_queue_is_not_handed_the_mutex,
-    a_grant_lasts_as_long_as_the_waiter_has_asked,
+    a_grant_lasts_as_long_as_the_waiter_has_requested,
     no_token_barges_in_after_an_expiry,
-    a_place_is_kept_by_a_take_that_serves_another,
+    a_take_that_serves_another_token_keeps_its_own_position,
     the_head_itself_takes_what_has_expired,
-    a_place_that_is_given_up_is_not_served,
-    nodes_that_are_gone_are_passed_over,
-    behind_several_dead_waiters_a_live_one_is_told,
+    a_position_that_is_given_up_is_not_served,
+    dead_nodes_are_passed_over,
+    behind_several_dead_waiters_a_live_one_is_notified,
     waiters_that_have_left_are_passed_over,
     after_an_expiry_dead_waiters_are_passed_over_for_the_caller,
-    a_grant_that_no_waiter_received_is_given_back,
-    a_grant_that_comes_before_the_waiter_looks_is_kept,
+    a_grant_that_no_waiter_received_is_returned,
+    a_grant_before_the_waiter_looks_is_retained,
     of_many_waiters_in_a_process_one_is_the_first,
-    waiters_are_told_of_a_holder_for_a_shorter_time,
-    waiters_are_told_of_an_extension_for_a_shorter_time,
-    waiters_are_told_when_the_head_takes_the_mutex_itself,
+    waiters_are_notified_of_a_holder_for_a_shorter_time,
+    waiters_are_notified_of_an_extension_for_a_shorter_time,
+    waiters_are_notified_when_the_head_takes_the_mutex_itself,
     a_leaving_waiter_hands_on_a_mutex_without_a_holder,
 }
 
@@ -74,7 +74,7 @@ async fn a_caller_that_does_not_queue_is_not_handed_the_mutex(world: &World) {
     assert!(matches!(passer.take(ask).await, Taken::Granted { .. }));
 }
 
-async fn a_grant_lasts_as_long_as_the_waiter_has_asked(world: &World) {
+async fn a_grant_lasts_as_long_as_the_waiter_has_requested(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::apart(world, &mutex("k")).await;
     waiter.take_for(Some(ms(5_000))).await;
@@ -84,7 +84,7 @@ async fn a_grant_lasts_as_long_as_the_waiter_has_asked(world: &World) {
     assert!(left <= ms(5_000) && left > ms(1_000), "{left:?}");
 }
 
-/// Invariant 2 in a case that is easily forgotten: the take that finds the mutex free is by another waiter.
+/// Invariant 2 in a case that is easily missed: the take that finds the mutex free is by another waiter.
 async fn no_token_barges_in_after_an_expiry(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     let late = Asker::apart(world, &one.name).await;
@@ -97,8 +97,8 @@ async fn no_token_barges_in_after_an_expiry(world: &World) {
     late.granted().await;
 }
 
-/// The same take by a token that is in the queue already keeps its place, and does not add another.
-async fn a_place_is_kept_by_a_take_that_serves_another(world: &World) {
+/// The same take by a token that is in the queue already keeps its position, and does not add another.
+async fn a_take_that_serves_another_token_keeps_its_own_position(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     two.must_wait().await;
     one.granted().await;
@@ -118,7 +118,7 @@ async fn the_head_itself_takes_what_has_expired(world: &World) {
     assert!(two.free().await && two.look().await.is_none());
 }
 
-async fn a_place_that_is_given_up_is_not_served(world: &World) {
+async fn a_position_that_is_given_up_is_not_served(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(!one.free().await, "it held nothing");
@@ -128,7 +128,7 @@ async fn a_place_that_is_given_up_is_not_served(world: &World) {
     assert!(one.heard_nothing().await);
 }
 
-async fn nodes_that_are_gone_are_passed_over(world: &World) {
+async fn dead_nodes_are_passed_over(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     for _ in 0..3 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
@@ -147,8 +147,8 @@ async fn nodes_that_are_gone_are_passed_over(world: &World) {
     assert!(alive.look().await.is_none(), "no waiter is left");
 }
 
-/// If PUBLISH cannot tell which nodes are dead, a live waiter must be told to look when the dead one's claim ends.
-async fn behind_several_dead_waiters_a_live_one_is_told(world: &World) {
+/// If PUBLISH does not report which nodes are dead, a live waiter must be notified when the dead one's claim ends.
+async fn behind_several_dead_waiters_a_live_one_is_notified(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     for _ in 0..3 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
@@ -194,9 +194,9 @@ async fn after_an_expiry_dead_waiters_are_passed_over_for_the_caller(world: &Wor
 }
 
 /// Invariant 5, also for a mutex that would otherwise be lost for ever.
-async fn a_grant_that_no_waiter_received_is_given_back(world: &World) {
-    // Longer than this test waits. A claim lasts a quarter of that, which is not, in case giving back was too late on
-    // a busy machine.
+async fn a_grant_that_no_waiter_received_is_returned(world: &World) {
+    // Longer than this test waits. A claim lasts a quarter of that, which is shorter, in case the grant is returned too
+    // late on a busy machine.
     for ttl in [Some(2 * WITHIN), None] {
         let (holder, _) = Asker::holding(world, &mutex("k")).await;
         let left = Asker::apart(world, &mutex("k")).await;
@@ -209,7 +209,7 @@ async fn a_grant_that_no_waiter_received_is_given_back(world: &World) {
     }
 }
 
-async fn a_grant_that_comes_before_the_waiter_looks_is_kept(world: &World) {
+async fn a_grant_before_the_waiter_looks_is_retained(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
@@ -237,7 +237,7 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
 }
 
 /// S0.11: a waiter has slept on the time of the holder it met, and the next holder may die sooner.
-async fn waiters_are_told_of_a_holder_for_a_shorter_time(world: &World) {
+async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
     let one = Asker::apart(world, &mutex("k")).await;
@@ -261,23 +261,23 @@ async fn waiters_are_told_of_a_holder_for_a_shorter_time(world: &World) {
     assert!(three.heard_nothing().await, "the time of this one is the longer");
 }
 
-async fn waiters_are_told_of_an_extension_for_a_shorter_time(world: &World) {
+async fn waiters_are_notified_of_an_extension_for_a_shorter_time(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
     let waiter = Asker::waiting(world, &mutex("k")).await;
     for (ttl, is_shorter) in [(None, false), (Some(LEASE), true), (Some(2 * LEASE), false), (None, false)] {
         assert!(holder.extend(ttl).await);
-        assert_eq!(waiter.heard().await.is_some_and(|told| told.missed), is_shorter, "{ttl:?}");
+        assert_eq!(waiter.heard().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
     }
     for (ttl, is_shorter) in [(LEASE, true), (LEASE / 2, true), (LEASE, false)] {
         assert!(holder.extend(Some(ttl)).await);
-        assert_eq!(waiter.heard().await.is_some_and(|told| told.missed), is_shorter, "{ttl:?}");
+        assert_eq!(waiter.heard().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
     }
 }
 
 /// The holder's time may have been long and have ended early: by a foreign client, or an eviction.
-async fn waiters_are_told_when_the_head_takes_the_mutex_itself(world: &World) {
+async fn waiters_are_notified_when_the_head_takes_the_mutex_itself(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();

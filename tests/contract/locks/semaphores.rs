@@ -1,5 +1,4 @@
-//! How many tokens hold permits, in which order they get them, and what happens to permits that are not given
-//! back.
+//! How many tokens hold permits, in which order they get them, and what happens to permits that are not returned.
 
 use super::*;
 
@@ -10,7 +9,7 @@ contract! {
     a_late_take_of_a_holder_takes_nothing,
     permits_are_served_first_come_first,
     a_freed_permit_goes_to_the_waiter_and_to_no_other_token,
-    a_place_for_a_permit_can_be_given_up,
+    a_position_for_a_permit_can_be_given_up,
     a_caller_that_does_not_queue_is_not_handed_a_permit,
     dead_waiters_for_permits_are_passed_over,
     a_lease_that_ended_is_recovered_once,
@@ -18,7 +17,7 @@ contract! {
     a_refresh_keeps_a_permit_and_does_not_revive_one,
     added_permits_go_to_the_waiters,
     a_deleted_semaphore_closes_its_waiters,
-    waiters_are_told_of_a_permit_for_a_shorter_time,
+    waiters_are_notified_of_a_permit_for_a_shorter_time,
     a_look_creates_nothing,
     an_idle_semaphore_expires_and_a_used_one_stays,
     a_semaphore_and_a_mutex_of_one_name_are_two_locks,
@@ -137,7 +136,7 @@ async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) 
     assert!(two.heard_nothing().await, "it was queued once");
 }
 
-async fn a_place_for_a_permit_can_be_given_up(world: &World) {
+async fn a_position_for_a_permit_can_be_given_up(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
@@ -286,7 +285,7 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
 }
 
 /// S4.14: as for the mutex.
-async fn waiters_are_told_of_a_permit_for_a_shorter_time(world: &World) {
+async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     holder.wait.hold();
@@ -320,8 +319,8 @@ async fn a_look_creates_nothing(world: &World) {
 /// S4.20, S4.22: an unused semaphore expires, and one with holders does not.
 async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     let idle = Create { capacity: 2, idle_ttl: ms(40) };
-    let status_only = Asker::apart(world, &semaphore("idle")).await;
-    assert!(status_only.permit(TakePermit { semaphore: idle, ..status_only.ask_permit(2) }).await.granted);
+    let short = Asker::apart(world, &semaphore("idle")).await;
+    assert!(short.permit(TakePermit { semaphore: idle, ..short.ask_permit(2) }).await.granted);
     let other = Asker::apart(world, &semaphore("idle")).await;
     let ask = TakePermit { semaphore: idle, lease: ms(20), ..other.ask_permit(2) };
     assert!(other.permit(ask).await.granted);
@@ -329,8 +328,8 @@ async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     tokio::time::sleep(ms(60)).await;
     let ask = TakePermit { lease: LEASE, ..ask };
     assert_eq!(other.permit(ask).await.available, 0, "a short lease does not end what a long one needs");
-    assert!(other.free_permit().await.was_held && status_only.free_permit().await.was_held);
-    until(async || status_only.state().await.is_none()).await;
+    assert!(other.free_permit().await.was_held && short.free_permit().await.was_held);
+    until(async || short.state().await.is_none()).await;
 }
 
 async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {

@@ -10,12 +10,13 @@ use crate::store::volume::RegistryState;
 const STEPS: usize = 2_000;
 const NODES: usize = 3;
 
-/// Ids that a store has drawn itself, by their order, and nodes by their numbers: they differ between the stores.
+/// Answers without the parts that differ between the stores: random ids of a store become numbers in their order, and so do
+/// nodes.
 #[derive(Default)]
 struct Plain {
     ids: HashMap<Uuid, usize>,
-    /// Apart, because Redis gives one random id to a new registry and to its log.
-    births: Vec<Uuid>,
+    /// Separate from `ids`, because on Redis a new registry and its log have the same random id.
+    registry_ids: Vec<Uuid>,
 }
 
 impl Plain {
@@ -25,10 +26,10 @@ impl Plain {
     }
 
     fn registry_id(&mut self, registry_id: Uuid) -> usize {
-        if !self.births.contains(&registry_id) {
-            self.births.push(registry_id);
+        if !self.registry_ids.contains(&registry_id) {
+            self.registry_ids.push(registry_id);
         }
-        self.births.iter().position(|known| *known == registry_id).expect("added above")
+        self.registry_ids.iter().position(|known| *known == registry_id).expect("added above")
     }
 
     fn renewed(&mut self, renewed: &Renewed) -> String {
@@ -56,7 +57,7 @@ impl Plain {
     }
 }
 
-/// One store's side: its nodes, and what each was last told.
+/// One store's side: its nodes, and the latest mark of each.
 struct Side {
     world: World,
     tiers: Vec<Tier>,
@@ -80,22 +81,22 @@ impl Side {
 
 #[tokio::test]
 async fn random_steps_of_volumes_are_answered_alike() {
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let replayed = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = replayed.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let redis = World::Redis(RedisServer::start());
     let mut sides = [Side::new(World::memory()).await, Side::new(redis).await];
-    let (mut told, mut unknown) = (0, 0);
+    let (mut known, mut unknown) = (0, 0);
     for step in 0..STEPS {
         let what = random.u8(..20);
-        let (node, stamp, vouches, creates) =
+        let (node, stamp, age, creates) =
             (random.usize(..NODES), random.u64(..3), random.u8(..4), random.u8(..4) == 0);
         let (term, id) = (TERM * random.u32(1..4), Uuid::from_u128(random.u128(..)));
         let (tag, name) = (random.bool(), random.u8(..3).to_string());
         let mut answers = Vec::new();
         for side in &mut sides {
-            let known_registry = side.plain.births.iter().rev().nth(vouches.into()).copied();
+            let known_registry = side.plain.registry_ids.iter().rev().nth(age.into()).copied();
             let announcement = Announcement { id, creates, known_registry, term, ..unannounced() };
             let tier = &side.tiers[node];
             answers.push(match what {
@@ -106,10 +107,10 @@ async fn random_steps_of_volumes_are_answered_alike() {
                     String::new()
                 }
                 4..10 => {
-                    let mark = side.marks[node].filter(|_| vouches < 3);
+                    let mark = side.marks[node].filter(|_| age < 3);
                     let renewed = tier.renew_with(Renewal { stamp, mark, known_registry, term }).await;
                     side.marks[node] = Some(renewed.newest);
-                    told += renewed.announced.as_ref().map_or(0, Vec::len);
+                    known += renewed.announced.as_ref().map_or(0, Vec::len);
                     unknown += usize::from(mark.is_some() && renewed.announced.is_none());
                     side.plain.renewed(&renewed)
                 }
@@ -132,7 +133,7 @@ async fn random_steps_of_volumes_are_answered_alike() {
     }
     // Only a store with this feature can lose a log, so that a mark is unknown.
     let unknown_enough = unknown > 20 || !cfg!(feature = "testing");
-    assert!(told > 100 && unknown_enough, "SG_SEED={seed}: {told} told, {unknown} unknown: too tame");
+    assert!(known > 100 && unknown_enough, "SG_SEED={seed}: {known} told, {unknown} unknown: too tame");
 }
 
 impl World {

@@ -1,4 +1,4 @@
-//! What only a server has: rights, memory, lost scripts, connections, keys with a time to live.
+//! Conditions that only a server has: rights, memory, lost scripts, connections, keys with a time to live.
 
 use super::super::on_redis::{own_keys, world_of};
 use super::super::support::monitor::Monitor;
@@ -21,13 +21,13 @@ fn at(kind: &str) -> String {
     format!("sg1:{kind}:{{{}}}", volume().name())
 }
 
-fn home(world: &World) -> &RedisServer {
+fn server_of(world: &World) -> &RedisServer {
     world.home(volume().name())
 }
 
 async fn registry_and_log_expire_by_themselves(world: &World) {
     let (tier, _) = Tier::member(world).await;
-    let server = home(world);
+    let server = server_of(world);
     for announces in [false, true] {
         for kind in ["n", "a"] {
             let left: i64 = server.run(&["PTTL", &at(kind)]);
@@ -45,7 +45,7 @@ async fn registry_and_log_expire_by_themselves(world: &World) {
 
 async fn every_step_survives_the_loss_of_the_scripts(world: &World) {
     let (tier, other) = (Tier::new(world).await, Tier::new(world).await);
-    let server = home(world);
+    let server = server_of(world);
     server.script_flush();
     tier.renew(1, None).await;
     for step in 0..4 {
@@ -73,7 +73,7 @@ async fn a_mark_of_another_session_means_everything(world: &World) {
 async fn a_mark_does_not_outlive_its_connection(world: &World) {
     let (tier, first) = Tier::member(world).await;
     let missed = tier.ear.missed.load(Ordering::Relaxed);
-    home(world).kill_clients();
+    server_of(world).kill_clients();
     let started = Instant::now();
     let renewal = Renewal { stamp: 2, mark: Some(first.newest), known_registry: None, term: TERM };
     let renewed = loop {
@@ -99,7 +99,7 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
 async fn a_server_without_memory_keeps_the_registry(world: &World) {
     let (one, before) = Tier::member(world).await;
     let two = Tier::new(world).await;
-    let server = home(world);
+    let server = server_of(world);
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let to = audience(two.announce(&value("a"), false).await);
     assert_eq!((to.registry.registry_id, to.members.len()), (before.registry.registry_id, 1));
@@ -109,7 +109,7 @@ async fn a_server_without_memory_keeps_the_registry(world: &World) {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
 }
 
-/// It hung on its way for longer than its caller has waited.
+/// The insertion reaches the server later than its caller has waited.
 async fn a_late_insertion_announces_nothing(world: &World) {
     let (tier, first) = Tier::member(world).await;
     let server = world.home(key("k").name());
@@ -126,7 +126,7 @@ async fn a_late_insertion_announces_nothing(world: &World) {
 
 async fn a_log_of_foreign_data_is_left_alone(world: &World) {
     let (one, _) = Tier::member(world).await;
-    let (two, server) = (Tier::new(world).await, home(world));
+    let (two, server) = (Tier::new(world).await, server_of(world));
     for kind in ["a", "n"] {
         server.run::<()>(&["SET", &at(kind), "foreign", "PX", "600000"]);
         let refused = |error: StoreError| error.kind == StoreErrorKind::Refused;
@@ -140,7 +140,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
     }
 }
 
-/// Also with a registry and members; the servers of the other cases show that the minimal user may do it.
+/// Also with a registry and members. The other cases show that the minimal user may do it.
 #[tokio::test]
 async fn a_change_and_its_announcement_are_one_command() {
     let world = World::redis();
@@ -183,7 +183,7 @@ async fn a_fleet_without_local_copies_needs_no_further_right() {
 
 /// A single node of a cluster, known by its address alone: a script may name keys of one slot only.
 #[tokio::test]
-async fn a_server_that_splits_keys_is_told_the_change_and_its_announcement_separately() {
+async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_separately() {
     let server = RedisServer::with_args(["--cluster-enabled", "yes"]);
     // Redis 6.2 has no ADDSLOTSRANGE.
     let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();

@@ -17,7 +17,7 @@ fn guard(policy: Policy) -> StampedeGuard {
 }
 
 async fn freshness(guard: &StampedeGuard, key: &str) -> u64 {
-    // Rounded, because a millisecond may have passed.
+    // Rounded up, because a millisecond may have passed.
     guard
         .remaining_freshness(key)
         .await
@@ -36,7 +36,7 @@ async fn all_clones_and_services_of_a_handle_get_its_new_policy() {
     let service = clone
         .memoize(|key: &&'static str| CacheKey::from(*key))
         .layer(service_fn(|_: &'static str| async { Ok::<_, io::Error>(1_u8) }));
-    let apart = guard.with_policy(fresh_for(7));
+    let separate = guard.with_policy(fresh_for(7));
 
     guard.set_policy(fresh_for(5)).expect("set");
 
@@ -57,11 +57,11 @@ async fn all_clones_and_services_of_a_handle_get_its_new_policy() {
     guard.insert("inserted", &1_u8).await.expect("inserted");
     assert_eq!(freshness(&guard, "inserted").await, 5);
 
-    // `with_policy` has made another handle, which is set by itself.
-    load(&apart, "apart").await;
-    assert_eq!(freshness(&guard, "apart").await, 7);
+    // `with_policy` has made another handle, whose policy is replaced separately.
+    load(&separate, "separate").await;
+    assert_eq!(freshness(&guard, "separate").await, 7);
     clone.set_policy(fresh_for(6)).expect("set once more");
-    assert_eq!((guard.policy(), *apart.policy() == fresh_for(7)), (Arc::new(fresh_for(6)), true));
+    assert_eq!((guard.policy(), *separate.policy() == fresh_for(7)), (Arc::new(fresh_for(6)), true));
 }
 
 #[cfg(feature = "http")]
@@ -75,8 +75,8 @@ async fn an_http_service_gets_the_new_policy() {
         Ok::<_, io::Error>(Response::new(Full::<bytes::Bytes>::from("page")))
     });
     let service = guard.layer(inner);
-    let status_only = guard.policy().to_builder().max_body(3).build().expect("valid");
-    guard.set_policy(status_only).expect("set");
+    let small_bodies = guard.policy().to_builder().max_body(3).build().expect("valid");
+    guard.set_policy(small_bodies).expect("set");
     for _ in 0..2 {
         let request = Request::get("http://shop.example/").body(Full::default()).expect("a request");
         let response = service.clone().oneshot(request).await.expect("answered");
@@ -112,7 +112,7 @@ async fn a_load_that_runs_keeps_the_policy_that_it_began_with() {
 }
 
 #[tokio::test]
-async fn the_new_policy_counts_where_the_old_one_did() {
+async fn the_new_policy_uses_the_counters_of_the_old_one() {
     let named = |secs| fresh_for(secs).to_builder().name("shop").build().expect("valid");
     let guard = guard(named(60));
     load(&guard, "a").await;
@@ -139,9 +139,9 @@ fn a_setting_that_is_fixed_is_refused_by_name_and_nothing_changes() {
     let by = new().audit_by(|a: &u8, b: &u8| a == b).build().expect("valid");
     refused(&old, by.clone(), "audit_by can not change");
     refused(&by, old.clone(), "audit_by can not change");
-    let sharing = new().share_errors::<String>().build().expect("valid");
-    refused(&sharing, old.clone(), "share_errors can not change");
-    guard(old.clone()).set_policy(sharing).expect("a further type takes nothing away");
+    let with_shared_errors = new().share_errors::<String>().build().expect("valid");
+    refused(&with_shared_errors, old.clone(), "share_errors can not change");
+    guard(old.clone()).set_policy(with_shared_errors).expect("a further type takes nothing away");
     guard(by.clone())
         .set_policy(by.to_builder().fresh_for(Duration::from_secs(5)).build().expect("valid"))
         .expect("set");
@@ -149,7 +149,7 @@ fn a_setting_that_is_fixed_is_refused_by_name_and_nothing_changes() {
 
 #[cfg(feature = "http")]
 #[test]
-fn an_http_setting_that_makes_keys_or_keeps_clients_apart_is_refused_by_name() {
+fn an_http_setting_that_makes_keys_or_separates_clients_is_refused_by_name() {
     use http::HeaderName;
 
     use crate::http::HttpPolicy;
@@ -177,7 +177,7 @@ fn an_http_setting_that_makes_keys_or_keeps_clients_apart_is_refused_by_name() {
     guard(of(HttpPolicy::default()))
         .set_policy(of(stricter))
         .expect("a shared cache may share less at any time");
-    let keyed = |told: bool| of(HttpPolicy::default().expose_key(told).key(|_| None));
+    let keyed = |exposes_key: bool| of(HttpPolicy::default().expose_key(exposes_key).key(|_| None));
     guard(keyed(false)).set_policy(keyed(true)).expect("a function for a function");
 }
 
@@ -207,7 +207,7 @@ fn a_call_that_begins_after_the_last_change_has_the_last_policy() {
     assert_eq!(guard.clone().current().policy.fresh_for, Duration::from_secs(9));
 }
 
-/// Turning copies on while the guard runs gets their lease, as the builder does.
+/// If copies are turned on while the guard runs, it gets the volume lease, as if they were turned on by the builder.
 #[cfg(feature = "local")]
 #[tokio::test]
 async fn copies_can_be_turned_on_and_off() {

@@ -1,4 +1,4 @@
-//! Kept invalidations: what settles them, what they hide, and what takes their place when they become too many.
+//! Retained invalidations: which changes settle them, which entries they hide, and how they overflow.
 
 use super::*;
 use crate::key::CacheKey;
@@ -14,7 +14,7 @@ fn a_change_settles_only_what_had_begun_before_it() {
     let list = RetainedInvalidations::new("ns", 10);
     let [first, second, third] = [(); 3].map(|()| list.next_attempt());
     list.keep(retained("a", false, second));
-    // A change that began first may have run before the one that is kept.
+    // A change that began first may have run before the retained one.
     assert!(!list.confirmed(&retained("a", false, 0).target.name(), first, |_| 0));
     assert!(!list.confirmed(&retained("a", true, 0).target.name(), third, |_| 0), "the tag of that name");
     list.keep(retained("a", false, first));
@@ -27,12 +27,12 @@ fn a_change_settles_only_what_had_begun_before_it() {
 }
 
 #[test]
-fn a_name_that_is_kept_already_needs_no_room() {
+fn a_name_that_is_retained_already_needs_no_room() {
     let list = RetainedInvalidations::new("ns", 1);
     assert!(!list.keep(retained("a", false, 1)) && !list.keep(retained("a", false, 2)));
     assert!(list.keep(retained("b", false, 3)) && !list.keep(retained("c", false, 4)));
     let everything = ChangedName::tag(&crate::value::entry::tag_of_everything("ns"));
-    assert!(!list.confirmed(&everything, 3, |_| 0), "c was kept after that");
+    assert!(!list.confirmed(&everything, 3, |_| 0), "c was retained after that");
     assert!(list.confirmed(&everything, 4, |_| 7));
     assert_eq!(list.count(), 0);
     let servable = list.servable(&retained("a", false, 0).target.key, &[]);
@@ -46,7 +46,7 @@ fn a_name_that_is_kept_already_needs_no_room() {
     assert_eq!((serves(6), serves(7)), (false, true));
 }
 
-/// A load of any of them may have begun before its invalidation.
+/// A load of any of the names may have begun before its invalidation.
 #[test]
 fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
     let list = RetainedInvalidations::new("ns", 1);

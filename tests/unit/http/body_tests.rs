@@ -34,13 +34,13 @@ async fn stored_trailers_come_last_and_leave_the_size_open() {
 }
 
 #[tokio::test]
-async fn a_passed_body_keeps_frames_sizes_and_errors() {
+async fn a_passed_body_has_the_frames_sizes_and_errors_of_the_inner_body() {
     let body = GuardedBody::passed(Full::new(Bytes::from_static(b"abc")));
     assert_eq!(body.size_hint().exact(), Some(3));
     assert_eq!(body.collect().await.unwrap().to_bytes(), "abc");
     assert!(GuardedBody::passed(Empty::<Bytes>::new()).is_end_stream());
-    // Data of another type than `Bytes`, and an error that keeps its type.
-    let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("gone"))];
+    // Data of another type than `Bytes`, and an error of its original type.
+    let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("disconnected"))];
     let mut body = GuardedBody::passed(StreamBody::new(futures_util::stream::iter(frames)));
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
     assert!(body.frame().await.unwrap().unwrap_err().is::<std::io::Error>());

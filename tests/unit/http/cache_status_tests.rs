@@ -94,7 +94,7 @@ fn a_stand_in_is_no_hit_and_names_the_failure() {
     for (stand_in, text) in cases {
         let mut headers = HeaderMap::new();
         write_stand_in(&mut headers, stand_in);
-        assert!(headers.is_empty(), "nothing was said that could be taken back");
+        assert!(headers.is_empty(), "there is no line to replace");
         write_status(&mut headers, CacheStatus::Hit { ttl: 7 });
         write_status(&mut headers, CacheStatus::Stale { beyond: 3 });
         write_stand_in(&mut headers, stand_in);
@@ -106,7 +106,7 @@ fn a_stand_in_is_no_hit_and_names_the_failure() {
 #[test]
 fn the_key_is_appended_to_the_guards_own_line() {
     let mut headers = HeaderMap::new();
-    write_key(&mut headers, "nothing to add it to");
+    write_key(&mut headers, "no line to add it to");
     assert!(headers.is_empty());
     headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
     write_status(&mut headers, CacheStatus::Hit { ttl: 1 });

@@ -18,7 +18,7 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 }
 
 impl StoredResponse {
-    /// Encodes it with default metadata and returns the bytes of the response alone.
+    /// Encodes the response with default metadata, and returns its bytes without the metadata.
     fn bytes(&self) -> Option<Bytes> {
         self.encode(&ResponseMeta::shared_only(false, std::time::Duration::ZERO, None))
             .map(|raw| raw.slice(FIXED..))
@@ -86,16 +86,19 @@ fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
         }
         response.body(()).unwrap().into_parts().0
     };
-    let meta = StoredResponse::new(
+    let response = StoredResponse::new(
         &head(&[("connection", "close"), ("age", "9"), ("x", "y")]),
         now,
         Bytes::new(),
         None,
     );
-    assert_eq!(meta.headers, stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")], "").headers);
+    assert_eq!(
+        response.headers,
+        stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")], "").headers
+    );
     let dated = "Sun, 06 Nov 1994 08:49:30 GMT";
-    let meta = StoredResponse::new(&head(&[("date", dated)]), now, Bytes::new(), None);
-    assert_eq!(meta.headers["date"], dated, "the origin's date stays");
+    let response = StoredResponse::new(&head(&[("date", dated)]), now, Bytes::new(), None);
+    assert_eq!(response.headers["date"], dated, "the origin's date stays");
     let far = now + std::time::Duration::from_secs(1 << 40);
     assert!(StoredResponse::new(&head(&[]), far, Bytes::new(), None).headers.contains_key("date"));
     let many: Vec<_> = (0..400).map(|_| ("x", "y")).collect();
@@ -232,7 +235,7 @@ fn a_name_never_changes_its_number() {
 fn a_numbered_name_may_be_shared_and_has_one_number() {
     for (number, name) in NAMES.iter().enumerate() {
         assert!(is_sound(name, &HeaderValue::from_static("0"), Some(0)), "{name}");
-        assert_ne!(*name, http::header::AGE, "it is told anew each time");
+        assert_ne!(*name, http::header::AGE, "each replay writes its own");
         assert!(!NAMES[..number].contains(name), "{name}");
     }
 }

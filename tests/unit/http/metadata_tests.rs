@@ -147,7 +147,7 @@ fn a_response_is_fresh_no_longer_than_its_entry() {
     let mut expired = entry(0);
     expired.expiry.error_until = 30_000;
     assert_eq!(meta.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
-    // Stale on arrival: its lifetime was shorter than its age.
+    // Stale when it was stored: its lifetime was shorter than its age.
     let terms = ReuseTerms { lifetime: secs(5), ..meta.terms };
     assert_eq!(ResponseMeta { terms, ..meta }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
 }

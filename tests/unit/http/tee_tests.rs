@@ -61,7 +61,7 @@ where
 }
 
 #[tokio::test]
-async fn a_body_is_kept_whole_and_the_client_gets_the_end_on_release() {
+async fn a_body_is_buffered_whole_and_the_client_gets_the_end_on_release() {
     let (sender, mut client) = streaming();
     let body = all_at_once(vec![data("ab"), data(""), data("cd"), Ok(Frame::trailers(fields()))]);
     let Teed::Whole { body, trailers, finish } = tee(body, 4, Some(4), later(), PATIENCE, sender).await
@@ -173,7 +173,7 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
 }
 
 #[tokio::test]
-async fn a_body_of_exactly_the_bound_is_kept() {
+async fn a_body_of_exactly_the_bound_is_buffered() {
     for (length, whole) in [(3, true), (4, true), (5, false)] {
         let (sender, client) = streaming();
         let teed = tee(Full::new(Bytes::from(vec![0; length])), 4, None, later(), PATIENCE, sender).await;
@@ -204,10 +204,10 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
         let teed = tee(all_at_once(frames), 100, expected, later(), PATIENCE, sender).await;
         let Teed::Broken { text, finish } = teed else { panic!() };
         assert_eq!(text, "wire cut");
-        // A server that meets the error drops bytes that it was given just before.
+        // A server that receives the error drops the bytes that it has not written yet.
         assert_eq!(readable(&mut client), seen, "{expected:?}");
-        // The error waits until others were told, because a retry would otherwise join the failed load. So
-        // does the byte that completes the length in the head.
+        // The error waits until the waiters were notified, because a retry would otherwise join the failed load.
+        // So does the byte that completes the length in the head.
         assert!(client.frame().now_or_never().is_none());
         finish.release();
         assert_eq!(readable(&mut client), rest, "{expected:?}");
@@ -215,7 +215,7 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
     }
 }
 
-/// With one of these bytes a client has the whole length of the head, and may ask again while the load is
+/// With one of these bytes a client has the whole length in the head, and may repeat its request while the load is
 /// still failing.
 #[tokio::test]
 async fn bytes_beyond_the_promised_length_wait_with_the_byte_that_completes_it() {

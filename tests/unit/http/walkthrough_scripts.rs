@@ -1,4 +1,4 @@
-//! The questions of the conformance suite that rules alone decide: one line of a table per test of the suite.
+//! The tests of the conformance suite whose outcome depends only on the rules: one table line per test of the suite.
 
 use super::*;
 
@@ -17,7 +17,7 @@ enum Finds {
     Nothing,
 }
 
-/// Asks once, and again 3 s later; returns the outcome of the second request.
+/// Sends a request, and a second one 3 s later; returns the outcome of the second.
 ///
 /// The origin answers the first request with `response`, and later ones with 304 if they have the validators
 /// of the first response, else with a 200.
@@ -28,17 +28,17 @@ fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then
     let validators = reply.1.clone();
     cache.ask(&request("GET", first), &mut |_, _| Some(reply.clone()));
     cache.now += Duration::from_secs(3);
-    let (mut demands, mut validated) = (false, false);
+    let (mut is_forwarded, mut is_validated) = (false, false);
     let (status, found, _) = cache.ask(&request("GET", then), &mut |_, conditional| {
-        demands = true;
-        validated = [("if-none-match", "etag"), ("if-modified-since", "last-modified")].iter().any(
+        is_forwarded = true;
+        is_validated = [("if-none-match", "etag"), ("if-modified-since", "last-modified")].iter().any(
             |(condition, validator)| {
                 validators.get(*validator).is_some_and(|value| conditional.get(*condition) == Some(value))
             },
         );
-        Some((if validated { 304 } else { 299 }, HeaderMap::new(), b"new".to_vec()))
+        Some((if is_validated { 304 } else { 299 }, HeaderMap::new(), b"new".to_vec()))
     });
-    match (demands, validated) {
+    match (is_forwarded, is_validated) {
         (false, _) if !found.contains_key("date") => Finds::Nothing,
         (false, _) => Finds::Stored(status),
         (true, true) => Finds::Validated(status),
@@ -51,7 +51,7 @@ fn strictly(first: Lines<'_>, response: (u16, Lines<'_>), then: Lines<'_>) -> Fi
 }
 
 const LASTING: (&str, &str) = ("cache-control", "max-age=3600");
-const BRIEF: (&str, &str) = ("cache-control", "max-age=2");
+const SHORT: (&str, &str) = ("cache-control", "max-age=2");
 const TAG: (&str, &str) = ("etag", "\"abcdef\"");
 const OLD: (&str, &str) = ("last-modified", "Wed, 01 Jan 2020 00:00:00 GMT");
 const FAR: (&str, &str) = ("expires", "Thu, 18 Aug 2050 02:01:18 GMT");
@@ -77,9 +77,9 @@ fn freshness() {
         (&[("expires", "Thursday, 18-Aug-50 02:01:18 GMT")], Finds::Stored(200)),
         (&[("expires", "Thu Aug  8 02:01:18 2050")], Finds::Stored(200)),
         (&[OLD], Finds::Stored(200)),
-        (&[BRIEF, TAG], Finds::Validated(200)),
-        (&[BRIEF, ("etag", "W/\"a\"")], Finds::Validated(200)),
-        (&[BRIEF, OLD], Finds::Validated(200)),
+        (&[SHORT, TAG], Finds::Validated(200)),
+        (&[SHORT, ("etag", "W/\"a\"")], Finds::Validated(200)),
+        (&[SHORT, OLD], Finds::Validated(200)),
         (&[("cache-control", "no-cache"), TAG], Finds::Validated(200)),
         (&[("cache-control", "max-age=10000, No-CaChE")], Finds::Origin),
         (&[("cache-control", "no-store, max-age=10000"), FAR], Finds::Origin),
@@ -115,8 +115,8 @@ fn directives_of_requests() {
         (&[LASTING], &[("pragma", "no-cache")], Finds::Origin),
         (&[LASTING], &[("cache-control", "no-store")], Finds::Origin),
         (&[LASTING], &[("cache-control", "min-fresh=4000")], Finds::Origin),
-        (&[BRIEF], &[("cache-control", "max-stale=1000")], Finds::Stored(200)),
-        (&[BRIEF], &[("cache-control", "only-if-cached")], Finds::Nothing),
+        (&[SHORT], &[("cache-control", "max-stale=1000")], Finds::Stored(200)),
+        (&[SHORT], &[("cache-control", "only-if-cached")], Finds::Nothing),
         (&[LASTING], &[("cookie", "a=b")], Finds::Stored(200)),
         (&[LASTING, ("set-cookie", "a=b")], &[], Finds::Stored(200)),
         (&[LASTING], &[("authorization", "x")], Finds::Stored(200)),
@@ -150,7 +150,7 @@ fn conditions_of_clients() {
         (&[LASTING, OLD], &[("if-modified-since", OLD.1)], Finds::Stored(304)),
         (&[LASTING, OLD], &[("if-modified-since", "Wednesday, 01-Jan-20 00:00:00 GMT")], Finds::Stored(304)),
         (&[LASTING, OLD], &[("if-modified-since", "Fri, 20 Nov 2026 12:00:00 GMT")], Finds::Stored(304)),
-        (&[BRIEF, OLD], &[("if-modified-since", OLD.1)], Finds::Validated(304)),
+        (&[SHORT, OLD], &[("if-modified-since", OLD.1)], Finds::Validated(304)),
     ];
     for (response, then, finds) in cases {
         assert_eq!(strictly(&[], (200, response), then), finds, "{response:?} {then:?}");
@@ -200,16 +200,16 @@ fn variants() {
 }
 
 #[test]
-fn two_variants_are_kept() {
+fn two_variants_are_stored() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let mut ask = |value: &str| {
-        let mut demands = false;
+        let mut is_forwarded = false;
         let reply = cache.ask(&request("GET", &[("foo", value)]), &mut |_, sent| {
-            demands = true;
+            is_forwarded = true;
             let reply = headers(&[LASTING, ("vary", "Foo")]);
             Some((200, reply, sent["foo"].as_bytes().to_vec()))
         });
-        (reply.2, demands)
+        (reply.2, is_forwarded)
     };
     assert_eq!(ask("1"), (b"1".to_vec(), true));
     assert_eq!(ask("2"), (b"2".to_vec(), true));
@@ -260,10 +260,10 @@ fn parts() {
 fn a_304_updates_the_stored_response_and_the_whole_is_served() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let stored =
-        headers(&[BRIEF, TAG, ("test-header", "A"), ("x-frame-options", "deny"), ("content-length", "5")]);
+        headers(&[SHORT, TAG, ("test-header", "A"), ("x-frame-options", "deny"), ("content-length", "5")]);
     cache.ask(&request("GET", &[]), &mut |_, _| Some((200, stored.clone(), b"whole".to_vec())));
     cache.now += Duration::from_secs(3);
-    let update = headers(&[BRIEF, ("test-header", "B"), ("content-length", "10")]);
+    let update = headers(&[SHORT, ("test-header", "B"), ("content-length", "10")]);
     let reply = cache.ask(&request("GET", &[("req-num", "2")]), &mut |_, sent| {
         assert_eq!(
             (&sent["if-none-match"], &sent["req-num"]),
@@ -281,7 +281,7 @@ fn a_304_updates_the_stored_response_and_the_whole_is_served() {
 }
 
 #[test]
-fn the_origin_is_gone() {
+fn a_stale_response_is_served_if_allowed_while_the_origin_is_down() {
     let cases = [
         ("max-age=2", 200),
         ("max-age=2, stale-if-error=60", 200),
@@ -301,7 +301,7 @@ fn the_origin_is_gone() {
 }
 
 #[test]
-fn stale_while_it_is_validated() {
+fn a_stale_response_is_served_while_it_is_validated() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let first = headers(&[("cache-control", "max-age=1, stale-while-revalidate=4"), ("etag", "\"abc\"")]);
     let second = headers(&[("cache-control", "no-cache"), ("etag", "\"def\"")]);
@@ -338,7 +338,7 @@ fn unsafe_methods() {
 }
 
 #[test]
-fn a_post_that_stands_for_a_get() {
+fn a_post_response_that_represents_the_target_answers_a_get() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let reply = headers(&[FAR, ("content-location", "/a/b")]);
     cache.ask(&request("POST", &[]), &mut |_, _| Some((200, reply.clone(), b"posted".to_vec())));

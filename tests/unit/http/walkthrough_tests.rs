@@ -1,5 +1,5 @@
-//! The rules in combination: a cache of one process and one file, without time, tower or coalescing, which
-//! answers the questions of the public conformance suite for shared caches. The steps follow RFC 9111, 4.
+//! The rules in combination: a cache in one file, without a clock, tower or coalescing, that runs the public
+//! conformance suite for shared caches. The steps follow RFC 9111, 4.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Cache {
         }
     }
 
-    /// The part of an entry that a request asks for; `None` for the whole.
+    /// The requested part of an entry; `None` for the whole.
     fn part(entry: &Entry, request: &HeaderMap, now: SystemTime) -> Option<Part> {
         let range = ByteRange::of(request).filter(|_| if_range_holds(request, &entry.headers, now))?;
         match entry.part {
@@ -174,7 +174,7 @@ impl Cache {
         Some(self.received(considered, request, answer))
     }
 
-    /// Stores a response if the rules allow it, and gives it to its own client.
+    /// Stores a response if the rules allow it, and returns it to its own client.
     fn received(
         &mut self,
         considered: ConsideredRequest,
@@ -228,10 +228,10 @@ impl Cache {
             Some(None) => return false,
             part => part.flatten(),
         };
-        let meta = storable(headers).filter(|(name, _)| !storing.left_out.contains(name));
-        let meta: HeaderMap = meta.fold(HeaderMap::new(), |mut meta, (name, value)| {
-            meta.append(name.clone(), value.clone());
-            meta
+        let fields = storable(headers).filter(|(name, _)| !storing.left_out.contains(name));
+        let stored_headers = fields.fold(HeaderMap::new(), |mut stored_headers, (name, value)| {
+            stored_headers.append(name.clone(), value.clone());
+            stored_headers
         });
         let names = match &storing.vary {
             Vary::Names(names) => Some(names.clone()),
@@ -244,7 +244,7 @@ impl Cache {
         }
         let entry = Entry {
             status: *status,
-            headers: meta,
+            headers: stored_headers,
             content: content.clone(),
             part,
             storing,

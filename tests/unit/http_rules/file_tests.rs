@@ -24,7 +24,7 @@ fn each_kind_is_written_and_read() {
     assert_eq!(read("{}").expect("valid"), HttpPolicy::default());
 }
 
-/// A field that is missing here needs a place in `SETTINGS`, in `docs/policy.toml` and, if it can not change at run time, in
+/// A field that is missing here must be added to `SETTINGS`, to `docs/policy.toml` and, if it can not change at run time, to
 /// `HttpPolicy::fixed_setting`.
 #[test]
 fn each_field_of_an_http_policy_has_its_setting() {
@@ -93,9 +93,9 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
 }
 
 #[test]
-fn sharing_that_a_file_cannot_say_is_not_written() {
+fn a_policy_that_a_file_cannot_express_is_not_written() {
     let http = HttpPolicy::strict().share_cookies(false).share_cookies(true);
-    let error = serde_json::to_string(&http).expect_err("by the letter would be more").to_string();
+    let error = serde_json::to_string(&http).expect_err("`true` in a file would mean more").to_string();
     assert!(error.contains("no file can say"), "{error}");
     let policy = Policy::builder().http(http).build().expect("valid");
     serde_json::to_string(&policy).expect_err("not as the default");

@@ -59,5 +59,5 @@ fn a_policy_equals_itself_with_its_hook_only() {
     assert_eq!(policy, policy.clone());
     assert_ne!(policy, HttpPolicy::default());
     assert_ne!(policy, HttpPolicy::default().key(|_| None));
-    assert!(format!("{policy:?}").contains("KeyHook"), "all that can be told of a closure");
+    assert!(format!("{policy:?}").contains("KeyHook"), "a closure has no other description");
 }

@@ -17,7 +17,7 @@ fn part(first: u64, last: u64, complete: u64) -> Part {
     Part { first, last, complete: Some(complete) }
 }
 
-fn demands(range: &str, length: u64) -> RangeAnswer {
+fn answer_to(range: &str, length: u64) -> RangeAnswer {
     range_answer(&headers(&[("range", range)]), &HeaderMap::new(), length, UNIX_EPOCH)
 }
 
@@ -39,17 +39,17 @@ fn a_range_of_a_stored_whole_is_a_part() {
         ("bytes=0-99999999999999999999999", part(0, 10, 11)),
     ];
     for (range, expected) in cases {
-        assert_eq!(demands(range, 11), RangeAnswer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
+        assert_eq!(answer_to(range, 11), RangeAnswer::Part(expected), "RFC 9110, 14.1.2; A9: {range}");
     }
 }
 
 #[test]
 fn a_range_beyond_the_end_cannot_be_satisfied() {
     for range in ["bytes=11-", "bytes=11-12", "bytes=99999999999999999999-", "bytes=-0"] {
-        assert_eq!(demands(range, 11), RangeAnswer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
+        assert_eq!(answer_to(range, 11), RangeAnswer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
     }
-    assert_eq!(demands("bytes=0-", 0), RangeAnswer::Unsatisfiable);
-    assert_eq!(demands("bytes=-1", 0), RangeAnswer::Whole);
+    assert_eq!(answer_to("bytes=0-", 0), RangeAnswer::Unsatisfiable);
+    assert_eq!(answer_to("bytes=-1", 0), RangeAnswer::Whole);
     let headers = unsatisfiable(&HeaderMap::new(), 11);
     assert_eq!(headers[CONTENT_RANGE], "bytes */11", "RFC 9110, 15.5.17");
     assert_eq!(headers[ACCEPT_RANGES], "bytes", "RFC 9110, 14.3: others would do");
@@ -77,7 +77,7 @@ fn anything_but_a_single_range_is_answered_with_the_whole() {
         "bytes=--1",
     ];
     for range in ranges {
-        assert_eq!(demands(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
+        assert_eq!(answer_to(range, 11), RangeAnswer::Whole, "RFC 9110, 14.2: {range}");
     }
     let twice = headers(&[("range", "bytes=0-1"), ("range", "bytes=0-1")]);
     assert_eq!(range_answer(&twice, &HeaderMap::new(), 11, UNIX_EPOCH), RangeAnswer::Whole);
@@ -85,7 +85,7 @@ fn anything_but_a_single_range_is_answered_with_the_whole() {
 }
 
 #[test]
-fn if_range_wants_the_very_same_representation() {
+fn if_range_requires_the_very_same_representation() {
     let now = UNIX_EPOCH + Duration::from_secs(1_795_262_400);
     let modified = "Sun, 06 Nov 1994 08:49:37 GMT";
     let stored: &[(&str, &str)] =
@@ -152,7 +152,7 @@ fn the_position_of_a_part_is_read_or_refused() {
 }
 
 #[test]
-fn a_part_with_a_wrong_length_is_stored_to_the_letter_only() {
+fn a_part_with_a_wrong_length_is_stored_in_strict_mode_only() {
     let cases = [
         ("bytes 4-8/10", 5, Some(part(4, 8, 10)), Some(part(4, 8, 10))),
         // From the conformance suite: the part ends the whole, so its real length is the end of the whole.
@@ -249,7 +249,7 @@ fn the_head_of_a_part_states_its_position() {
 proptest! {
     #[test]
     fn any_bytes_are_read_without_a_panic(text in "[bytes=0-9,/* -]{0,24}", length: u64) {
-        let found = demands(&text, length);
+        let found = answer_to(&text, length);
         if let RangeAnswer::Part(part) = found {
             prop_assert!(part.first <= part.last && part.last < length);
             prop_assert!(part.length() <= length);

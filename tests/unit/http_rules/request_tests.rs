@@ -13,7 +13,7 @@ pub(super) fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Requ
     request.body(Empty::new()).unwrap()
 }
 
-/// How a request is treated, apart from its other demands.
+/// How a request is treated, without its other demands.
 #[derive(Debug, PartialEq)]
 pub(super) enum Admission {
     Cached(CacheKey),
@@ -121,7 +121,7 @@ fn a_doubtful_authority_is_bypassed() {
 }
 
 #[test]
-fn a_head_is_looked_up_under_the_key_of_the_get() {
+fn a_head_uses_the_key_of_the_get() {
     let admission = admit(&request("HEAD", "/a", &[("host", "h")]), &RequestRules::default());
     assert_eq!(admission, Admission::LookUpOnly(CacheKey::from_parts(["http", "http", "h", "/a"])));
 }
@@ -217,7 +217,7 @@ fn a_rewritten_path_enters_the_key_and_the_uri_of_another_origin_does_not() {
 
 proptest::proptest! {
     #[test]
-    fn any_host_is_judged_without_a_panic(host in proptest::collection::vec(0x20u8..0x7f, 0..24)) {
+    fn any_host_is_examined_without_a_panic(host in proptest::collection::vec(0x20u8..0x7f, 0..24)) {
         let mut request = request("GET", "/", &[]);
         request.headers_mut().insert("host", HeaderValue::from_bytes(&host).unwrap());
         admit(&request, &RequestRules::default());
@@ -234,7 +234,7 @@ pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Reque
 }
 
 #[test]
-fn requests_that_a_cache_can_answer_are_looked_up() {
+fn requests_that_a_cache_can_answer_use_the_cache() {
     let plain = RequestDemands::default();
     let cases: [(Lines<'_>, RequestDemands); 14] = [
         (&[], plain),
@@ -332,7 +332,7 @@ fn the_policy_decides_which_credentials_take_part() {
 }
 
 #[test]
-fn a_private_cache_keeps_its_users_apart() {
+fn a_private_cache_has_separate_keys_for_each_user() {
     let policy = HttpPolicy::private();
     let key = |headers: &[(&str, &str)]| {
         let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
@@ -354,7 +354,7 @@ fn a_private_cache_keeps_its_users_apart() {
     // Lengths separate the end of a value from the next name.
     let twice = key(&[("authorization", "al"), ("authorization", "ice")]);
     assert_ne!(twice, key(&[("authorization", "alauthorizationice")]), "B1");
-    assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");
+    assert!(!alice.to_string().contains("alice"), "C9: a key contains no secret");
     assert_eq!(key(&[]), CacheKey::from_parts(["http", "private", "http", "h", "/a"]));
 }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::http_rules::cache_control::RequestDirectives;
 
 #[path = "response_sharing_tests.rs"]
-mod sharing;
+mod shared_responses;
 
 /// Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
 const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -48,7 +48,7 @@ fn rules(http: HttpPolicy) -> ResponseRules {
     ResponseRules { http: http.into(), fresh_for: Duration::from_secs(60), max_body: 1000 }
 }
 
-fn log_decision(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
+fn verdict_of(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
     let exchange = RequestResponse {
         method: &Method::GET,
         target: None,
@@ -64,11 +64,11 @@ fn log_decision(http: HttpPolicy, demands: RequestDemands, status: u16, fields: 
 }
 
 fn strictly(status: u16, fields: &[(&str, &str)]) -> Verdict {
-    log_decision(HttpPolicy::strict(), PLAIN, status, fields)
+    verdict_of(HttpPolicy::strict(), PLAIN, status, fields)
 }
 
 fn by_default(status: u16, fields: &[(&str, &str)]) -> Verdict {
-    log_decision(HttpPolicy::default(), PLAIN, status, fields)
+    verdict_of(HttpPolicy::default(), PLAIN, status, fields)
 }
 
 fn stored(verdict: Verdict) -> StoreDecision {
@@ -130,7 +130,7 @@ fn the_most_specific_lifetime_counts() {
     for (value, expected) in cases {
         assert_eq!(fresh(strictly(200, &control(value))), expected, "RFC 9111, 4.2.1: {value}");
     }
-    let private = log_decision(HttpPolicy::private(), PLAIN, 200, &control("s-maxage=3600, max-age=1"));
+    let private = verdict_of(HttpPolicy::private(), PLAIN, 200, &control("s-maxage=3600, max-age=1"));
     assert_eq!(fresh(private), Ok((1, Rule::MaxAge)), "RFC 9111, 5.2.2.10: not for a private cache");
     let aged = stored(strictly(200, &[("cache-control", "max-age=60"), ("age", "20")]));
     assert_eq!((aged.terms.lifetime, aged.initial_age, aged.fresh_for()), (secs(60), secs(20), secs(40)));
@@ -176,7 +176,7 @@ fn a_lifetime_is_guessed_for_the_statuses_of_the_rfc_only() {
     }
     assert_eq!(fresh(by_default(200, &dated)), Ok((60, Rule::Default)), "A6: no guess by default");
     let guessing = HttpPolicy::default().heuristic_freshness(true);
-    assert_eq!(fresh(log_decision(guessing, PLAIN, 200, &dated)), Ok((8640, Rule::Heuristic)));
+    assert_eq!(fresh(verdict_of(guessing, PLAIN, 200, &dated)), Ok((8640, Rule::Heuristic)));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
             StaleWindows { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
         ),
         ("max-age=2, stale-while-revalidate=4, must-revalidate", none, none),
-        // To the letter, `s-maxage` forbids stale windows beside it.
+        // In strict mode, `s-maxage` forbids stale windows beside it.
         ("s-maxage=2, stale-while-revalidate=4", none, StaleWindows { while_revalidate: secs(4), ..none }),
     ];
     for (value, strict, careful) in cases {
@@ -223,14 +223,14 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
         assert_eq!(storing.says_stale, said.into(), "RFC 5861: {value}");
     }
     let private =
-        log_decision(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
+        verdict_of(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
     assert_eq!(stored(private).terms.stale, implicit(minute), "RFC 9111, 5.2.2.8: for shared caches");
 }
 
 #[test]
-fn a_response_is_kept_as_long_as_it_is_useful() {
+fn a_response_is_stored_as_long_as_it_is_useful() {
     let http = || HttpPolicy::default().stale_on_disconnect(secs(5)).validate_within(secs(100));
-    let keep = |fields: &[(&str, &str)]| stored(log_decision(http(), PLAIN, 200, fields)).keep_for.as_secs();
+    let keep = |fields: &[(&str, &str)]| stored(verdict_of(http(), PLAIN, 200, fields)).keep_for.as_secs();
     assert_eq!(keep(&control("max-age=10")), 15, "to stand in for the inner service");
     assert_eq!(keep(&[("cache-control", "max-age=10"), ("etag", "\"a\"")]), 110, "to be validated");
     assert_eq!(keep(&control("max-age=10, stale-while-revalidate=20")), 30);
@@ -238,7 +238,7 @@ fn a_response_is_kept_as_long_as_it_is_useful() {
     assert_eq!(keep(&control("max-age=10, must-revalidate")), 10, "there is nothing else that it could do");
     assert_eq!(keep(&[("cache-control", "max-age=10"), ("age", "4")]), 11);
     assert_eq!(keep(&control("max-age=0, stale-while-revalidate=20")), 20);
-    assert_eq!(fresh(log_decision(http(), PLAIN, 200, &control("max-age=0"))), Err(Rule::Stale));
+    assert_eq!(fresh(verdict_of(http(), PLAIN, 200, &control("max-age=0"))), Err(Rule::Stale));
 }
 
 #[test]
@@ -246,29 +246,18 @@ fn a_part_is_stored_if_it_was_requested_and_states_its_position() {
     let fields = [("cache-control", "max-age=3600"), ("content-range", "bytes 4-9/10")];
     let part = Part { first: 4, last: 9, complete: Some(10) };
     for http in [HttpPolicy::strict(), HttpPolicy::default()] {
-        assert_eq!(
-            stored(log_decision(http.clone(), RANGED, 206, &fields)).part,
-            Some(part),
-            "RFC 9111, 3.3"
-        );
+        assert_eq!(stored(verdict_of(http.clone(), RANGED, 206, &fields)).part, Some(part), "RFC 9111, 3.3");
         for (demands, fields) in [(PLAIN, &fields[..]), (RANGED, &fields[..1])] {
-            let verdict = log_decision(http.clone(), demands, 206, fields);
+            let verdict = verdict_of(http.clone(), demands, 206, fields);
             assert_eq!(verdict, Verdict::Private(Rule::Status), "A8, A9: {fields:?}");
         }
-        assert_eq!(stored(log_decision(http.clone(), RANGED, 200, &fields)).part, None, "RFC 9110, 14.4");
+        assert_eq!(stored(verdict_of(http.clone(), RANGED, 200, &fields)).part, None, "RFC 9110, 14.4");
         let status_only = [("cache-control", "max-age=0"), fields[1]];
-        assert_eq!(
-            log_decision(http.clone(), RANGED, 206, &status_only),
-            Verdict::Private(Rule::Status),
-            "A4"
-        );
-        let unsatisfied = log_decision(http, RANGED, 416, &control("max-age=5"));
+        assert_eq!(verdict_of(http.clone(), RANGED, 206, &status_only), Verdict::Private(Rule::Status), "A4");
+        let unsatisfied = verdict_of(http, RANGED, 416, &control("max-age=5"));
         assert_eq!(unsatisfied, Verdict::Private(Rule::Status), "A9: no other request has that range");
     }
-    assert_eq!(
-        log_decision(HttpPolicy::default(), RANGED, 206, &fields[1..]),
-        Verdict::Private(Rule::Status)
-    );
+    assert_eq!(verdict_of(HttpPolicy::default(), RANGED, 206, &fields[1..]), Verdict::Private(Rule::Status));
 }
 
 #[test]
@@ -304,7 +293,7 @@ fn a_targeted_field_counts_instead_of_the_general_ones_strictly() {
 }
 
 #[test]
-fn by_default_either_field_can_forbid_sharing() {
+fn by_default_either_field_can_make_a_response_private() {
     let cases = [
         ("max-age=3600", "max-age=1", Ok((3600, Rule::Targeted))),
         ("max-age=1", "max-age=3600", Ok((1, Rule::Targeted))),
@@ -341,7 +330,7 @@ fn by_default_either_field_can_forbid_sharing() {
     // second.
     let lines = [("cdn-cache-control", "x=\"a"), ("cdn-cache-control", "b\", no-store, y=\"c\"")];
     assert_eq!(fresh(by_default(200, &lines)), Err(Rule::Targeted), "A6");
-    let private = log_decision(
+    let private = verdict_of(
         HttpPolicy::private(),
         PLAIN,
         200,
@@ -354,7 +343,7 @@ fn by_default_either_field_can_forbid_sharing() {
 fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     let target = Uri::from_static("http://h/a?b");
     let lasting = ("cache-control", "max-age=60");
-    let log_decision = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
+    let freshness = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
         let exchange = RequestResponse {
             method: &method,
             target: Some(&target),
@@ -370,33 +359,33 @@ fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     };
     for location in ["", "/a?b", "http://h/a?b", "http://H:80/a?b"] {
         let fields = [lasting, ("content-location", location)];
-        let stored = log_decision(HttpPolicy::strict(), Method::POST, 200, &fields);
+        let stored = freshness(HttpPolicy::strict(), Method::POST, 200, &fields);
         assert_eq!(stored, Ok((60, Rule::MaxAge)), "RFC 9110, 9.3.3: {location}");
-        let careful = log_decision(HttpPolicy::default(), Method::POST, 200, &fields);
+        let careful = freshness(HttpPolicy::default(), Method::POST, 200, &fields);
         assert_eq!(careful, Err(Rule::Post), "A7: {location}");
-        assert_eq!(log_decision(HttpPolicy::strict(), Method::PUT, 200, &fields), Err(Rule::Method));
+        assert_eq!(freshness(HttpPolicy::strict(), Method::PUT, 200, &fields), Err(Rule::Method));
         assert_eq!(
-            log_decision(HttpPolicy::strict(), Method::HEAD, 200, &fields),
+            freshness(HttpPolicy::strict(), Method::HEAD, 200, &fields),
             Err(Rule::Method),
             "no content"
         );
-        assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 400, &fields), Err(Rule::Post));
+        assert_eq!(freshness(HttpPolicy::strict(), Method::POST, 400, &fields), Err(Rule::Post));
         let unnamed = [("content-location", location), ("last-modified", DAY_BEFORE), ("etag", "\"a\"")];
         assert_eq!(
-            log_decision(HttpPolicy::strict(), Method::POST, 200, &unnamed),
+            freshness(HttpPolicy::strict(), Method::POST, 200, &unnamed),
             Err(Rule::Post),
             "explicit only"
         );
         let expired = [("cache-control", "max-age=0"), ("content-location", location), ("etag", "\"a\"")];
-        assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 200, &expired), Err(Rule::Post));
+        assert_eq!(freshness(HttpPolicy::strict(), Method::POST, 200, &expired), Err(Rule::Post));
     }
     for location in ["/a", "/A?b", "https://h/a?b", "http://x/a?b"] {
         let fields = [lasting, ("content-location", location)];
         assert_eq!(
-            log_decision(HttpPolicy::strict(), Method::POST, 200, &fields),
+            freshness(HttpPolicy::strict(), Method::POST, 200, &fields),
             Err(Rule::Post),
             "{location}"
         );
     }
-    assert_eq!(log_decision(HttpPolicy::strict(), Method::POST, 200, &[lasting]), Err(Rule::Post));
+    assert_eq!(freshness(HttpPolicy::strict(), Method::POST, 200, &[lasting]), Err(Rule::Post));
 }

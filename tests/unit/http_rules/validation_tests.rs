@@ -51,7 +51,7 @@ fn a_validator_is_an_entity_tag_or_a_date() {
 }
 
 #[test]
-fn a_validation_asks_with_both_validators_and_the_triggering_requests_headers() {
+fn a_validation_sends_both_validators_and_the_triggering_requests_headers() {
     let mut request = headers(&[
         ("if-none-match", "\"mine\""),
         ("if-modified-since", EARLY),
@@ -101,9 +101,9 @@ fn a_client_with_the_stored_entity_tag_gets_a_304() {
         ("\"*\"", &strong, false),
         ("", &strong, false),
     ];
-    for (tag, stored, text) in cases {
-        let told_304 = not_modified_for(&[("if-none-match", tag)], stored);
-        assert_eq!(told_304, text, "RFC 9110, 13.1.2; A9: {tag} {stored:?}");
+    for (tag, stored, expected) in cases {
+        let is_304 = not_modified_for(&[("if-none-match", tag)], stored);
+        assert_eq!(is_304, expected, "RFC 9110, 13.1.2; A9: {tag} {stored:?}");
     }
     let comma = [("etag", "\"a,b\"")];
     assert!(not_modified_for(&[("if-none-match", "\"x\", \"a,b\"")], &comma), "a comma is part of a tag");
@@ -134,7 +134,7 @@ fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
         ("Sun Nov  6 08:49:37 1994", &[("last-modified", AT)], true),
         (EARLY, &[("last-modified", AT)], false),
         ("soon", &[("last-modified", AT)], false),
-        // Without `Last-Modified`, the time when it was made counts (RFC 9111, 4.3.2), and no other.
+        // Without `Last-Modified`, only the time when the response was generated counts (RFC 9111, 4.3.2).
         (AT, &[("date", AT)], true),
         (EARLY, &[("date", AT)], false),
         (LATE, &[("last-modified", "soon"), ("date", AT)], false),
@@ -143,9 +143,9 @@ fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
         ("Sun, 06 Nov 1994 09:49:37 GMT", &[], true),
         ("Sun, 06 Nov 1994 09:49:36 GMT", &[], false),
     ];
-    for (since, stored, text) in cases {
-        let told_304 = not_modified_for(&[("if-modified-since", since)], stored);
-        assert_eq!(told_304, text, "RFC 9111, 4.3.2: {since} {stored:?}");
+    for (since, stored, expected) in cases {
+        let is_304 = not_modified_for(&[("if-modified-since", since)], stored);
+        assert_eq!(is_304, expected, "RFC 9111, 4.3.2: {since} {stored:?}");
     }
     let twice = [("if-modified-since", AT), ("if-modified-since", AT)];
     assert!(!not_modified_for(&twice, &[("last-modified", AT)]));
@@ -156,9 +156,9 @@ fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
 fn only_a_200_or_a_part_can_be_not_modified() {
     for status in 100..=599 {
         let status = StatusCode::from_u16(status).unwrap();
-        let text =
+        let is_304 =
             is_not_modified(&headers(&[("if-none-match", "*")]), status, &HeaderMap::new(), now(), now());
-        assert_eq!(text, matches!(status.as_u16(), 200 | 206), "RFC 9111, 4.3.2: {status}");
+        assert_eq!(is_304, matches!(status.as_u16(), 200 | 206), "RFC 9111, 4.3.2: {status}");
     }
 }
 
@@ -182,10 +182,10 @@ fn a_304_carries_the_headers_of_a_200_except_those_of_its_content() {
         ("x", "1"),
         ("x", "2"),
     ];
-    let meta = ["cache-control", "content-location", "date", "etag", "expires", "vary", "x"];
+    let retained = ["cache-control", "content-location", "date", "etag", "expires", "vary", "x"];
     let expected: Vec<_> = stored
         .iter()
-        .filter(|(name, _)| meta.contains(name))
+        .filter(|(name, _)| retained.contains(name))
         .map(|(name, value)| format!("{name}: {value}"))
         .collect();
     assert_eq!(lines(&not_modified(&headers(&stored))), expected, "RFC 9110, 15.4.5");
@@ -283,10 +283,10 @@ fn a_304_makes_no_tag_a_stronger_one() {
         (&[("last-modified", AT)], &[("etag", "\"a\"")], ""),
         (&[("last-modified", AT)], &[("etag", "W/\"a\"")], "W/\"a\""),
     ];
-    for (stored, update, meta) in cases {
+    for (stored, update, expected) in cases {
         let merged = freshened(&headers(stored), &headers(update));
         let tag = merged.get("etag").map_or("", |tag| tag.to_str().unwrap());
-        assert_eq!(tag, meta, "RFC 9110, 8.8.1; RFC 9111, 4.3.4: {stored:?} {update:?}");
+        assert_eq!(tag, expected, "RFC 9110, 8.8.1; RFC 9111, 4.3.4: {stored:?} {update:?}");
     }
 }
 

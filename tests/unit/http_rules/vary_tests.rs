@@ -25,7 +25,7 @@ fn names(list: &str) -> Names {
     }
 }
 
-const LETTER: Normalization = Normalization::Exact;
+const EXACT: Normalization = Normalization::Exact;
 const CAREFUL: Normalization = Normalization::Careful;
 
 impl Vary {
@@ -79,7 +79,7 @@ fn a_star_anywhere_or_too_many_names_match_nothing() {
     for lines in cases {
         let any = vary(lines);
         assert_eq!(any, Vary::Any, "RFC 9111, 4.1; A5: {lines:?}");
-        assert!(!any.is_same_for(&HeaderMap::new(), &HeaderMap::new(), LETTER));
+        assert!(!any.is_same_for(&HeaderMap::new(), &HeaderMap::new(), EXACT));
     }
 }
 
@@ -110,7 +110,7 @@ fn a_list_in_another_form_is_refused() {
     }
 }
 
-/// Whether two values of a header match, each given line by line.
+/// Whether two values of a header match. Each is a list of lines.
 fn alike(name: &str, one: &[&str], other: &[&str], normal: Normalization) -> bool {
     let of = |lines: &[&str]| headers(&lines.iter().map(|line| (name, *line)).collect::<Vec<_>>());
     Vary::Names(names(name)).is_same_for(&of(one), &of(other), normal)
@@ -133,7 +133,7 @@ fn values_that_mean_the_same_are_alike() {
         ("cookie", &["a=1"], &["a=1"]),
     ];
     for (name, one, other) in cases {
-        for normal in [LETTER, CAREFUL] {
+        for normal in [EXACT, CAREFUL] {
             assert!(alike(name, one, other, normal), "RFC 9111, 4.1; {name}: {one:?} {other:?}");
         }
     }
@@ -166,7 +166,7 @@ fn values_that_may_mean_something_else_are_not_alike() {
         ("user-agent", &["a (b, c)"], &["a (b,c)"]),
     ];
     for (name, one, other) in cases {
-        for normal in [LETTER, CAREFUL] {
+        for normal in [EXACT, CAREFUL] {
             assert!(!alike(name, one, other, normal), "A4, A5; {name}: {one:?} {other:?}");
         }
     }
@@ -175,10 +175,10 @@ fn values_that_may_mean_something_else_are_not_alike() {
 #[test]
 fn a_credential_and_free_text_are_compared_as_they_are() {
     let credentials = crate::http_rules::request_settings::CREDENTIAL_HEADERS;
-    // These are free text, one date or one origin (RFC 9110): a comma in them separates nothing.
+    // These are free text, one date or one origin (RFC 9110): a comma in them is no separator.
     let single = ["from", "host", "if-modified-since", "if-range", "if-unmodified-since", "origin", "range"];
     for name in credentials.into_iter().chain(single).chain(["referer", "user-agent"]) {
-        assert!(!alike(name, &["a,b"], &["a, b"], LETTER), "B11; RFC 9111, 4.1: {name}");
+        assert!(!alike(name, &["a,b"], &["a, b"], EXACT), "B11; RFC 9111, 4.1: {name}");
     }
 }
 
@@ -196,12 +196,12 @@ fn a_weight_counts_only_as_in_the_grammar() {
         ("accept-encoding", "gzip;q=0.1x", "gzip;q=0.82"),
     ];
     for (name, one, other) in cases {
-        assert!(!alike(name, &[one], &[other], LETTER), "RFC 9110, 12.4.2; {name}: {one} {other}");
+        assert!(!alike(name, &[one], &[other], EXACT), "RFC 9110, 12.4.2; {name}: {one} {other}");
     }
 }
 
 #[test]
-fn the_spelling_of_preferences_is_ignored_to_the_letter_only() {
+fn the_spelling_of_preferences_is_ignored_in_strict_mode_only() {
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("accept-language", &["en, de"], &["de, en"]),
         ("accept", &["a/b, c/d"], &["c/d, a/b"]),
@@ -212,7 +212,7 @@ fn the_spelling_of_preferences_is_ignored_to_the_letter_only() {
         ("accept-charset", &["utf-8, x;q=0.5"], &["UTF-8,x; q=0.5"]),
     ];
     for (name, one, other) in cases {
-        assert!(alike(name, one, other, LETTER), "RFC 9110, 12.4.2: {name}: {one:?} {other:?}");
+        assert!(alike(name, one, other, EXACT), "RFC 9110, 12.4.2: {name}: {one:?} {other:?}");
         assert!(
             !alike(name, one, other, CAREFUL),
             "many origins look for one spelling: {name}: {one:?} {other:?}"
@@ -234,19 +234,19 @@ fn several_names_are_compared_each() {
         (&[], false),
     ];
     for (fields, same) in cases {
-        assert_eq!(all.is_same_for(&one, &headers(fields), LETTER), same, "RFC 9111, 4.1: {fields:?}");
+        assert_eq!(all.is_same_for(&one, &headers(fields), EXACT), same, "RFC 9111, 4.1: {fields:?}");
     }
     let omitted = headers(&[("foo", "1"), ("baz", "789")]);
-    assert!(all.is_same_for(&omitted, &omitted.clone(), LETTER), "absent in both");
+    assert!(all.is_same_for(&omitted, &omitted.clone(), EXACT), "absent in both");
 }
 
 #[test]
-fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
+fn a_variant_is_selected_by_its_values_else_by_the_language_preferred_to_all() {
     let list = names("accept-language, foo");
     let german = headers(&[("content-language", "de-AT")]);
     let variants = [
-        Variant::of(&list, &headers(&[("accept-language", "en, de")]), &german, LETTER),
-        Variant::of(&list, &headers(&[("accept-language", "fr"), ("foo", "1")]), &HeaderMap::new(), LETTER),
+        Variant::of(&list, &headers(&[("accept-language", "en, de")]), &german, EXACT),
+        Variant::of(&list, &headers(&[("accept-language", "fr"), ("foo", "1")]), &HeaderMap::new(), EXACT),
     ];
     let cases: [(Lines<'_>, Option<usize>); 15] = [
         (&[("accept-language", "de, en")], Some(0)),
@@ -268,7 +268,7 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
     ];
     for (fields, variant) in cases {
         let request = headers(fields);
-        assert_eq!(Variant::select(&list, &request, &variants, LETTER), variant, "RFC 9111, 4.1: {fields:?}");
+        assert_eq!(Variant::select(&list, &request, &variants, EXACT), variant, "RFC 9111, 4.1: {fields:?}");
     }
     let request = headers(&[("accept-language", "fr;q=0.5, de;q=1.0")]);
     assert_eq!(Variant::select(&list, &request, &variants, CAREFUL), None);
@@ -278,7 +278,7 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
 fn a_language_selects_only_a_valid_tag_of_a_varying_response() {
     let request = headers(&[("accept-language", "en")]);
     let language = |list: &str, response: &[(&str, &str)]| {
-        Variant::of(&names(list), &request, &headers(response), LETTER).language.map(|(_, tag)| tag)
+        Variant::of(&names(list), &request, &headers(response), EXACT).language.map(|(_, tag)| tag)
     };
     assert_eq!(language("accept-language", &[("content-language", " De ")]), Some("de".to_owned()));
     assert_eq!(language("foo", &[("content-language", "de")]), None);
@@ -296,14 +296,14 @@ fn a_fingerprint_is_the_same_for_every_node_that_shares_the_store() {
         text.extend_from_slice(&(field.len() as u64).to_le_bytes());
         text.extend_from_slice(field);
     }
-    assert_eq!(print.0, <[u8; 32]>::from(Sha256::digest(&text)), "B1: what is told apart is written apart");
+    assert_eq!(print.0, <[u8; 32]>::from(Sha256::digest(&text)), "B1: each field has its length before it");
     assert_eq!(print.short(), print.0[..8], "A5: or all variants would count as one");
 }
 
 #[test]
 fn a_fingerprint_shows_nothing_of_the_values() {
     let names = names("authorization");
-    let print = names.fingerprint(&headers(&[("authorization", "secret")]), LETTER);
+    let print = names.fingerprint(&headers(&[("authorization", "secret")]), EXACT);
     assert!(!format!("{print} {print:?}").contains("secret"), "C9");
     assert_eq!(print.to_string().len(), 64);
     assert_eq!(format!("{print:?}"), format!("Fingerprint({print})"));
@@ -337,13 +337,13 @@ proptest! {
         let by = by % codings.len();
         codings.rotate_left(by);
         prop_assert!(alike("accept-encoding", &[&one], &[&codings.join(",")], CAREFUL));
-        prop_assert!(alike("accept-language", &[&one], &[&codings.join(",")], LETTER));
+        prop_assert!(alike("accept-language", &[&one], &[&codings.join(",")], EXACT));
     }
 
     #[test]
     fn other_words_are_another_variant(one in "[a-z]{1,6}(,[a-z]{1,6}){0,3}", other in "[a-z]{1,6}(,[a-z]{1,6}){0,3}") {
         for name in ["foo", "cookie"] {
-            prop_assert_eq!(alike(name, &[&one], &[&other], LETTER), one == other);
+            prop_assert_eq!(alike(name, &[&one], &[&other], EXACT), one == other);
         }
     }
 
@@ -356,7 +356,7 @@ proptest! {
         for name in list.as_slice() {
             request.append(name.clone(), value.clone());
         }
-        Variant::select(&list, &request, &[Variant::of(&list, &request, &request, LETTER)], LETTER);
+        Variant::select(&list, &request, &[Variant::of(&list, &request, &request, EXACT)], EXACT);
         let mut response = HeaderMap::new();
         response.append(header::VARY, value);
         Vary::of(&response, &[]);

@@ -98,7 +98,7 @@ fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
 }
 
 #[test]
-fn each_byte_is_escaped_alike_at_each_place_of_a_text_of_any_length() {
+fn each_byte_is_escaped_alike_at_each_position_of_a_text_of_any_length() {
     for byte in 0..128_u8 {
         let (char, stays) = (char::from(byte), byte.is_ascii_graphic() && !b":{}%~".contains(&byte));
         let written = if stays { char.to_string() } else { format!("%{byte:02X}") };

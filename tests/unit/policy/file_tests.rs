@@ -6,7 +6,7 @@ fn read(text: &str) -> Result<Policy, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// The text of a policy, and the policy of that text.
+/// The policy after it was written and read back.
 fn there_and_back(policy: &Policy) -> Policy {
     let text = serde_json::to_string(policy).expect("written");
     read(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -26,7 +26,8 @@ fn a_setting_that_a_file_leaves_out_follows_the_others() {
     assert_eq!(policy.command_timeout, Duration::from_millis(150));
 }
 
-/// A field that is missing here needs a place in `SETTINGS`, in `docs/policy.toml` and, if it can not change at run time, in `replace.rs`.
+/// A field that is missing here must be added to `SETTINGS`, to `docs/policy.toml` and, if it can not change at run time, to
+/// `Policy::fixed_setting`.
 #[test]
 fn each_field_of_a_policy_has_its_setting() {
     #[rustfmt::skip]
@@ -201,7 +202,7 @@ fn a_number_without_a_bound_has_a_text() {
     assert_eq!(read, policy);
 }
 
-/// Of each setting some values, not all of which go together.
+/// Some values of each setting. Some combinations contradict each other.
 fn settings() -> impl Strategy<Value = PolicyBuilder> {
     let time = || prop_oneof![Just(0), 1_u64..5_000, 0..400_000_000_u64].prop_map(Duration::from_millis);
     let choice = any::<(bool, bool, bool, bool, bool, bool)>();
@@ -214,7 +215,7 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
             let (lease, permit, wait) = more;
             let (shed, closed, json, all, shadow, fail) = choice;
             let (thousandths, cap, most, tags) = numbers;
-            // Few digits: serde_json reads those of a longer fraction to the last bit but one.
+            // Few digits: serde_json may read a longer fraction with an error in its last bit.
             let fraction = f64::from(thousandths) / 1_000.0;
             let overload = if shed { OnOverload::Shed } else { OnOverload::LoadAnyway };
             let mut builder = Policy::builder()

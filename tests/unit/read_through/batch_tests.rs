@@ -83,7 +83,7 @@ async fn a_later_round_waits_for_a_member_that_attempts_again() {
     assert_eq!(called(&rounds).await, [[0, 1]]);
 }
 
-/// A caller begins a flight and, when that takes too long, another. The flight that is left behind has no say.
+/// A caller begins a flight and, if that takes too long, another one. The older flight must not end the member's attempt.
 #[tokio::test(start_paused = true)]
 async fn only_the_latest_attempt_of_a_member_ends_it() {
     let (rounds, members) = batch(2);
@@ -118,7 +118,7 @@ async fn the_share_is_one_while_it_is_used() {
     let (one, other) = (members[0].attempt(), members[1].attempt());
     let (first, second) = (one.share(), other.share());
     assert!(Arc::ptr_eq(&first, &second));
-    let place = Arc::downgrade(&first);
+    let share = Arc::downgrade(&first);
     drop((first, second));
-    assert!(place.upgrade().is_none(), "the share is freed with its last user");
+    assert!(share.upgrade().is_none(), "the share is freed with its last user");
 }

@@ -21,9 +21,9 @@ async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
 }
 
-/// Otherwise the lease would block all others until it ends by itself.
+/// Otherwise the lease would block all other flights until it expires.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_may_have_been_granted_is_given_back() {
+async fn a_lease_that_may_have_been_granted_is_released() {
     let chaos = ChaosStore::new(1);
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     chaos.once(Fault::ErrorAfter);
@@ -34,9 +34,9 @@ async fn a_lease_that_may_have_been_granted_is_given_back() {
     assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
 }
 
-/// It was told that the lease is its own, and cannot tell the store that it received the grant.
+/// The flight was notified that it has the lease, and cannot confirm the grant to the store.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_cannot_be_confirmed_is_given_back() {
+async fn a_grant_that_cannot_be_confirmed_is_released() {
     let chaos = ChaosStore::new(1);
     let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
     let [mut one, mut other] = sides;
@@ -52,7 +52,7 @@ async fn a_grant_that_cannot_be_confirmed_is_given_back() {
     assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
 }
 
-/// Otherwise it would load what the leader is loading, or has just loaded.
+/// Otherwise it would repeat the load that the leader is running or has just ended.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     let chaos = ChaosStore::new(1);
@@ -66,7 +66,7 @@ async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
 }
 
-/// It has waited for no leader, so giving up saves no other load.
+/// It has waited for no leader, so a longer wait would save no load.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_has_not_waited_gives_up_at_once() {
     let chaos = ChaosStore::new(1);
@@ -78,7 +78,7 @@ async fn a_flight_that_has_not_waited_gives_up_at_once() {
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
 
-/// A forged end at this moment must not make it wait for an answer as long as a lease, again and again.
+/// A forged message of an end at this moment must not make it wait again and again, each time as long as a lease, for an answer.
 #[tokio::test(start_paused = true)]
 async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
     let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);

@@ -1,4 +1,4 @@
-//! How a flight's attempt to get the lease ends: one case for each way out of the loop, on a memory store.
+//! How a flight's attempt to get the lease ends: one case for each exit of the loop, on a memory store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,8 +127,8 @@ async fn a_fresh_value_ends_the_attempt_however_old() {
     assert!(is_value(&found), "{}", name(&found));
 }
 
-/// The store compares the bytes that the flight has seen with the bytes that it has. Another version of the compressor makes other
-/// bytes of the same value, so they are not made anew.
+/// The store compares the bytes that the flight has seen with its own. Another version of the compressor makes different bytes of the same
+/// value, so the flight sends the bytes that it has read and does not compress again.
 #[cfg(feature = "lz4")]
 #[tokio::test(start_paused = true)]
 async fn a_compressed_entry_that_was_seen_is_not_found_again() {
@@ -139,7 +139,7 @@ async fn a_compressed_entry_that_was_seen_is_not_found_again() {
     sleep(Duration::from_secs(2)).await;
     let now = one.now();
     let text = Bytes::from(vec![b'v'; 1020]);
-    // A block of literals, as no compressor makes it of a text that repeats.
+    // A block of literals: no compressor makes it of a repetitive text.
     let literals = [&[0xf0, 255, 255, 255, 1020_u16.wrapping_sub(15 + 3 * 255) as u8][..], &text].concat();
     let block = [&1020_u32.to_le_bytes()[..], &literals].concat();
     let (packed, payload) = Packed::unpack(block.into(), 1020).expect("a block");
@@ -154,7 +154,7 @@ async fn a_compressed_entry_that_was_seen_is_not_found_again() {
     let lease = other.leads().await;
     assert!(other.rejected.as_ref().is_some_and(|rejected| Arc::ptr_eq(rejected, &seen)), "not found again");
     lease.hand_over(0).await;
-    // What stands in for a failed load is stored with other times, and read by others.
+    // A value that stands in for a failed load is stored with new times, and other flights read it.
     let again = Entry { expiry: Expiry { fresh_until: now + 5_000, ..compressed.expiry }, ..compressed };
     one.rejected = Some(seen);
     one.stores(&again).await;
@@ -245,7 +245,7 @@ async fn a_value_with_an_invalidated_tag_is_loaded_over() {
 #[path = "contend_chaos_tests.rs"]
 mod on_chaos;
 
-/// How a lease is kept while its load runs. The lease is 3 s long, so a third is 1 s.
+/// How a lease is renewed while its load runs. The lease is 3 s long, so a third is 1 s.
 mod keep {
     use super::*;
     use crate::read_through::lease::LeaseEvent;
@@ -253,7 +253,7 @@ mod keep {
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
 
-    struct Retention {
+    struct RenewedLease {
         guard: StampedeGuard,
         chaos: ChaosStore,
         lease: Lease,
@@ -263,7 +263,7 @@ mod keep {
         before: u64,
     }
 
-    impl Retention {
+    impl RenewedLease {
         async fn new() -> Self {
             let chaos = ChaosStore::new(1);
             let policy = Policy::builder().lease(Duration::from_secs(3)).build().expect("valid");
@@ -275,7 +275,7 @@ mod keep {
             Self { guard, chaos, lease, hints, began: Instant::now(), before }
         }
 
-        /// Keeps the lease for `ms`, for a load that may take until `end`. Returns what happened to it, and
+        /// Renews the lease for `ms`, for a load that may take until `end`. Returns the event that ended that, and
         /// when.
         async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(LeaseEvent, u64)> {
             let end = self.began + Duration::from_millis(end);
@@ -299,79 +299,79 @@ mod keep {
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_is_renewed_at_each_third_of_its_time() {
-        let retained = Retention::new().await;
-        assert_eq!(retained.during(2_500, 60_000, false).await, None);
-        assert_eq!((retained.renewals(), retained.remaining()), (2, 2_500));
+        let renewed = RenewedLease::new().await;
+        assert_eq!(renewed.during(2_500, 60_000, false).await, None);
+        assert_eq!((renewed.renewals(), renewed.remaining()), (2, 2_500));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_in_doubt_is_renewed_at_once() {
-        let retained = Retention::new().await;
-        assert_eq!(retained.during(500, 60_000, true).await, None);
-        assert_eq!((retained.renewals(), retained.remaining()), (1, 2_500));
+        let renewed = RenewedLease::new().await;
+        assert_eq!(renewed.during(500, 60_000, true).await, None);
+        assert_eq!((renewed.renewals(), renewed.remaining()), (1, 2_500));
         // The next renewal is a third later.
-        assert_eq!(retained.during(999, 60_000, false).await, None);
-        assert_eq!(retained.renewals(), 1);
+        assert_eq!(renewed.during(999, 60_000, false).await, None);
+        assert_eq!(renewed.renewals(), 1);
     }
 
     /// A holder that is paused during a renewal delays the waiters no longer than its load could have taken.
     #[tokio::test(start_paused = true)]
     async fn a_lease_is_not_renewed_beyond_the_load_and_the_time_to_publish() {
-        let retained = Retention::new().await;
-        assert_eq!(retained.during(1_200, 1_500, false).await, None);
-        assert_eq!(retained.remaining(), 1_500 - 200);
-        assert_eq!(retained.during(1_300, 1_500, false).await, None);
-        assert_eq!((retained.renewals(), retained.remaining()), (2, 1_000 - 300));
+        let renewed = RenewedLease::new().await;
+        assert_eq!(renewed.during(1_200, 1_500, false).await, None);
+        assert_eq!(renewed.remaining(), 1_500 - 200);
+        assert_eq!(renewed.during(1_300, 1_500, false).await, None);
+        assert_eq!((renewed.renewals(), renewed.remaining()), (2, 1_000 - 300));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_invalidation_ends_the_lease_and_a_missed_message_causes_a_renewal() {
-        let retained = Retention::new().await;
-        retained.hints.notify_all_missed();
-        assert_eq!(retained.during(500, 60_000, false).await, None);
-        assert_eq!((retained.renewals(), retained.remaining()), (1, 2_500));
-        retained.notify(&Hint::Invalidated);
-        assert_eq!(retained.during(500, 60_000, false).await, Some((LeaseEvent::Invalidated, 500)));
-        assert_eq!(retained.renewals(), 1, "only the next call asks the store");
+        let renewed = RenewedLease::new().await;
+        renewed.hints.notify_all_missed();
+        assert_eq!(renewed.during(500, 60_000, false).await, None);
+        assert_eq!((renewed.renewals(), renewed.remaining()), (1, 2_500));
+        renewed.notify(&Hint::Invalidated);
+        assert_eq!(renewed.during(500, 60_000, false).await, Some((LeaseEvent::Invalidated, 500)));
+        assert_eq!(renewed.renewals(), 1, "only the next call asks the store");
     }
 
     #[tokio::test(start_paused = true)]
     async fn unrelated_messages_delay_no_renewal() {
-        let retained = Retention::new().await;
-        let (during, ()) = tokio::join!(retained.during(1_050, 60_000, false), async {
+        let renewed = RenewedLease::new().await;
+        let (during, ()) = tokio::join!(renewed.during(1_050, 60_000, false), async {
             for _ in 0..10 {
                 sleep(Duration::from_millis(99)).await;
-                retained.notify(&Hint::Finished(None));
+                renewed.notify(&Hint::Finished(None));
             }
         });
-        assert_eq!((during, retained.renewals()), (None, 1));
+        assert_eq!((during, renewed.renewals()), (None, 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_next_renewal_notices_a_lost_lease() {
-        let retained = Retention::new().await;
-        assert!(retained.chaos.store().evict_lease(retained.lease.key.name()));
-        assert_eq!(retained.during(5_000, 60_000, false).await, Some((LeaseEvent::Lost, 1_000)));
+        let renewed = RenewedLease::new().await;
+        assert!(renewed.chaos.store().evict_lease(renewed.lease.key.name()));
+        assert_eq!(renewed.during(5_000, 60_000, false).await, Some((LeaseEvent::Lost, 1_000)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_renewal_is_counted_and_the_next_one_decides() {
-        let retained = Retention::new().await;
-        retained.chaos.once(Fault::ErrorBefore);
-        assert_eq!(retained.during(2_500, 60_000, false).await, None);
-        assert_eq!((retained.chaos.struck(Fault::ErrorBefore), retained.remaining()), (1, 2_500));
-        assert_eq!(retained.guard.stats().store_errors, 1);
+    async fn a_failed_renewal_adds_a_store_error_and_the_next_one_decides() {
+        let renewed = RenewedLease::new().await;
+        renewed.chaos.once(Fault::ErrorBefore);
+        assert_eq!(renewed.during(2_500, 60_000, false).await, None);
+        assert_eq!((renewed.chaos.struck(Fault::ErrorBefore), renewed.remaining()), (1, 2_500));
+        assert_eq!(renewed.guard.stats().store_errors, 1);
     }
 }
 
 #[test]
-fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
+fn a_waiter_retries_shortly_after_the_lease_would_expire() {
     let (lease, ms) = (Duration::from_secs(2), Duration::from_millis);
     let cases = [
         (ms(700), true, ms(700)),
-        // Another policy has renewed the lease for longer: it may be given up sooner.
+        // The holder has another policy with a longer lease, which may be released sooner.
         (lease * 9, true, lease),
-        // At most about one question per millisecond.
+        // The lease is about to expire: no busy loop.
         (Duration::ZERO, true, SHORTEST_WAIT),
         (ms(100), false, ms(100)),
         (ms(700), false, UNSURE_WAIT),
@@ -380,7 +380,7 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
         let waits = sleep_for(remaining, lease, hints_arrive);
         assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
     }
-    // The wait for a lease that is shorter than the shortest wait.
+    // A lease may be shorter than the shortest wait.
     assert!(sleep_for(ms(50), ms(2), true) <= ms(2) + ms(10));
 }
 

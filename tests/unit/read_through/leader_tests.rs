@@ -1,4 +1,4 @@
-//! A flight's task, dropped at each of its polls, as when its runtime shuts down: its waiters are told at
+//! A flight's task is dropped at each of its polls, as when its runtime shuts down: its waiters are notified at
 //! once, and its lease, if any, expires. Callers that leave are tested in `drops` of the integration tests.
 
 use tokio::task::JoinHandle;
@@ -22,7 +22,7 @@ const LOAD: Duration = Duration::from_millis(300);
 /// For each direction, so that the flight can be dropped during each command.
 const LATENCY: Duration = Duration::from_millis(1);
 
-/// What the flight meets, or is.
+/// What happens to the flight, or how its own load ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meets {
     Nothing,
@@ -120,11 +120,11 @@ fn begin(guard: &StampedeGuard, key: &'static str, script: Script) -> JoinHandle
     tokio::spawn(async move { ask(&guard, key, script).await })
 }
 
-/// Two nodes that want the key, a third for newcomers, and concurrent events.
+/// Two nodes that need the key, a third for newcomers, and concurrent events.
 struct World {
     chaos: ChaosStore,
     guards: [StampedeGuard; 3],
-    beside: Vec<JoinHandle<()>>,
+    events: Vec<JoinHandle<()>>,
 }
 
 impl World {
@@ -133,7 +133,7 @@ impl World {
         chaos.latency(Duration::ZERO, LATENCY);
         let guard = |replica| StampedeGuard::builder(replica).policy(meets.policy()).build().expect("valid");
         let guards = [(); 3].map(|()| guard(chaos.replica()));
-        let mut world = Self { chaos, guards, beside: Vec::new() };
+        let mut world = Self { chaos, guards, events: Vec::new() };
         world.prepare(meets).await;
         // Waits until the prepared events have begun.
         sleep(LATENCY * 10).await;
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// The first node's flight, before its task runs: as it is begun by a caller that leaves at once, or, where there is a
+    /// The first node's flight, before its task runs. It was begun by a caller that leaves at once or, if there is a
     /// value to serve meanwhile, by one that does not wait.
     fn flight(&self, meets: Meets) -> FlightTask {
         let (state, policy) = self.guards[0].parts();
@@ -206,7 +206,7 @@ impl World {
         let unattended = if meets == Meets::Stale {
             Some(slot)
         } else {
-            // It leaves nothing that could be loaded.
+            // The caller leaves no loader behind.
             drop(slot.take_loader());
             None
         };
@@ -227,16 +227,16 @@ impl World {
         }
     }
 
-    /// In the middle of a load that was begun now.
-    fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
-        self.beside.push(tokio::spawn(async move {
+    /// Runs an event in the middle of a load that begins now.
+    fn later(&mut self, event: impl Future<Output = ()> + Send + 'static) {
+        self.events.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
-            what.await;
+            event.await;
         }));
     }
 }
 
-/// Whether a caller of such a flight may get this answer, dropped or not.
+/// Whether a caller of such a flight may get this answer, whether the flight is dropped or not.
 fn is_expected(meets: Meets, answer: &Answer) -> bool {
     match (meets, answer) {
         (
@@ -257,11 +257,11 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let mut world = World::new(meets).await;
     let flight = world.flight(meets);
     let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
-    // Polled after these callers, which have their slots by then.
+    // Spawned after these callers, so that they have their slots before the flight is polled.
     let flight = tokio::spawn(dropped(drop, flight.task()));
     callers.push(begin(&world.guards[1], "k", meets.own()));
 
-    // The time of an abandoned lease, and of each caller's load after the other if they panic.
+    // The time of an abandoned lease, and of the callers' loads one after the other if they panic.
     let bound = LEASE + LOAD + if meets == Meets::LongLoad { LEASE * 4 } else { LOAD * 4 } + LATENCY * 100;
     let mut vanished = 0;
     for caller in callers {
@@ -280,7 +280,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     // The value of its own load, or of a refresh in flight.
     let fresh = fresh.unwrap_or_else(|_| panic!("{what}: a newcomer hangs")).expect("a value");
     assert!([1, 2].contains(&fresh), "{what}: {fresh}");
-    for task in world.beside.drain(..) {
+    for task in world.events.drain(..) {
         task.await.expect("joined");
     }
     sleep(LEASE * 2).await;
@@ -291,7 +291,10 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let key = newcomer.key(CacheKey::from("k")).expect("a key");
     assert!(world.chaos.store().lease(key.name()).is_none(), "{what}: a lease is left");
     let is_dropped = flight.await.expect("joined").is_none();
-    assert!(vanished <= usize::from(is_dropped), "{what}: {vanished} were told that their loader is gone");
+    assert!(
+        vanished <= usize::from(is_dropped),
+        "{what}: {vanished} callers learned that their loader was dropped"
+    );
     !is_dropped
 }
 
@@ -305,7 +308,7 @@ async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
                 at += 1;
                 assert!(at < 200, "{meets:?}: it is polled again and again");
             }
-            // At least the command for the lease is a point to drop it.
+            // At least the command for the lease is a point at which the flight can be dropped.
             assert!(at > first, "{meets:?}");
             drops += at - first;
         }

@@ -13,7 +13,7 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
 }
 
-/// What the waiter must do by the clock, if its own time is far away.
+/// The waiter's role, if its own time is far away.
 fn watch(waiter: &LockWaiter) -> ClockRole {
     waiter.watch(far(), None)
 }
@@ -23,7 +23,7 @@ async fn notified(waiter: &LockWaiter) -> Option<LockHints> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_is_kept_until_its_waiter_looks() {
+async fn a_grant_is_retained_until_its_waiter_takes_it() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     assert!(grants.notify(&two.waiter.token, LockHint::Granted { fence: 7 }).is_some());
     assert_eq!(notified(&one).await, None);
@@ -57,17 +57,17 @@ async fn the_next_waiter_becomes_the_first_when_the_first_leaves_or_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_is_told_that_its_mutex_was_broken() {
+async fn a_holder_is_notified_that_its_mutex_was_broken() {
     let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = notified(&waiter).await;
     let _ = grants.notify(&holder.waiter.token, LockHint::Broken);
-    assert!(notified(&holder).await.is_some_and(|told| told.broken));
+    assert!(notified(&holder).await.is_some_and(|hints| hints.broken));
 }
 
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
-async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() {
+async fn the_first_waiter_is_notified_of_a_free_key_and_with_the_holder_of_a_loss() {
     let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = notified(&one).await;
@@ -79,18 +79,18 @@ async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() 
     let passed_on = Some(LockHints { first: true, missed: true, ..LockHints::default() });
     assert_eq!(notified(&two).await, passed_on, "the first has left without looking");
     grants.notify_firsts_missed();
-    assert!(notified(&holder).await.is_some_and(|told| told.missed));
-    assert!(notified(&two).await.is_some_and(|told| told.missed && told.is_silent));
+    assert!(notified(&holder).await.is_some_and(|hints| hints.missed));
+    assert!(notified(&two).await.is_some_and(|hints| hints.missed && hints.is_silent));
     assert!(grants.anyone_waits("sg1:m:{a}"));
     drop(two);
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
 }
 
-/// After a loss all waiters but the first are looked for in the queue: those without a place ask, unless they have asked
-/// meanwhile.
+/// After a loss of messages all waiters but the first are looked up in the queue. Those that are not in it must ask, unless
+/// they have sent a take meanwhile.
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
-async fn waiters_without_a_place_are_told_to_ask() {
+async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let four = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
     let take = |waiter: &LockWaiter| {
@@ -102,7 +102,7 @@ async fn waiters_without_a_place_are_told_to_ask() {
         assert!(!take(waiter), "it asks for the first time");
     }
     grants.notify_firsts_missed();
-    assert!(notified(&one).await.is_some_and(|told| told.missed));
+    assert!(notified(&one).await.is_some_and(|hints| hints.missed));
     assert_eq!(notified(&two).await, None);
     let Ok([mut absent_waiters]) = <[AbsentWaiters; 1]>::try_from(grants.all_absent_waiters()) else {
         panic!("one lock")
@@ -111,7 +111,7 @@ async fn waiters_without_a_place_are_told_to_ask() {
     absent_waiters.found(&three.waiter.token);
     assert!(take(&one));
     absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
-    assert!(notified(&two).await.is_some_and(|told| told.missed && told.is_silent));
+    assert!(notified(&two).await.is_some_and(|hints| hints.missed && hints.is_silent));
     assert!(!take(&two), "it has no place to be looked for");
     assert_eq!(
         (notified(&three).await, notified(&four).await),
@@ -129,26 +129,26 @@ async fn waiters_without_a_place_are_told_to_ask() {
     assert_eq!(notified(&three).await, None, "it will be");
 }
 
-/// The first has been granted the lock, so the second was told, and leaves without having asked.
+/// The first has been granted the lock, so the second is notified, and leaves without having asked.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     drop(grants.notify(&one.waiter.token, LockHint::Granted { fence: 1 }));
     drop(grants.notify_missed("sg1:m:{a}", None));
-    assert!(notified(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
+    assert!(notified(&one).await.is_some_and(|hints| hints.granted == Some(1) && !hints.missed));
     assert_eq!(watch(&one), ClockRole::Look(Instant::now()));
     drop(two);
     assert_eq!(notified(&one).await, Some(LockHints { missed: true, ..LockHints::default() }));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_void_grant_does_not_keep_its_waiter_from_being_told() {
+async fn a_waiter_with_a_void_grant_is_notified() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     drop(grants.notify(&one.waiter.token, LockHint::Granted { fence: 1 }));
     let _ = notified(&one).await;
     one.is_busy(Instant::now(), None);
     drop(grants.notify_missed("sg1:m:{a}", None));
-    assert!(notified(&one).await.is_some_and(|told| told.missed));
+    assert!(notified(&one).await.is_some_and(|hints| hints.missed));
     assert_eq!(notified(&two).await, None);
 }
 
@@ -156,22 +156,22 @@ async fn a_void_grant_does_not_keep_its_waiter_from_being_told() {
 async fn the_first_watches_the_latest_answer_of_any_waiter() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let now = Instant::now();
-    let [status_only, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
+    let [short, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
     one.is_busy(now, Some(long));
     two.is_busy(now, Some(long));
     assert_eq!((watch(&one), notified(&one).await), (ClockRole::Look(long), None));
     assert_eq!(watch(&two), ClockRole::Stand(Some(long + Duration::from_millis(400))));
     tokio::time::advance(Duration::from_millis(1)).await;
-    three.is_busy(Instant::now(), Some(status_only));
+    three.is_busy(Instant::now(), Some(short));
     assert_eq!(notified(&one).await, Some(LockHints { first: true, ..LockHints::default() }));
     two.is_busy(now, Some(long));
     assert_eq!(
         (watch(&one), notified(&one).await),
-        (ClockRole::Look(status_only), None),
+        (ClockRole::Look(short), None),
         "an earlier answer, come late"
     );
     drop(one);
-    assert_eq!(watch(&two), ClockRole::Look(status_only));
+    assert_eq!(watch(&two), ClockRole::Look(short));
     two.is_busy(Instant::now(), None);
     assert_eq!(watch(&two), ClockRole::Look(far()));
 }
@@ -213,7 +213,7 @@ async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let changed = Some(LockHints { first: true, ..LockHints::default() });
     for expected in [changed, None] {
         drop(grants.notify_missed("sg1:m:{a}", None));
-        assert!(notified(&one).await.is_some_and(|told| told.missed));
+        assert!(notified(&one).await.is_some_and(|hints| hints.missed));
         assert_eq!((notified(&two).await, notified(&three).await), (expected.clone(), expected));
         let _ = (watch(&two), watch(&three));
     }

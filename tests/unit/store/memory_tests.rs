@@ -27,7 +27,7 @@ async fn left_behind(guard: &StampedeGuard, store: &MemoryStore) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loads_that_failed_are_forgotten() {
+async fn outcomes_of_failed_loads_are_dropped() {
     let store = MemoryStore::new();
     let guard = StampedeGuard::new(store.clone());
     for number in 0..10_000u32 {
@@ -39,7 +39,7 @@ async fn loads_that_failed_are_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loads_that_stored_nothing_are_forgotten() {
+async fn records_of_loads_that_stored_nothing_are_dropped() {
     let store = MemoryStore::new();
     let guard = StampedeGuard::new(store.clone());
     for number in 0..10_000u32 {
@@ -57,9 +57,9 @@ async fn loads_that_stored_nothing_are_forgotten() {
     assert!(left <= 200, "{left}");
 }
 
-/// Waiters that died, with the holder they waited for: the map is swept when it has doubled.
+/// The waiters have died together with their holder. The map is swept when it has doubled.
 #[tokio::test(start_paused = true)]
-async fn leases_and_queues_of_dead_processes_are_forgotten() {
+async fn leases_and_queues_of_dead_processes_are_dropped() {
     const AT_ONCE: u32 = 10_000;
     let store = MemoryStore::new();
     let node = store.clone().into_node();
@@ -95,7 +95,7 @@ async fn fail(store: &MemoryStore, number: u32, outcome: usize) -> Token {
     token
 }
 
-/// Outcomes for waiters have their share of the room, at the cost of entries and not of other waiters.
+/// Outcomes take up room in the store, too, and displace entries before other outcomes.
 #[tokio::test(start_paused = true)]
 async fn outcomes_count_for_the_capacity() {
     let store = MemoryStore::with_capacity(15_000);
@@ -118,7 +118,7 @@ fn tag(number: u32) -> Key {
     Key::new("ns", &CacheKey::from(("tag", number)))
 }
 
-/// A name has at least six bytes, and so have an id and the members of a list, and there is the overhead.
+/// Each id and each list takes at least [`AROUND`] bytes, in addition to its name and its value.
 fn assert_bounded(store: &MemoryStore, capacity: usize) {
     let records = store.records();
     let most = capacity / 4 / AROUND;
@@ -126,7 +126,7 @@ fn assert_bounded(store: &MemoryStore, capacity: usize) {
     assert!(records.tags.len() <= most && records.lists.len() <= most, "at most {most} of either");
 }
 
-/// Each value with a tag of its own left its id for a day, in addition to the store's capacity.
+/// Without a bound, each value with its own tag would leave the tag's id for a day, beyond the store's capacity.
 #[tokio::test(start_paused = true)]
 async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
     const CAPACITY: usize = 16_384;
@@ -167,7 +167,7 @@ async fn an_id_that_is_read_outlives_those_that_are_not() {
     }
 }
 
-/// All ids, or all lists, were scanned for each new one, under the store's lock.
+/// A scan of all ids, or of all lists, for each new one would take too long under the store's lock.
 #[tokio::test]
 async fn each_of_many_tags_costs_as_much_as_the_first() {
     const MANY: u32 = 30_000;
@@ -181,7 +181,7 @@ async fn each_of_many_tags_costs_as_much_as_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_ids_and_lists_are_forgotten() {
+async fn unused_ids_and_lists_are_dropped() {
     let store = MemoryStore::new();
     let node = store.clone().into_node();
     for number in 0..50_000 {

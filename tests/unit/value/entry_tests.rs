@@ -97,7 +97,7 @@ fn an_encoded_entry_decodes_to_itself() {
     }
 }
 
-/// A right checksum does not prove that this crate wrote the bytes.
+/// A correct checksum does not prove that this crate wrote the bytes.
 #[test]
 fn impossible_lengths_and_kinds_are_refused_despite_a_right_checksum() {
     let sound = entry().encode(&key("k")).to_vec();
@@ -168,7 +168,7 @@ fn a_compressed_entry_is_decoded_within_bounds_and_encoded_to_the_same_bytes() {
     }
 }
 
-/// The length is what a bomb states of itself, so it is checked first, and then the block must have it.
+/// A decompression bomb states its own length. So the length is checked first, and the block must then have exactly it.
 #[cfg(feature = "lz4")]
 #[test]
 fn a_bomb_and_a_wrong_length_are_refused() {

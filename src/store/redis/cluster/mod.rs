@@ -1,14 +1,12 @@
-//! A Redis Cluster: a supervisor for each master, and a map of the slots.
+//! A Redis Cluster: a supervisor for each master, and a slot map.
 //!
-//! A command goes to the master of its key's slot and nowhere else. So a master that hangs opens its own breaker and costs
-//! the callers of its keys what a hanging single server costs; other keys are not affected. redis-rs's cluster connection
-//! is not used: it has one task for all nodes, which waits for the slowest of them whenever slots have moved. The client
-//! only tells how to connect ([`locate`]).
+//! A command goes to the master of its key's slot and to no other node. So a master that hangs opens only its own breaker,
+//! and costs the callers of its keys as much as a single server that hangs; other keys are not affected. The cluster
+//! connection of redis-rs is not used: it has one task for all nodes, which waits for the slowest of them whenever slots
+//! have moved. The client of redis-rs only supplies the nodes and how to connect to them ([`ClusterNodes`]).
 //!
-//! The map is kept in the background ([`refresh_topology`]). Where it is out of date, the node that receives a command redirects it
-//! (MOVED, ASK), and the command follows within its deadline.
-//!
-//! Sends a command through a cluster: to the slot's master, along redirections, within the caller's deadline.
+//! A background task refreshes the slot map ([`refresh`]). If the map is out of date, the node that receives a command
+//! redirects it (MOVED, ASK), and the command follows the redirections within the caller's deadline.
 
 mod refresh;
 mod slot_map;
@@ -47,11 +45,11 @@ pub(super) struct Cluster {
     /// The deadline of one command.
     answer: Duration,
     state: Mutex<ClusterState>,
-    /// Whether there is a surveyor; outside the lock, because every command checks it.
+    /// Whether there is a refresh task; outside the lock, because every command checks it.
     running: AtomicBool,
-    /// Sent at every change that may concern a waiting caller.
+    /// Increases at every change that may concern a waiting caller.
     changes: watch::Sender<u64>,
-    /// Wakes the surveyor: the map may be out of date.
+    /// Wakes the refresh task: the map may be out of date.
     looks: Arc<DiscoveryWake>,
     /// The outages of all masters.
     outages: Arc<Outages>,
@@ -61,21 +59,21 @@ pub(super) struct Cluster {
 
 struct ClusterState {
     slot_map: SlotMap,
-    /// Which reasons for having no map were logged.
+    /// The logged reasons why there is no map.
     outage_log: OutageLog,
-    /// One for each node that is in the map, or was recently sent a command.
-    servers: HashMap<Address, IdleNode>,
-    /// Counts surveyors: one that was replaced must not change the state any more.
+    /// The nodes that are in the map or were recently sent a command.
+    servers: HashMap<Address, NodeEntry>,
+    /// Counts the refresh tasks: an earlier one must not change the state any more.
     refresh_tasks: u64,
     refresh_task: Option<AbortHandle>,
 }
 
-struct IdleNode {
+struct NodeEntry {
     server: Arc<Supervisor>,
     used: Instant,
 }
 
-/// Wakes the surveyor before its time.
+/// Wakes the refresh task before its next regular refresh.
 #[derive(Default)]
 struct DiscoveryWake {
     /// A node has redirected a command: the map is out of date.
@@ -119,7 +117,7 @@ impl Cluster {
         })
     }
 
-    /// A way to any of the nodes.
+    /// A connector that leads to any of the nodes.
     pub(super) fn any_node(&self, answer: Duration) -> Connector {
         Connector::to(Arc::clone(&self.cluster_nodes) as _, answer)
             .with_outages(&self.outages)
@@ -146,26 +144,26 @@ impl Cluster {
 
     /// The supervisor of a node; a new one is not connected yet.
     fn server(&self, address: &Address) -> RedisResult<Arc<Supervisor>> {
-        if let Some(kept) = self.state().servers.get_mut(address) {
-            kept.used = Instant::now();
-            return Ok(Arc::clone(&kept.server));
+        if let Some(node) = self.state().servers.get_mut(address) {
+            node.used = Instant::now();
+            return Ok(Arc::clone(&node.server));
         }
-        // Outside the lock: it runs code of the client, and its maker's.
+        // Outside the lock: this runs code of redis-rs and of the application that has built the client.
         let endpoint = Arc::new(ClusterEndpoint::new(&self.cluster_nodes.client_of(address)?));
         let connector =
             Connector::to(endpoint, self.answer).with_outages(&self.outages).logging_in(&self.login);
         let server = Supervisor::new(connector);
         let mut state = self.state();
         if matches!(state.slot_map, SlotMap::Closed) {
-            // For a command that was under way at the close and is redirected: its connection would never be closed.
+            // For a command in flight at the close that is redirected: its connection would never be closed.
             server.close();
             return Ok(server);
         }
-        let kept = state.servers.entry(address.clone()).or_insert(IdleNode { server, used: Instant::now() });
-        Ok(Arc::clone(&kept.server))
+        let node = state.servers.entry(address.clone()).or_insert(NodeEntry { server, used: Instant::now() });
+        Ok(Arc::clone(&node.server))
     }
 
-    /// Why all commands fail at present, if they do.
+    /// The reason why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         match self.state().slot_map.layout() {
             Ok(Some(layout)) => {
@@ -187,7 +185,7 @@ impl Cluster {
         })
     }
 
-    /// Has all connections and the map checked.
+    /// Requests a check of all connections and of the map.
     pub(super) fn suspect(&self) {
         if let Ok(Some(layout)) = self.state().slot_map.layout() {
             for master in &layout.masters {
@@ -201,8 +199,8 @@ impl Cluster {
         self.changes.subscribe()
     }
 
-    /// What the clock showed by which entries are judged: that of slot 0's master, so that all processes use the same
-    /// clock.
+    /// What the clock showed that decides the age of entries. It is the clock of slot 0's master, so that all processes use
+    /// the same clock.
     pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
         let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
@@ -217,19 +215,19 @@ impl Cluster {
         server.unwrap_or_default()
     }
 
-    /// The latest reading of that clock.
+    /// The latest reading of the clock that [`clock_at`](Self::clock_at) uses.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.clock())
     }
 
-    /// The user that this node is to the servers; `None` for the user without a name, and where the client does not show it.
+    /// The user name of this node's connections; `None` for the default user, and if the client does not show it.
     pub(super) fn user(&self) -> Option<String> {
         let own = || Some(self.cluster_nodes.example()?.redis_settings().username()?.to_owned());
         self.login.user().or_else(own)
     }
 
-    /// How the connections stand as one, and what is wrong with some of them.
+    /// The state of all connections together, and the first failure if some are down.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         self.state().slot_map.link()
     }
@@ -240,7 +238,7 @@ impl Cluster {
         Some(layout.master(slot_of(key))?.server.connector.clone())
     }
 
-    /// How many masters the chart has; 1 before there is one.
+    /// How many masters the map has; 1 before the first map.
     pub(super) fn count(&self) -> usize {
         self.coverage().map_or(1, |coverage| coverage.masters.len())
     }
@@ -251,7 +249,7 @@ impl Cluster {
         layout.masters.iter().map(|master| master.server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
-    /// The masters of the chart, and how far they cover the slots.
+    /// The masters of the map, and how many slots they leave unserved.
     pub(super) fn coverage(&self) -> Option<Coverage> {
         Some(self.state().slot_map.layout().ok()??.coverage())
     }
@@ -271,8 +269,8 @@ impl Cluster {
         if let Some(refresh_task) = refresh_task {
             refresh_task.abort();
         }
-        for kept in servers.values() {
-            kept.server.close();
+        for node in servers.values() {
+            node.server.close();
         }
         drop(before);
         self.changed();
@@ -302,18 +300,19 @@ impl fmt::Debug for Cluster {
     }
 }
 
-/// How often a command follows a redirection at once. A map that is one change behind is right after the first.
+/// How often a command follows a redirection without a pause. If the map lacks one change, it is correct after the first
+/// redirection.
 const REDIRECTIONS: usize = 5;
-/// Pauses before a command is repeated because its keys are migrating, and each may be on either node.
+/// Pauses before a command is repeated because its keys are migrating, so that each may be on either node.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
-/// Replaces a deadline that is too far away for an `Instant`.
+/// Replaces a timeout whose end no `Instant` can represent.
 const ENDLESS: Duration = Duration::from_secs(86_400);
 
 impl Cluster {
-    /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all. Also returns the session of
-    /// the connection that has brought the reply, which is at another node after a redirection.
+    /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all. Also returns the
+    /// session of the connection on which the reply came; after a redirection that connection leads to another node.
     pub(crate) async fn send_noting(
         self: &Arc<Self>,
         key: &str,
@@ -365,7 +364,8 @@ impl Cluster {
                     (at, asking) = (address, true);
                 }
                 // Some of the keys are on this node and some on the other, or nodes with different views redirect the
-                // command to and fro. Both pass, so the command starts again from the map while the caller has time.
+                // command back and forth. Both states are temporary, so the command starts again from the map while the
+                // caller has time.
                 _ => {
                     if Instant::now() + pause >= until {
                         let why = Some(Arc::new(RedisError::from(error)) as _);
@@ -396,7 +396,7 @@ impl Cluster {
         match layout.master(slot) {
             Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
             None => {
-                // The surveyor knows: it keeps refreshing while a slot is unserved.
+                // No need to wake the refresh task: it refreshes again and again while a slot is unserved.
                 let unserved =
                     redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
                 Err(store_error(StoreErrorKind::Transient, unserved))

@@ -1,6 +1,5 @@
-//! The task that keeps the slot map: asks all masters which node serves which slot, and uses the majority's answer.
-//!
-//! Waiting for the slot map and for its masters.
+//! The refresh task, which updates the slot map: it sends CLUSTER SLOTS to all masters and uses the answer of the majority.
+//! Also the waits for the slot map and for its masters.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -21,23 +20,23 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// How often the map is refreshed without a sign that it has changed.
 const PERIOD: Duration = Duration::from_secs(30);
-/// The least time between two refreshes: while slots move, each redirected command asks for one.
+/// The least time between two refreshes: while slots move, each redirected command requests a refresh.
 const GAP: Duration = Duration::from_millis(100);
 
-/// How long the connection to a node without slots is kept.
-const KEPT: Duration = Duration::from_secs(10);
+/// How long an unused connection to a node without slots is retained.
+const RETAINED_FOR: Duration = Duration::from_secs(10);
 
 /// The error for a node that was reset, or has not joined a cluster yet.
 const BLANK: &str = "this node knows of no slots";
 
-/// The task's reference to the cluster. Weak: dropping the store ends its surveyor.
+/// The refresh task's reference to the cluster. Weak, so that dropping the store ends the task.
 pub(super) struct Discovery {
     pub(super) cluster: Weak<Cluster>,
     pub(super) number: u64,
 }
 
 impl Drop for Discovery {
-    /// The task ended, with its runtime or by a panic: the next command starts another.
+    /// The task has ended, with its runtime or by a panic: the next command starts another.
     fn drop(&mut self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         {
@@ -55,32 +54,32 @@ impl Drop for Discovery {
     }
 }
 
-/// Pauses between refreshes that are caused by failed commands only: every process has just refreshed because of them. A
-/// new master is found a second late at the most, because a node that hangs sends no redirection.
+/// Pauses between refreshes that only failed commands have caused: every process has just refreshed because of them. A node
+/// that hangs sends no redirection, so its new master is found at most a second late.
 fn rests() -> Backoff {
     Backoff::between(Duration::from_millis(250), Duration::from_secs(1))
 }
 
-/// The nodes to ask.
-type NodesToAsk = Vec<(Address, Arc<Supervisor>)>;
+/// The nodes to query.
+type QueriedNodes = Vec<(Address, Arc<Supervisor>)>;
 
 /// The state after a refresh.
 enum RefreshResult {
     Well,
     Unwell,
-    /// Built from one node's answer, for the waiting callers; the other nodes are still to be asked.
+    /// The map is built from one node's answer, for the waiting callers; the other nodes must still be queried.
     Hasty,
     Nothing,
 }
 
-/// Keeps the map while the cluster exists. No strong reference lives across an await, or the connections of a dropped
-/// store would outlive it.
+/// Refreshes the map while the cluster exists. Holds no strong reference across an await: otherwise the connections of a
+/// dropped store would outlive it.
 pub(super) async fn refresh_topology(refresh_task: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;
     loop {
-        let Some((nodes, first)) = refresh_task.whom(lost) else { return };
+        let Some((nodes, first)) = refresh_task.nodes_to_query(lost) else { return };
         // The first connection takes longer than an answer.
         let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
         let (views, failure) = ask(nodes, first, limit).await;
@@ -105,15 +104,15 @@ pub(super) async fn refresh_topology(refresh_task: Discovery, looks: Arc<Discove
                 () = looks.trouble.notified() => {}
                 () = sleep(PERIOD) => {}
             }
-            // Trouble after a quiet period is new.
+            // A failure after a quiet period is a new one, so the pauses start over.
             rest.connected_for(quiet.elapsed());
         }
         sleep(GAP).await;
     }
 }
 
-/// The nodes' answers, and a failure if there was one. With `first`, returns after the first answer.
-async fn ask(nodes: NodesToAsk, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
+/// Queries the nodes. Returns their answers, and a failure if there was one. With `first`, returns after the first answer.
+async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
     let mut cmd = redis::cmd("CLUSTER");
     cmd.arg("SLOTS");
     let mut answers: FuturesUnordered<_> = nodes
@@ -141,9 +140,9 @@ async fn ask(nodes: NodesToAsk, first: bool, limit: Duration) -> (Vec<Vec<Range>
 }
 
 impl Discovery {
-    /// The nodes to ask, and whether callers wait for the first answer. `None` if the cluster is gone or closed, or has
-    /// another surveyor.
-    fn whom(&self, lost: bool) -> Option<(NodesToAsk, bool)> {
+    /// The nodes to query, and whether callers wait for the first answer. `None` if the cluster was dropped or closed, or has
+    /// another refresh task.
+    fn nodes_to_query(&self, lost: bool) -> Option<(QueriedNodes, bool)> {
         let cluster = self.cluster.upgrade()?;
         let known_layout = {
             let state = cluster.state();
@@ -159,7 +158,7 @@ impl Discovery {
             nodes.sort();
             nodes.dedup();
         }
-        // A node that the client cannot connect to is left out, like one that does not answer.
+        // A node for which the client cannot be built is left out, like a node that does not answer.
         let nodes = nodes.into_iter().filter_map(|node| Some((node.clone(), cluster.server(&node).ok()?)));
         Some((nodes.collect(), known_layout.is_none()))
     }
@@ -185,26 +184,26 @@ impl Discovery {
                 }
             },
         };
-        let gone: Vec<_> = {
+        let removed: Vec<_> = {
             let mut state = cluster.state();
             if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
                 return None;
             }
             cluster.cluster_nodes.learn(&known_layout.ranges);
             state.slot_map = SlotMap::Known(Arc::clone(&known_layout));
-            // Commands under way to one of these hold their own reference.
-            let mut gone = Vec::new();
-            state.servers.retain(|address, kept| {
-                // A node that is being filled has no slot yet, and receives commands all the time.
-                let stays = kept.used.elapsed() < KEPT
+            // Commands in flight to one of these nodes hold their own reference.
+            let mut removed = Vec::new();
+            state.servers.retain(|address, node| {
+                // A node to which the first slots are migrating has no slot yet, and receives commands all the time.
+                let stays = node.used.elapsed() < RETAINED_FOR
                     || known_layout.masters.iter().any(|master| master.address == *address);
-                gone.extend((!stays).then(|| Arc::clone(&kept.server)));
+                removed.extend((!stays).then(|| Arc::clone(&node.server)));
                 stays
             });
-            gone
+            removed
         };
         // Outside the lock: dropping the last reference closes a connection.
-        drop(gone);
+        drop(removed);
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &known_layout));
         let refresh_result = match known_layout.is_well() {
@@ -218,7 +217,7 @@ impl Discovery {
     /// Handles a refresh without an answer: callers that wait for the first map fail.
     fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(RefreshResult, bool)> {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
-        // The failed command was the surveyor's and not a caller's.
+        // The failed command was the refresh task's, and not a caller's.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
         {
             let mut state = cluster.state();
@@ -279,7 +278,7 @@ impl Cluster {
         }
     }
 
-    /// The map; `None` if the caller may wait for the first.
+    /// The map; `None` if the caller may wait for the first. Starts the refresh task if there is none.
     pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<SlotLayout>>, StoreError> {
         if !self.running.load(Ordering::Acquire) {
             self.start();
@@ -287,7 +286,7 @@ impl Cluster {
         self.state().slot_map.layout()
     }
 
-    /// The first map.
+    /// The map. Waits for the first map if there is none.
     pub(super) async fn known_layout(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
@@ -296,7 +295,7 @@ impl Cluster {
                 return Ok(layout);
             }
             if !self.running.load(Ordering::Acquire) {
-                // This caller's runtime is being shut down: it has dropped the surveyor, or none could be
+                // This caller's runtime is being shut down and has dropped the refresh task, or the task could not be
                 // started.
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
@@ -304,7 +303,7 @@ impl Cluster {
         }
     }
 
-    /// Starts a surveyor if there is none.
+    /// Starts the refresh task if there is none.
     fn start(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let number = {
@@ -316,8 +315,7 @@ impl Cluster {
             state.refresh_tasks
         };
         let refresh_task = Discovery { cluster: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the
-        // surveyor takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and that drop takes the lock.
         let task = runtime.spawn(refresh_topology(refresh_task, Arc::clone(&self.looks), self.answer));
         let mut state = self.state();
         if state.refresh_tasks == number && !matches!(state.slot_map, SlotMap::Closed) {
@@ -337,7 +335,7 @@ mod tests {
 
     /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
     #[tokio::test]
-    async fn a_replaced_surveyor_changes_nothing() {
+    async fn a_replaced_refresh_task_changes_no_state() {
         let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
         let cluster = Cluster::new(client, Duration::from_secs(1));
         let refresh_task = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
@@ -348,20 +346,20 @@ mod tests {
         let present = cluster.state().refresh_tasks;
         let (of_old, of_now) = (refresh_task(present + 1), refresh_task(present));
         let touches = |refresh_task: &Discovery| {
-            let asks = refresh_task.whom(false).is_some();
+            let queries = refresh_task.nodes_to_query(false).is_some();
             let fails = refresh_task.settle(Vec::new(), None, true).is_some();
-            let draws = refresh_task.settle(vec![vec![range(99, 1)]], None, true).is_some();
-            [asks, fails, draws]
+            let updates = refresh_task.settle(vec![vec![range(99, 1)]], None, true).is_some();
+            [queries, fails, updates]
         };
         assert_eq!(touches(&of_old), [false; 3]);
         assert!(matches!(cluster.state().slot_map, SlotMap::Blank));
         assert_eq!(touches(&of_now), [true; 3]);
         assert!(matches!(cluster.state().slot_map, SlotMap::Known(_)));
-        assert_eq!(of_now.whom(true).expect("it is there").0.len(), 2, "each has one voice");
+        assert_eq!(of_now.nodes_to_query(true).expect("it is there").0.len(), 2, "each has one voice");
         cluster.close();
         assert_eq!(touches(&of_now), [false; 3]);
         assert!(matches!(cluster.state().slot_map, SlotMap::Closed));
-        // The end of one surveyor is not the end of another.
+        // The end of one refresh task is not the end of another.
         cluster.running.store(true, Ordering::Release);
         drop(of_old);
         assert!(cluster.running.load(Ordering::Acquire));
@@ -375,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_after_a_quiet_second_is_new() {
+    fn the_pauses_start_over_after_a_quiet_second() {
         begins_anew_after_a_second(rests(), 250, 1000);
     }
 }

@@ -12,14 +12,14 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Marks a slot without a master.
 const NO_MASTER: u16 = u16::MAX;
 
-/// How many names are tried to find one in each master's slots. A master with one of 16,384 slots is missed once in
-/// e^12 times.
+/// How many names are generated to find one in each master's slots. A master with one of 16,384 slots is missed with a
+/// probability of e^-12.
 const MOST_TRIES: u32 = 200_000;
 
 pub(super) enum SlotMap {
     /// There was no map yet: callers wait.
     Blank,
-    /// Kept until a newer map arrives: the masters' supervisors report by themselves that they cannot be reached.
+    /// Retained until there is a newer map: the masters' supervisors report by themselves if a master cannot be reached.
     Known(Arc<SlotLayout>),
     /// No node has ever answered.
     Unknown(StoreError),
@@ -27,7 +27,7 @@ pub(super) enum SlotMap {
 }
 
 pub(super) struct SlotLayout {
-    /// The ranges as the nodes reported them; empty after a correction by a redirection.
+    /// The ranges as the nodes reported them; empty after a redirection has corrected the map.
     pub(super) ranges: Vec<Range>,
     /// For each slot the index of its master in `masters`.
     slots: Box<[u16]>,
@@ -55,7 +55,7 @@ impl MasterNode {
 }
 
 impl SlotLayout {
-    /// `server` creates a supervisor or returns the existing one.
+    /// Builds the layout; `server` creates a supervisor or returns the existing one.
     pub(super) fn of<E>(
         ranges: Vec<Range>,
         mut server: impl FnMut(&Address) -> Result<Arc<Supervisor>, E>,
@@ -96,7 +96,7 @@ impl SlotLayout {
         self.masters.get(self.master_index(slot)?)
     }
 
-    /// The place of the slot's master among the masters.
+    /// The index of the slot's master in `masters`.
     pub(super) fn master_index(&self, slot: u16) -> Option<usize> {
         self.slots.get(usize::from(slot)).map(|at| usize::from(*at))
     }
@@ -131,7 +131,7 @@ impl SlotLayout {
 }
 
 impl SlotMap {
-    /// The layout; `None` if the caller may wait for the first.
+    /// The layout; `None` if the caller may wait for the first one.
     pub(super) fn layout(&self) -> Result<Option<Arc<SlotLayout>>, StoreError> {
         match self {
             Self::Known(layout) => Ok(Some(Arc::clone(layout))),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_master_with_several_ranges_is_counted_once() {
+    async fn a_master_with_several_ranges_appears_once() {
         let range = |first, last, name: &str, replicas: &[&str]| {
             let replicas = replicas.iter().map(|name| address(name)).collect();
             Range { first, last, master: address(name), replicas }
@@ -215,16 +215,16 @@ mod tests {
             |first, last, name: &str| Range { first, last, master: address(name), replicas: Vec::new() };
         let ranges = vec![range(0, 9_000, "a:1"), range(9_002, 16_383, "b:1"), range(9_001, 9_001, "c:1")];
         let layout = SlotLayout::of(ranges, server).expect("three masters");
-        let (gone, new) = (address("c:1"), address("d:1"));
+        let (emptied, new) = (address("c:1"), address("d:1"));
         let layout = layout.with(9_001, &new, &server(&new).expect("an address"));
         let samples = layout.samples("ns:~x");
         assert_eq!(samples[0].1, "ns:~x", "the first is as it is");
         let mut masters: Vec<_> = samples.iter().map(|(master, _)| master.name()).collect();
         masters.sort();
-        assert_eq!(masters, ["a:1", "b:1", "d:1"], "{gone} has nothing");
+        assert_eq!(masters, ["a:1", "b:1", "d:1"], "{emptied} has no slots");
         for (master, name) in samples {
-            let home = layout.master(slot_of(&name)).expect("it is served");
-            assert_eq!(home.name(), master.name(), "{name}");
+            let owner = layout.master(slot_of(&name)).expect("it is served");
+            assert_eq!(owner.name(), master.name(), "{name}");
         }
     }
 }

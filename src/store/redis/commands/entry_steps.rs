@@ -1,22 +1,18 @@
-//! ACQUIRE: answers an entry, an outcome, the lease, or a place in the queue. It must not run late.
+//! The steps on entries and leases, and those of a volume: ACQUIRE, INVALIDATE, INSERT (which stores without a lease), HAND
+//! OVER, ANNOUNCE, RENEW of a node's membership, and WAKE REST, which continues a script that could not notify all waiters
+//! of an ended lease in one call.
 //!
-//! INVALIDATE, and INSERT, which stores without a lease.
+//! ACQUIRE answers with an entry, an outcome, the lease, or a position in the queue.
 //!
-//! Scripts of a lease that ends, where one call may not tell all waiters.
+//! ACQUIRE, INVALIDATE, INSERT and FORGET TAG must not run late. A server that hangs runs the commands it was sent once it
+//! continues, even if their clients have timed out: an insertion would overwrite newer entries, and an acquire would grant
+//! the lease to a client that does not want it any more. So these commands carry the latest moment to run, by the clock of
+//! the server that runs them. A command that runs after that moment changes nothing and is answered with the server's time,
+//! because the clock may only have been set.
 //!
-//! Commands that must not run late. A server that hangs runs the commands it was sent once it continues, for clients
-//! that have given up: an insertion would overwrite newer entries, and an acquire would give the lease to a client that
-//! does not want it any more.
-//!
-//! So these commands carry the latest moment to run, by the clock of the server that runs them. A later command changes
-//! nothing and is answered with the server's time, because the clock may only have been set.
-//!
-//! ANNOUNCE, and what it has in common with the scripts that change something and announce that.
-//!
-//! RENEW of a node's membership in a volume.
-//!
-//! What INVALIDATE, INSERT and FORGET TAG have in common: they are attempts at a change, which nothing proves to be still wanted. So they
-//! must not run late, nor after a later attempt of their node that voids them.
+//! INVALIDATE, INSERT and FORGET TAG are attempts at a change: unlike the commands of a lease holder, they carry no token
+//! that proves that the change is still valid. So they must also not run after a later attempt of their node that voids
+//! them.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -67,7 +63,8 @@ pub(crate) async fn acquire(
 /// The answer of `acquire.lua`.
 pub(crate) enum AcquireReply {
     Acquired(Acquired),
-    /// There is an entry that was not seen, too large to be returned by a script without blocking the server.
+    /// There is an entry that the caller has not seen, and it is so large that a script that returns it would block the
+    /// server.
     EntryIsThere,
 }
 
@@ -84,8 +81,8 @@ async fn attempt(
         cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
         push_moment(cmd, last);
     };
-    // Sent once. One that broke with its connection may run late: sent again under the same token, it would bring back a lease that an
-    // invalidation has ended meanwhile.
+    // Sent once. If the connection breaks, the command may run late: sent again under the same token, it would bring back
+    // a lease that an invalidation has ended meanwhile.
     let answer = run(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
     read_acquire(answer).ok_or_else(|| refused(unexpected()))
 }
@@ -119,7 +116,7 @@ pub(crate) async fn invalidate(
     within: Duration,
 ) -> Result<Announced, StoreError> {
     let sent = Instant::now();
-    // The token for the fence, of no node.
+    // The token for the fence. Its node does not exist.
     let ended = &Token::mint(Uuid::nil());
     let over = insert.and_then(|insert| insert.over.as_ref());
     let length = |insert: &Insert| insert.entry.len() + over.map_or(0, Bytes::len);
@@ -155,13 +152,13 @@ pub(crate) async fn invalidate(
     Ok(announced)
 }
 
-/// What a script that ends a lease adds to its answer if it has told only some of the waiters, so that [`wake_rest`] must
-/// continue.
+/// A script that ends a lease adds this to its answer if it has notified only some of the waiters, so that [`wake_rest`]
+/// must continue.
 pub(crate) const REST: i64 = 10;
 
-/// Tells the remaining waiters of an ended lease, a bounded number per call. `ended` is the token in the fence behind the
-/// last of them; the message begins with `says`. Gives up after `within` or at an error: a waiter that was not told asks
-/// again when the lease would have ended.
+/// Notifies the remaining waiters of an ended lease, a bounded number per call. `ended` is the token in the fence behind
+/// the last of them; `says` adds the message. Gives up after `within` or at an error: a waiter that is not notified
+/// retries when the lease would have ended.
 pub(crate) async fn wake_rest(
     commands: &Commands,
     name: &str,
@@ -177,14 +174,14 @@ pub(crate) async fn wake_rest(
     loop {
         let left = until.saturating_duration_since(Instant::now());
         match run(commands, &scripts::WAKE_REST, name, 160, args, left).await {
-            Ok(Value::Int(given_up)) if given_up > REST => {}
+            Ok(Value::Int(done)) if done > REST => {}
             _ => return,
         }
     }
 }
 
-/// HAND OVER, repeated while the script asks for it, because each call passes a bounded number of places. With `lease`
-/// `None`, for the grant of a waiter that has left, the lease keeps its remaining time.
+/// HAND OVER, repeated while the script requests it, because each call passes over a bounded number of waiters. With
+/// `lease` `None`, for the grant of a waiter that has left, the lease retains its remaining time.
 pub(crate) async fn hand_over(
     commands: &Commands,
     name: &str,
@@ -214,7 +211,7 @@ pub(crate) async fn hand_over(
     }
 }
 
-/// The result of one attempt.
+/// The result of one attempt to run a command that must not run late.
 pub(crate) enum Executed<T> {
     InTime(T),
     /// It was not executed; the server's clock showed this time.
@@ -267,7 +264,8 @@ impl Announcing<'_> {
     }
 }
 
-/// Adds a random id, for a registry or a log that has to be made anew, and the birth that this node vouches for.
+/// Adds a random id, for a registry or a log that must be created anew, and the id of the registry that this node has
+/// known for a term, or an empty argument.
 pub(crate) fn push_fresh(cmd: &mut Cmd, known_registry: Option<Uuid>) {
     push_id(cmd, Uuid::from_u128(fastrand::u128(..)));
     match known_registry {
@@ -332,7 +330,7 @@ fn audience(text: &[u8], id: Uuid) -> Option<Audience> {
     Some(Audience { registry, at, before, members })
 }
 
-/// Parses birth, maturity and longest term.
+/// Parses a registry's id, maturity and longest term.
 pub(crate) fn registry_state<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<RegistryState> {
     let registry_id = read_id(words.next()?.as_bytes())?;
     let is_mature = words.next()? == "1";
@@ -378,10 +376,10 @@ pub(crate) async fn renew_member(
     };
     let (answer, session) = run_noting(commands, volume.name(), call, within).await?;
     let mut renewed = read_renew_member(answer, session).ok_or_else(|| refused(unexpected()))?;
-    // A server that was replaced by one with fewer writes may have the mark's entry, and lack entries behind it that this node
-    // has never been told. Their announcers have waited until this node's right had ended, so the node must drop everything
-    // before it has a right again. The session is that of the connection on which this very answer came. A comparison before
-    // sending would miss a connection that is replaced in between.
+    // A failover may have led to a server with fewer writes. It may have the mark's entry, and lack later entries that this
+    // node never received. Their announcers waited until this node's right had ended, so the node must drop all its copies
+    // before it has a right again. The session is that of the connection that delivered this answer: a comparison before
+    // sending would miss a change of connection in between.
     if renewal.mark.is_some_and(|mark| mark.session != session) {
         renewed.announced = None;
     }
@@ -396,7 +394,7 @@ pub(crate) fn read_renew_member(answer: Value, session: u64) -> Option<Renewed> 
     let registry = registry_state(&mut words)?;
     let number = words.next()?.parse().ok()?;
     let at = LogPosition { number, id: read_id(words.next()?.as_bytes())? };
-    // An entry that can not be read may have named anything: the node drops everything.
+    // An entry that cannot be parsed may have named any key: the node drops all its copies.
     let announced = (*is_there == 1).then(|| entries.iter().map(record).collect()).flatten();
     Some(Renewed { registry, announced, newest: Mark { at, session } })
 }
@@ -410,12 +408,12 @@ fn record(entry: &Value) -> Option<LogRecord> {
     Some(LogRecord { id: read_id(id)?, announcer: read_id(announcer)?, name: changed_name(name)? })
 }
 
-/// An attempt at a change, with its announcement if the change's script makes that, too.
+/// An attempt at a change, with its announcement if the change's script also announces it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt<'a> {
     pub(crate) announcement: &'a Announcement,
     pub(crate) node: Uuid,
-    /// The volume is at the server of the changed key.
+    /// Whether the script announces the change: it can if the volume is on the server of the changed key.
     pub(crate) announces: bool,
 }
 
@@ -429,8 +427,8 @@ impl<'a> Attempt<'a> {
         self.announces.then(|| self.announcement.volume.name())
     }
 
-    /// Runs `call`, which is given its latest moment and its time-out, until it was in time. Returns what its script has done, and the
-    /// answer to the announcement.
+    /// Runs `call`, which takes its latest moment and its time-out, until it was in time. Returns the result of its script
+    /// and the answer to the announcement.
     pub(crate) async fn made<F>(
         &self,
         commands: &Commands,
@@ -481,33 +479,33 @@ mod tests {
     ) -> (Result<(), StoreError>, Vec<(Option<u64>, Duration)>) {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
         let commands = Supervisor::new(Connector::new(&client, WITHIN)).into();
-        let given_up = Mutex::new(Vec::new());
+        let calls = Mutex::new(Vec::new());
         let done = with_deadline(&commands, WITHIN, |last, left| {
-            let mut given_up = given_up.lock().expect("one task");
-            let (takes, server_clock) = attempts[given_up.len()];
-            given_up.push((last, left));
+            let mut calls = calls.lock().expect("one task");
+            let (takes, server_clock) = attempts[calls.len()];
+            calls.push((last, left));
             async move {
                 tokio::time::sleep(takes).await;
                 Ok(server_clock.map_or(Executed::InTime(()), Executed::TooLate))
             }
         });
         let done = done.await;
-        (done, given_up.into_inner().expect("one task"))
+        (done, calls.into_inner().expect("one task"))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_late_command_is_repeated_with_the_remaining_time_by_the_servers_clock() {
         let half = WITHIN / 2;
-        let (done, given_up) = with_retries(&[(half, Some(5_000)), (half, None)]).await;
+        let (done, calls) = with_retries(&[(half, Some(5_000)), (half, None)]).await;
         done.expect("in time");
-        assert_eq!(given_up, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
+        assert_eq!(calls, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
     }
 
     /// It would be sent with no time left for the answer, and run: no client would know of the lease.
     #[tokio::test(start_paused = true)]
     async fn a_late_command_is_not_repeated_after_its_deadline() {
-        let (done, given_up) = with_retries(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
+        let (done, calls) = with_retries(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
         assert_eq!(done.expect_err("too late").kind, StoreErrorKind::TimedOut);
-        assert_eq!(given_up.len(), 1);
+        assert_eq!(calls.len(), 1);
     }
 }

@@ -1,14 +1,13 @@
-//! Waiters that give up their places, alone or together.
+//! Waiters that leave the queue of a lock, alone or together; and the search for waiters that may have lost a message.
 //!
-//! To find a place takes time in proportion to the queue's length, so thousands of waiters with the same deadline would
+//! To find an entry takes time in proportion to the queue's length, so thousands of waiters with the same deadline would
 //! block the server for seconds. The first waiter leaves alone. The waiters that leave before its answer arrives go
-//! together in one script call, up to some thousands; then those that came meanwhile. This needs no timer.
+//! together in one script call, up to some thousands; the next call removes those that came meanwhile. This needs no timer.
 //!
-//! Finds the waiters that may have lost a message, with one question per lock instead of one per waiter.
-//!
-//! Invariant: a waiter that is not the first of its lock in this process either has a place in the queue after the
-//! subscription was confirmed, or asks. A place that is found then is not passed over any more, because its node receives
-//! messages; and a grant before that has removed the place, so it is not found.
+//! The search for lost messages costs one query per lock instead of one per waiter. Invariant: a waiter that is not the
+//! first of its lock in this process either has an entry in the queue after the subscription was confirmed, or retries its
+//! take. The scripts do not pass over an entry that is found then, because its node receives messages; and a grant before
+//! that has removed the entry, so it is not found.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -27,31 +26,31 @@ use crate::store::wake::lock_waiters::{AbsentWaiters, LockWaiters};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 
-/// How many leave in one call: their places are its arguments.
+/// How many waiters leave in one call: their queue entries are its arguments.
 const AT_ONCE: usize = 2_000;
 
-/// For each lock on which a waiter is leaving, the places of the waiters that leave with it.
+/// For each lock that a waiter is leaving, the other waiters that leave with it.
 #[derive(Debug, Default)]
 pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
 #[derive(Debug)]
 struct LeavingWaiter {
     position: String,
-    /// Sent when the place was removed from the queue; if it is dropped, the waiter must leave alone.
-    gone: oneshot::Sender<()>,
+    /// Sent when the entry was removed from the queue; if it is dropped, the waiter must leave alone.
+    removed: oneshot::Sender<()>,
 }
 
 /// The result of leaving together with others.
 pub(crate) enum LeaveRole<'a> {
     /// This waiter is the first: it leaves alone, and then removes the others.
     First(LeaveJob<'a>),
-    /// Its place was removed from the queue.
+    /// Its entry was removed from the queue.
     Gone,
-    /// It had no place in the queue: the waiter may hold the lock, or must leave alone.
+    /// It had no entry in the queue: the waiter may hold the lock, or must leave alone.
     Alone,
 }
 
-/// The duty to remove the waiters that leave meanwhile. If it is dropped, they leave alone.
+/// Removes the waiters that leave meanwhile. If it is dropped, they leave alone.
 pub(crate) struct LeaveJob<'a> {
     leaving: &'a LeaveBatches,
     key: Arc<str>,
@@ -59,9 +58,9 @@ pub(crate) struct LeaveJob<'a> {
 }
 
 impl LeaveBatches {
-    /// Adds this place to those of the waiter that is leaving the same lock already, if there is one.
+    /// Adds this queue entry to the batch of a waiter that is leaving the same lock already, if there is one.
     pub(crate) async fn join(&self, name: &LockName, position: String, within: Duration) -> LeaveRole<'_> {
-        let gone = {
+        let removal = {
             let mut all = lock(&self.0);
             match all.get_mut(&name.key) {
                 None => {
@@ -70,18 +69,18 @@ impl LeaveBatches {
                     return LeaveRole::First(LeaveJob { leaving: self, key, has_ended: false });
                 }
                 Some(others) => {
-                    let (gone, is_gone) = oneshot::channel();
-                    others.push(LeavingWaiter { position, gone });
-                    is_gone
+                    let (removed, removal) = oneshot::channel();
+                    others.push(LeavingWaiter { position, removed });
+                    removal
                 }
             }
         };
-        if matches!(timeout(within, gone).await, Ok(Ok(()))) { LeaveRole::Gone } else { LeaveRole::Alone }
+        if matches!(timeout(within, removal).await, Ok(Ok(()))) { LeaveRole::Gone } else { LeaveRole::Alone }
     }
 }
 
 impl LeaveJob<'_> {
-    /// The waiters that have come since the last call; if there are none, the duty has ended.
+    /// The waiters that have come since the last call; if there are none, the job has ended.
     fn next(&mut self) -> Vec<LeavingWaiter> {
         let mut all = lock(&self.leaving.0);
         let Some(others) = all.get_mut(&self.key) else { return Vec::new() };
@@ -110,12 +109,12 @@ impl LeaveJob<'_> {
                 }
             };
             let leave = LockStep::queueing(&scripts::LEAVE, name);
-            let (seen_to, mut gone) = leave.run(commands, args, within, left).await?;
-            gone.sort_unstable();
-            let later = leavers.split_off(seen_to.clamp(1, leavers.len()));
+            let (handled, mut removed) = leave.run(commands, args, within, read_leave).await?;
+            removed.sort_unstable();
+            let later = leavers.split_off(handled.clamp(1, leavers.len()));
             for (number, leaver) in leavers.into_iter().enumerate() {
-                if gone.binary_search(&(number + 1)).is_ok() {
-                    let _ = leaver.gone.send(());
+                if removed.binary_search(&(number + 1)).is_ok() {
+                    let _ = leaver.removed.send(());
                 }
             }
             leavers = later;
@@ -133,8 +132,8 @@ impl Drop for LeaveJob<'_> {
     }
 }
 
-/// How many places were handled, and the indices of those that stood in the queue.
-fn left(answer: Value) -> Option<(usize, Vec<usize>)> {
+/// Parses the answer of LEAVE: how many entries were handled, and the numbers of those that were in the queue.
+fn read_leave(answer: Value) -> Option<(usize, Vec<usize>)> {
     let Value::Array(parts) = answer else { return None };
     let mut numbers = parts.into_iter().map(|part| match part {
         Value::Int(number) => usize::try_from(number).ok(),
@@ -143,16 +142,16 @@ fn left(answer: Value) -> Option<(usize, Vec<usize>)> {
     Some((numbers.next()??, numbers.collect::<Option<_>>()?))
 }
 
-/// How many waiters are told to ask at once, and the pause after them: ten thousand calls at one moment would block the
-/// server.
-const TOLD_AT_ONCE: usize = 50;
+/// How many waiters are notified at once, so that they retry, and the pause after them: ten thousand calls at one moment
+/// would block the server.
+const NOTIFIED_AT_ONCE: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often a question is tried, because the server may be failing at that moment.
+/// How often a query is sent, because the server may be failing at that moment.
 const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Called when the subscription is lost, and when it is settled again: confirmed, or refused for good.
+/// Called when the subscription is lost, and when it is settled again: confirmed, or permanently refused.
 pub(crate) async fn look_for_losses(
     (commands, node, within): (Commands, Uuid, Duration),
     grants: Arc<LockWaiters>,
@@ -165,7 +164,8 @@ pub(crate) async fn look_for_losses(
     }
 }
 
-/// Tells the waiters without a place to ask. The subscription is confirmed, or refused for good.
+/// Notifies the waiters without an entry in the queue, so that they retry. The subscription is confirmed, or permanently
+/// refused.
 pub(crate) async fn find_lost(
     commands: Commands,
     all_absent_waiters: Vec<AbsentWaiters>,
@@ -179,18 +179,18 @@ pub(crate) async fn find_lost(
             }
             sleep(RETRY).await;
         }
-        for some in absent_waiters.absent().chunks(TOLD_AT_ONCE) {
+        for some in absent_waiters.absent().chunks(NOTIFIED_AT_ONCE) {
             for absent in some {
                 absent.notify();
             }
-            if some.len() == TOLD_AT_ONCE {
+            if some.len() == NOTIFIED_AT_ONCE {
                 sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Removes the waiters with a place from the census.
+/// Removes the waiters that have an entry in the queue from `absent_waiters`.
 async fn find(
     commands: &Commands,
     absent_waiters: &mut AbsentWaiters,
@@ -203,7 +203,7 @@ async fn find(
             cmd.arg(&node).arg(from);
         };
         let (more, tokens) =
-            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, waiting).await?;
+            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, read_waiting).await?;
         tokens.iter().for_each(|token| absent_waiters.found(token));
         if !more {
             break;
@@ -212,8 +212,8 @@ async fn find(
     Ok(())
 }
 
-/// Whether there are more places, and the waiters that were found.
-fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
+/// Parses the answer of WAITING: whether there are more entries, and the waiters that were found.
+fn read_waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();
     let Some(Value::Int(more)) = parts.next() else { return None };
@@ -221,8 +221,8 @@ fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
     Some((more == 1, parts.filter_map(token).collect()))
 }
 
-/// While there is no subscription, only the first waiter of a lock asks. A mutex may have been granted to another waiter
-/// just before, whose message was lost, and may never expire; so this asks for its holder.
+/// While there is no subscription, only the first waiter of a lock retries. A mutex may have been granted to another waiter
+/// just before, and the message lost; the mutex may never expire. So this looks up its holder and notifies that waiter.
 async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Duration) {
     for absent_waiters in grants.all_absent_waiters() {
         if absent_waiters.is_empty() || absent_waiters.name.is_semaphore() {

@@ -1,13 +1,10 @@
-//! The steps that give a lock to a waiter. One call passes a bounded number of waiters that do not hear, because it blocks
-//! the server; if there are more, it says so, and another call follows.
+//! The steps on locks. A [`LockStep`] is one script call for one lock, with the keys that it needs; functions such as
+//! [`taken`] parse the answers.
 //!
-//! Between two calls a mutex with a queue is free, or a permit is available, as after the death of a holder: the next step
-//! by any process continues. So a process that dies there costs the waiters as much as one that dies before it frees the
-//! lock.
-//!
-//! One script call for one lock, and the keys it gets.
-//!
-//! Parses the answers of the lock scripts.
+//! A script that grants a lock passes over a bounded number of waiters that receive no messages, because it blocks the
+//! server. If there are more, its answer says so, and another call follows. Between two calls a mutex with a queue is free,
+//! or a permit is available, as after the death of a holder: the next step by any process continues. So a process that dies
+//! there costs the waiters as much as one that dies before it frees the lock.
 
 use std::time::Duration;
 
@@ -27,12 +24,12 @@ use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// The nodes that did not hear, so that each call does not try them again.
+/// The nodes that did not receive a message, so that later calls do not notify them again.
 #[derive(Debug, Default)]
 pub(crate) struct UnreachableNodes(Vec<u8>);
 
 impl UnreachableNodes {
-    /// How many are remembered: more will hardly have died together, and each call carries them.
+    /// How many nodes are remembered: more will hardly have died together, and each call sends them all.
     const MOST: usize = 100;
     /// The length of a node's id in digits.
     const LEN: usize = 32;
@@ -50,7 +47,7 @@ impl UnreachableNodes {
     }
 }
 
-/// One call: its answer, and the nodes it has discovered if another call must follow.
+/// Runs one call. Returns its answer and, if another call must follow, the unreachable nodes that it has discovered.
 async fn call<T>(
     commands: &Commands,
     step: LockStep<'_>,
@@ -71,18 +68,18 @@ pub(crate) async fn take_mutex(
     (ask, again): (Take<'_>, bool),
     within: Duration,
 ) -> Result<(MutexTaken, TakeRemarks), StoreError> {
-    let (mut is_unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
+    let (mut unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
-            let goes_on = old.is_some() || !is_unreachable.0.is_empty();
-            // The server parses each argument, so those that most takes do not need are left out.
+            let goes_on = old.is_some() || !unreachable.0.is_empty();
+            // The server parses each argument, so arguments that most takes do not need are omitted.
             if !ask.queue || again || goes_on {
                 cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
             }
             if goes_on {
                 cmd.arg(old.map_or("", Token::as_str));
-                is_unreachable.arg(cmd);
+                unreachable.arg(cmd);
             }
         };
         let (answer, nodes) = call(commands, LockStep::taking(name), args, within, Some).await?;
@@ -94,7 +91,7 @@ pub(crate) async fn take_mutex(
             let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
             was_held = held == 1;
         }
-        is_unreachable.learn(&nodes);
+        unreachable.learn(&nodes);
     }
 }
 
@@ -108,7 +105,7 @@ pub(crate) async fn free_mutex(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(end(ttl));
     };
-    give_mutex(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
+    hand_mutex_on(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
 }
 
 pub(crate) async fn break_mutex(
@@ -116,11 +113,11 @@ pub(crate) async fn break_mutex(
     name: &LockName,
     within: Duration,
 ) -> Result<bool, StoreError> {
-    give_mutex(commands, LockStep::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
+    hand_mutex_on(commands, LockStep::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
 }
 
-/// Takes a mutex from its holder by this step, and passes it on. Returns whether there was a holder.
-async fn give_mutex(
+/// Takes a mutex from its holder by this step, and hands it to the next waiter. Returns whether there was a holder.
+async fn hand_mutex_on(
     commands: &Commands,
     step: LockStep<'_>,
     args: impl Fn(&mut Cmd) + Sync,
@@ -128,12 +125,12 @@ async fn give_mutex(
 ) -> Result<bool, StoreError> {
     let name = step.name;
     let (was_held, mut more) = call(commands, step, args, within, yes).await?;
-    let (mut is_unreachable, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
+    let (mut unreachable, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
     while let Some(nodes) = more {
-        is_unreachable.learn(&nodes);
+        unreachable.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
-            is_unreachable.arg(cmd);
+            unreachable.arg(cmd);
         };
         (_, more) = call(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
     }
@@ -146,18 +143,18 @@ pub(crate) async fn take_permit(
     (ask, again): (TakePermit<'_>, bool),
     within: Duration,
 ) -> Result<(PermitTaken, TakeRemarks), StoreError> {
-    let mut is_unreachable = UnreachableNodes::default();
+    let mut unreachable = UnreachableNodes::default();
     loop {
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
             cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
             push_create(cmd, ask.semaphore);
-            is_unreachable.arg(cmd);
+            unreachable.arg(cmd);
         };
         let step = LockStep::taking_permit(name);
         match call(commands, step, args, within, permit_taken).await? {
             (taken, None) => return Ok(taken),
-            (_, Some(nodes)) => is_unreachable.learn(&nodes),
+            (_, Some(nodes)) => unreachable.learn(&nodes),
         }
     }
 }
@@ -194,20 +191,20 @@ pub(crate) async fn refresh_permit(
     Ok(is_held)
 }
 
-/// Serves the rest of the queue, if there is `more`. Returns how many permits are available then.
+/// Grants permits to the rest of the queue, if there is `more`. Returns how many permits are available then.
 async fn serve(
     commands: &Commands,
     name: &LockName,
     mut more: Option<Vec<u8>>,
     within: Duration,
 ) -> Result<Option<u32>, StoreError> {
-    let (mut is_unreachable, none, mut available) =
+    let (mut unreachable, none, mut available) =
         (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
     while let Some(nodes) = more {
-        is_unreachable.learn(&nodes);
+        unreachable.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
-            is_unreachable.arg(cmd);
+            unreachable.arg(cmd);
         };
         let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
         let freed;
@@ -261,8 +258,8 @@ pub(crate) async fn change_semaphore(
     }))
 }
 
-/// The answer to a take, after REPAIR has limited the mutex's remaining time to what its holder has asked for. This is a
-/// separate step, because a holder may have asked for more than its token says, and few takes need it.
+/// The answer to a take, after REPAIR has limited the mutex's remaining time to the time that its holder has requested.
+/// This is a separate step, because a holder may have requested more than its token says, and few takes need it.
 pub(crate) async fn repaired(
     commands: &Commands,
     name: &LockName,
@@ -271,7 +268,7 @@ pub(crate) async fn repaired(
 ) -> Result<(MutexTaken, TakeRemarks), StoreError> {
     let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
     if remarks.is_doubtful
-        // Without an answer the waiter sleeps for the longer time; the next take finds the same.
+        // Without an answer the waiter sleeps for the longer time, and the next take repeats the repair.
         && let Ok(remaining) = LockStep::repairing(name).run(commands, |_| {}, within, remaining).await
     {
         taken.taken = Taken::Busy { remaining };
@@ -279,12 +276,12 @@ pub(crate) async fn repaired(
     Ok((taken, remarks))
 }
 
-/// Gives back a lock that was granted to a waiter that has left. Otherwise it is lost until it expires, which some mutexes
-/// never do; so this is tried several times.
+/// Frees a lock that was granted to a waiter that has left. Otherwise the lock is lost until it expires, and some mutexes
+/// never expire; so this retries several times.
 pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     for pause in PAUSES {
-        // A grant removes the waiter from the queue, so the time to live, which identifies a place, is not needed.
+        // A grant removes the waiter from the queue, so the time to live, which is part of its queue entry, is not needed.
         let freed = if name.is_semaphore() {
             free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
         } else {
@@ -301,9 +298,9 @@ pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, 
 pub(crate) struct LockStep<'a> {
     pub(crate) script: &'a Script,
     pub(crate) name: &'a LockName,
-    /// The prefixes of its keys after the lock's own.
+    /// The prefixes of the keys that follow the lock's own key.
     parts: &'a [&'a str],
-    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes.
+    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`roll.lua`).
     spread_part: Option<&'a str>,
 }
 
@@ -320,15 +317,15 @@ impl<'a> LockStep<'a> {
         Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
     }
 
-    /// A step that gives the mutex to a waiter, with all its keys.
+    /// A step that hands the mutex to a waiter, with all its keys.
     pub(crate) fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
         Self { script, name, parts, spread_part: None }
     }
 
-    /// A step that restarts the holder's time: it may have to tell the waiters, and records a time that is
-    /// longer than the token says.
+    /// A step that restarts the holder's time: it may have to notify the waiters, and it records a time that is longer
+    /// than the token says.
     pub(crate) fn extending(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
@@ -340,7 +337,7 @@ impl<'a> LockStep<'a> {
         Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
     }
 
-    /// A step about the queue of any kind of lock.
+    /// A step on the queue of any kind of lock.
     pub(crate) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
         let Self { parts, .. } =
             if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
@@ -378,7 +375,7 @@ pub(crate) fn end(ttl: Option<Duration>) -> u64 {
     ttl.map_or(0, millis)
 }
 
-/// A waiter's place in a queue.
+/// A waiter's entry in a queue.
 pub(crate) fn queue_entry(token: &Token, ms: u64) -> String {
     format!("{}{ms}", token.as_str())
 }
@@ -395,7 +392,7 @@ pub(crate) fn yes(answer: Value) -> Option<bool> {
     }
 }
 
-/// Milliseconds as a script answers them; `None` for -1.
+/// Converts the milliseconds of a script's answer; `None` for -1.
 fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
@@ -403,9 +400,9 @@ fn duration(ms: i64) -> Option<Duration> {
 /// What a take reports beside its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TakeRemarks {
-    /// The remaining time is longer than the holder's token says.
+    /// Whether the remaining time is longer than the holder's token says.
     pub(crate) is_doubtful: bool,
-    /// The token had asked before and has lost its place.
+    /// Whether the token was in the queue before and has lost its position.
     pub(crate) lost_position: bool,
 }
 
@@ -505,8 +502,7 @@ pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     ints?.try_into().ok()
 }
 
-/// Splits an answer that asks its caller to continue: the answer proper, and the nodes that do not hear, which are its
-/// last part.
+/// Splits an answer that requires another call into the answer proper and its last part, the unreachable nodes.
 pub(crate) fn to_go_on(answer: Value) -> (Value, Option<Vec<u8>>) {
     let Value::Array(mut parts) = answer else { return (answer, None) };
     match parts.pop() {
@@ -526,7 +522,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_no_script_gives_is_not_a_busy_mutex() {
+    fn an_answer_that_no_script_returns_is_not_a_busy_mutex() {
         for answer in [Value::Int(0), Value::Array(vec![Value::Int(0), Value::Int(1)]), Value::Nil] {
             assert!(taken(answer).is_none());
         }

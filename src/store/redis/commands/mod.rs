@@ -1,6 +1,4 @@
-//! Where a store sends its commands: one server, or a cluster.
-//!
-//! Calls scripts.
+//! Sends a store's commands to one server or to a cluster, and calls scripts there.
 
 pub(crate) mod entry_steps;
 pub(super) mod lock_queue;
@@ -26,7 +24,7 @@ use crate::store::{NamedServer, StoreError, StoreErrorKind};
 #[derive(Clone, Debug)]
 pub(super) struct Commands {
     pub(super) to: Servers,
-    /// The node has ended, though other nodes may use its connections.
+    /// Whether the node has ended; other nodes may still use its connections.
     has_ended: Arc<AtomicBool>,
 }
 
@@ -44,13 +42,13 @@ impl Commands {
         self.send_noting(key, cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }
 
-    /// The same for a command that only reads: if the connection breaks under it, it is sent once more.
+    /// As [`send`](Self::send), for a command that only reads: if the connection breaks under it, it is sent once more.
     pub(super) async fn read(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         self.send_noting(key, cmd, within, OnBreak::Repeat).await.map(|(reply, _)| reply)
     }
 
-    /// As [`send`](Self::send). Also returns the session of the connection that has brought the reply: all replies of one session are by
-    /// one server, in the order of their commands.
+    /// As [`send`](Self::send). Also returns the session of the connection on which the reply came: all replies of one
+    /// session are from one server, in the order of their commands.
     pub(super) async fn send_noting(
         &self,
         key: &str,
@@ -61,7 +59,7 @@ impl Commands {
         self.is_usable()?;
         match &self.to {
             Servers::One(server) => server.send_noting(cmd, within, on_break).await,
-            // Boxed, because every command's future would have room for it.
+            // Boxed, because otherwise every command's future would be as large as this one.
             Servers::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within, on_break)).await,
         }
     }
@@ -92,7 +90,7 @@ impl Commands {
         }
     }
 
-    /// Why all commands fail at present, if they do.
+    /// The reason why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         let down = || match &self.to {
             Servers::One(server) => server.down(),
@@ -101,11 +99,11 @@ impl Commands {
         self.is_usable().err().or_else(down)
     }
 
-    /// Whether there is no connection any more, and its successor may lead to another server.
+    /// Whether the connection was lost: the next one may lead to another server.
     pub(super) fn has_to_wait(&self) -> bool {
         let is_reconnecting = || match &self.to {
             Servers::One(server) => server.is_reconnecting(),
-            // The messages come from any node, wherever commands go.
+            // The connection for messages leads to any node and is independent of those for commands.
             Servers::Cluster(_) => false,
         };
         self.down().is_some() || is_reconnecting()
@@ -128,7 +126,7 @@ impl Commands {
         self.is_usable().is_err() || is_down()
     }
 
-    /// Has the connections checked, because one may be gone.
+    /// Requests a check of the connections, because one may have broken.
     pub(super) fn suspect(&self) {
         match &self.to {
             Servers::One(server) => server.suspect(),
@@ -149,7 +147,7 @@ impl Commands {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
 
-    /// The same; `None` before the first reading.
+    /// As [`clock_at`](Self::clock_at), but `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         match &self.to {
             Servers::One(server) => server.known_clock_at(moment),
@@ -157,7 +155,7 @@ impl Commands {
         }
     }
 
-    /// The server of this name, and how long a reading of its clock took.
+    /// The server of the key with this name, and how long a reading of its clock took.
     pub(super) fn server_of(&self, name: &str) -> NamedServer {
         match &self.to {
             Servers::One(server) => NamedServer { number: 0, round_trip: server.round_trip() },
@@ -165,7 +163,7 @@ impl Commands {
         }
     }
 
-    /// The latest reading of that clock; `None` before the first.
+    /// The latest reading of the server's clock; `None` before the first.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match &self.to {
             Servers::One(server) => server.clock(),
@@ -189,7 +187,7 @@ impl Commands {
         }
     }
 
-    /// The state of all connections together, whether commands are tried, and the reason if some are not.
+    /// The state of all connections together, whether commands are sent, and the reason if some are not.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         if let Err(error) = self.is_usable() {
             return (LinkState::Closed, Breaker::Open, Some(reason(&error)));
@@ -210,7 +208,7 @@ impl Commands {
         self.to.clone().into()
     }
 
-    /// Ends the node: each of its later commands fails at once. False if it has ended already.
+    /// Ends the node: each of its later commands fails at once. Returns false if it has ended already.
     pub(super) fn end(&self) -> bool {
         !self.has_ended.swap(true, Ordering::Relaxed)
     }
@@ -267,7 +265,7 @@ pub(crate) async fn run(
     run_call(commands, name, call, within).await
 }
 
-/// The same for a call about `key` that `call` builds.
+/// As [`run`], for a call about `key` that `call` builds.
 pub(crate) async fn run_call(
     commands: &Commands,
     key: &str,
@@ -277,7 +275,7 @@ pub(crate) async fn run_call(
     run_noting(commands, key, call, within).await.map(|(answer, _)| answer)
 }
 
-/// The same. Also returns the session of the answer, as [`Commands::send_noting`].
+/// As [`run_call`]. Also returns the session of the answer, as [`Commands::send_noting`] does.
 pub(crate) async fn run_noting(
     commands: &Commands,
     key: &str,

@@ -1,12 +1,10 @@
-//! Opens connections to the server, and says how often they are checked.
+//! Opens connections to the server for commands and for messages, decides how often they are checked, and counts the
+//! outages of a node: how often, for how long, and how many loads ran without the store meanwhile.
 //!
-//! A connection for messages, in either protocol.
-//!
-//! RESP2 for credentials that stay, because there messages and replies cannot be confused. While a RESP2 connection is subscribed it
-//! takes no AUTH, so with credentials that rotate it would have to be replaced for each of them, and messages would be lost in
-//! between: there it is RESP3, in which messages are pushes.
-//!
-//! The outages of one node's connections: how often, for how long, and how many loads went without the store meanwhile.
+//! A connection for messages uses RESP2 if the credentials do not change, because there messages and replies cannot be
+//! confused. While a RESP2 connection is subscribed it accepts no AUTH, so with credentials that rotate it would have to be
+//! replaced for each of them, and messages would be lost in between: with such credentials it uses RESP3, in which messages
+//! are pushes.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -34,26 +32,27 @@ use crate::store::redis::topology::endpoint::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often an unused connection is checked. Idle connections are closed by the server's `timeout` or by a balancer,
-/// mostly after longer; a closed one is noticed before it is needed.
+/// How often an unused connection is checked. The server's `timeout` or a load balancer closes idle connections, mostly
+/// after a longer time; the check notices that before the connection is needed.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The longest time between two readings of the server's clock. Each also asks whether the server is still a primary.
+/// The longest time between two readings of the server's clock. Each reading also checks that the server is still a
+/// primary.
 const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 
-/// How often a server that may be demoted is asked for its role. A primary that a sentinel demotes closes its connections;
-/// one that was demoted by hand answers reads for ever.
+/// How often the role of a server that may be demoted is checked. A primary that a sentinel demotes closes its
+/// connections; a primary that an operator demotes answers reads for ever.
 const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Opens connections for one node. Every call into `redis` that may wait has a bound.
+/// Opens connections for one node. Every call into `redis` that may wait has a time limit.
 #[derive(Clone)]
 pub(crate) struct Connector {
     endpoint: Arc<dyn Endpoint>,
-    /// The deadline of one command; the measure of all others.
+    /// The deadline of one command; the other time limits are derived from it.
     pub(crate) answer: Duration,
-    /// How long a connection may go without an answer before it is looked at.
+    /// How long a connection may be without an answer before it is checked.
     pub(crate) idle: Duration,
-    /// How long one may be used without being checked.
+    /// How long a connection may be in use without being checked.
     pub(crate) clock: Duration,
     pub(crate) outages: Arc<Outages>,
     pub(crate) login: Login,
@@ -63,7 +62,7 @@ pub(crate) struct Connector {
 pub(crate) struct Opened {
     pub(crate) connection: MultiplexedConnection,
     pub(crate) reading: Option<TimedReading>,
-    /// The number of the credentials that it is logged in with.
+    /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
 }
 
@@ -84,19 +83,19 @@ impl Connector {
         }
     }
 
-    /// The same, with these credentials.
+    /// Returns a copy with these credentials.
     pub(crate) fn logging_in(self, login: &Login) -> Self {
         Self { login: login.clone(), ..self }
     }
 
-    /// The same, for another server of the same node.
+    /// Returns a copy that counts in these outages, for another server of the same node.
     #[cfg(feature = "cluster")]
     pub(crate) fn with_outages(self, outages: &Arc<Outages>) -> Self {
         Self { outages: Arc::clone(outages), ..self }
     }
 
-    /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
-    /// are sentinels it goes to the server that they name now, and the others follow.
+    /// Connects for the guard's commands, and checks that the server answers some. Only for the reconnect task: with
+    /// sentinels, it connects to the server that they name now, and later connections go to the same server.
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
         let (mut connection, login) = self.connect(&server).await?;
@@ -105,13 +104,13 @@ impl Connector {
         Ok(Opened { connection, reading, login })
     }
 
-    /// Connects for commands that are not the guard's, to the server that has the guard's.
+    /// Opens a separate connection for commands, to the server that the guard's connection leads to.
     pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
         self.endpoint.glimpsed(&server);
         let (mut connection, _) = self.connect(&server).await?;
-        let looked = read_clock(&mut connection, self.may_be_demoted());
-        let reading = bounded(self.probing(), looked).await?;
+        let probe = read_clock(&mut connection, self.may_be_demoted());
+        let reading = bounded(self.probing(), probe).await?;
         Ok((connection, reading))
     }
 
@@ -119,7 +118,7 @@ impl Connector {
         let issue = self.login.present().await?;
         let rotating = issue.as_ref().map(|issue| issue.client_of(&server.commands, None)).transpose()?;
         let client = rotating.as_ref().unwrap_or(&server.commands);
-        // Every command is timed by its caller, which knows how much is left of its budget.
+        // Every caller limits the time of its command, because it knows the rest of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = client.get_multiplexed_async_connection_with_config(&config);
         let opened = self.open(self.opening(), opening).await;
@@ -127,8 +126,8 @@ impl Connector {
         self.logged_in(issue.as_ref(), opened)
     }
 
-    /// An opened connection; or why the server has refused it, where redis-rs hides the server's answer to AUTH. A server without
-    /// room for connections gives it to any command.
+    /// Replaces the error of a refused login by the server's reason, because redis-rs hides the server's answer to AUTH: a
+    /// server that has reached its limit of connections refuses any command.
     async fn explained<T>(&self, client: &Client, opened: RedisResult<T>) -> RedisResult<T> {
         match opened {
             Err(error) if is_login(&error) => Err(self.is_full(client).await.unwrap_or(error)),
@@ -136,17 +135,17 @@ impl Connector {
         }
     }
 
-    /// The server's refusal of any further connection, if it refuses a connection without a user for this reason.
+    /// The server's refusal, if it accepts no more connections: then it also refuses a connection that does not log in.
     async fn is_full(&self, client: &Client) -> Option<RedisError> {
         let settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         let info = client.get_connection_info().clone().set_redis_settings(settings);
         let client = Client::open(info).ok()?;
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let asked = async {
+        let pinged = async {
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             connection.send_packed_command(&redis::cmd("PING")).await
         };
-        let refusal = self.open(self.opening(), asked).await.and_then(Value::extract_error).err()?;
+        let refusal = self.open(self.opening(), pinged).await.and_then(Value::extract_error).err()?;
         is_about_room(&refusal).then_some(refusal)
     }
 
@@ -165,7 +164,8 @@ impl Connector {
         Ok(Inbound { messages, at: node, login })
     }
 
-    /// The connection with the number of the credentials with which it was opened. Notes it if the server has refused these.
+    /// Returns the connection with the number of the credentials with which it was opened. Records it if the server has
+    /// refused these credentials.
     fn logged_in<T>(&self, issue: Option<&Issue>, opened: RedisResult<T>) -> RedisResult<(T, u64)> {
         let number = issue.map_or(OWN, |issue| issue.number);
         match opened {
@@ -179,8 +179,8 @@ impl Connector {
         }
     }
 
-    /// Logs an open connection in again; `sending` sends the command of [`Issue::auth`]. Returns whether the server has taken the
-    /// credentials; if it has refused them, the connection stays logged in as before.
+    /// Logs an open connection in again; `sending` sends the command of [`Issue::auth`]. Returns whether the server has
+    /// accepted the credentials; if it has refused them, the connection stays logged in as before.
     pub(crate) async fn log_in(
         &self,
         number: u64,
@@ -196,8 +196,8 @@ impl Connector {
         }
     }
 
-    /// Logs an open connection for messages, with the credentials of number `login`, in again. Returns the number of those that it has
-    /// then.
+    /// Logs an open connection for messages in again; until now it has the credentials of number `login`. Returns the number
+    /// of the credentials that it has then.
     pub(crate) async fn log_in_for_messages(
         &self,
         sink: &mut MessageSink,
@@ -208,20 +208,20 @@ impl Connector {
         match self.log_in(issue.number, sink.auth(&auth)).await {
             Ok(true) => Ok(issue.number),
             Ok(false) => Ok(login),
-            // It is sent again; a ping finds out whether the connection is dead.
+            // AUTH is sent again later; a ping finds out whether the connection is dead.
             Err(error) if error.is_timeout() => Ok(login),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster: its node `at` has
-    /// left the cluster. Elsewhere: the commands use another connection (`latest`) than when this one was opened (`generation`; 0
-    /// means none yet).
+    /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster: its node
+    /// `at` has left the cluster. Otherwise: the commands use another connection (`latest`) than when this one was opened
+    /// (`generation`; 0 means none yet).
     pub(crate) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
         match at {
             Some(node) => self.endpoint.has_lost(node),
             // The first connection for commands is opened beside this one, to the same server. A later one may lead to
-            // another: the name stands for a new primary, and the old one would answer pings for ever.
+            // another server, if the name resolves to a new primary; the old one would answer pings for ever.
             None => generation != 0 && latest != generation,
         }
     }
@@ -272,13 +272,13 @@ impl Connector {
         }
     }
 
-    /// What a failed attempt to connect means, and what to do about it.
+    /// Converts the error of a failed attempt to connect, and adds advice on what to do about it.
     pub(crate) fn failure(&self, error: RedisError) -> StoreError {
         let advice = self.advice(&error);
         StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, unquoted(error))) }
     }
 
-    /// What to do about the error, if that is known.
+    /// Advice on what to do about the error, if there is any.
     pub(crate) fn advice(&self, error: &RedisError) -> Option<&'static str> {
         if is_not_provided(error) {
             return Some("the provider of credentials fails: see its error; it is asked again by itself");
@@ -291,8 +291,8 @@ impl Connector {
         self.endpoint.advice(error)
     }
 
-    /// Opens a connection within a bound, and turns a panic of the client into an error. redis-rs panics over TLS without a
-    /// provider of cryptography; that would end the keeper's task, and each request would start another.
+    /// Opens a connection within `limit`, and converts a panic of the client into an error. redis-rs panics over TLS without
+    /// a provider of cryptography; that would end the reconnect task, and each request would start another.
     async fn open<T>(
         &self,
         limit: Duration,
@@ -308,7 +308,7 @@ impl Connector {
         })
     }
 
-    /// The user as which this node is known to the server; `None` for the user without a name, and where the server is not known yet.
+    /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(crate) fn user(&self) -> Option<String> {
         let own = || Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned());
         self.login.user().or_else(own)
@@ -324,9 +324,9 @@ impl Connector {
         Some(self.endpoint.known()?.info().addr().to_string())
     }
 
-    /// A server which is slower than the deadline of a command is as good as down: its answers would all come too late, and
-    /// every request would pay the deadline to learn it. The floor is for deadlines so short that a timer's tick and a busy
-    /// worker thread decide them.
+    /// How long a check may take. A server that is slower than the deadline of a command counts as down: all its answers
+    /// would come too late, and every request would wait for its whole deadline. The minimum is for deadlines so short that
+    /// they depend on a timer's tick and a busy worker thread.
     fn probing(&self) -> Duration {
         self.answer.max(Duration::from_millis(20))
     }
@@ -335,20 +335,21 @@ impl Connector {
         self.opening().max(self.endpoint.locating())
     }
 
-    /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command. At least time to notice a
-    /// lost SYN and try a new socket. (Before each TLS connection redis-rs reads the machine's certificate authorities,
-    /// even if the client has its own: 2 ms of this thread, which cannot be bounded here.)
+    /// How long it may take to open a connection: TCP, two round trips of TLS, AUTH are four round trips, each of which may
+    /// take as long as a command. At least long enough to notice a lost SYN and open a new socket. (Before each TLS
+    /// connection redis-rs reads the machine's certificate authorities, even if the client has its own: 2 ms of this thread,
+    /// which cannot be limited here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
     }
 }
 
-/// A connection for messages, and where it leads to.
+/// A connection for messages, and the server that it leads to.
 pub(crate) struct Inbound {
     pub(crate) messages: Messages,
-    /// The node of a cluster that it leads to.
+    /// In a cluster, the address of the node that the connection leads to.
     pub(crate) at: Option<String>,
-    /// The number of the credentials that it is logged in with.
+    /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
 }
 
@@ -425,7 +426,7 @@ impl MessageSink {
 }
 
 impl MessageStream {
-    /// The next message; `None` when the connection has ended. May be dropped at any moment.
+    /// The next message; `None` when the connection has ended. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Msg> {
         match self {
             Self::Resp2(stream) => stream.next().await,
@@ -456,13 +457,13 @@ impl Outages {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Counts a load that goes without the store.
+    /// Counts a load that runs without the store.
     pub(crate) fn load(&self) {
         self.loads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts that a connection is gone; begins an outage unless one goes on. A connection that breaks at once does not end an
-    /// outage.
+    /// Counts the loss of a connection; begins an outage unless one is in progress. A connection that breaks at once does
+    /// not end an outage.
     pub(super) fn begin(&self, outage: &mut Option<Outage>) {
         self.begun.fetch_add(1, Ordering::Relaxed);
         let began = || Outage { since: Instant::now(), loads_before: self.loads.load(Ordering::Relaxed) };

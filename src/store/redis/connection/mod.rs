@@ -1,13 +1,13 @@
-//! The supervisor of the connection that carries commands; also the circuit breaker.
+//! The supervisor of the connection that carries commands. It is also the circuit breaker, and reports the state of the
+//! connection and of the server's clock.
 //!
-//! While there is no connection, a command fails in microseconds, and one background task, the keeper, reconnects. Callers
-//! wait for the keeper only before an attempt has failed: for the first connection, and after a connection was cut that did not
-//! itself end an outage. They wait within their deadlines, and for no longer than a connection may be silent.
+//! While there is no connection, a command fails in microseconds, and one background task, the reconnect task, reconnects.
+//! Callers wait for it only before an attempt has failed: for the first connection, and after a connection was cut, unless
+//! that connection was opened during an outage and broke before it was stable. They wait within their deadlines, and for no
+//! longer than a connection may be silent.
 //!
-//! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
-//! keeper in its own runtime.
-//!
-//! What the supervisor reports about its connection and the server's clock.
+//! The reconnect task runs in the runtime of the first caller. When that runtime is shut down, the next caller starts
+//! another reconnect task in its own runtime.
 
 pub(crate) mod connector;
 mod monitor;
@@ -54,9 +54,9 @@ const UNKNOWN: i64 = i64::MIN;
 /// What happens to a command if the connection breaks under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnBreak {
-    /// Its caller receives the error: the command may have run.
+    /// The caller receives the error: the command may have run.
     Fail,
-    /// It is sent once more, on the next connection. For reads.
+    /// The command is sent once more, on the next connection. For reads.
     Repeat,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Supervisor {
     slot: Mutex<ConnectionSlot>,
     /// The generation of the latest connection. Sent at every change of the state, so that every waiting task checks again.
     changes: watch::Sender<u64>,
-    /// Tells the keeper to check whether the connection is still there.
+    /// Wakes the reconnect task to check the connection.
     look: Arc<Notify>,
     silence: Silence,
     bulk_limit: BulkLimit,
@@ -84,20 +84,21 @@ pub(super) struct Supervisor {
 
 struct ConnectionSlot {
     state: ConnectionState,
-    /// Counts keepers: one that was replaced must not change the state any more.
+    /// Counts the reconnect tasks: an earlier one must not change the state any more.
     reconnect_tasks: u64,
     reconnect_task: Option<AbortHandle>,
-    /// The reasons told of the present outage. A connection that breaks at once does not end an outage.
+    /// The logged reasons for the present outage. A connection that breaks at once does not end an outage.
     outage_log: OutageLog,
-    /// The present outage, until a connection was stable.
+    /// The present outage, until a connection is stable.
     outage: Option<Outage>,
 }
 
 enum ConnectionState {
-    /// Nothing was tried, or the runtime of the keeper has ended.
+    /// There was no attempt to connect, or the runtime of the reconnect task has ended.
     Idle,
-    /// The first attempt, or the first after a connection was cut, started at this moment. Callers wait for it until the silence
-    /// limit has passed: an attempt whose packets are lost lasts for several budgets, and each request would pay its own.
+    /// The first attempt to connect, or the first after a connection was cut, started at this moment. Callers wait for it
+    /// until the silence limit has passed: an attempt whose packets are lost lasts for several budgets, and each request
+    /// would spend its whole budget.
     Connecting(Instant),
     Up(LiveConnection),
     /// Callers fail at once, for this reason.
@@ -108,14 +109,14 @@ enum ConnectionState {
 /// How a connection was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
-    /// The connection has ended. The server may be well: it, or a proxy, closes idle connections.
+    /// The connection has ended. The server may be healthy: servers and proxies close idle connections.
     Cut,
     /// The server is silent, or is not the primary.
     Doubtful,
 }
 
 impl Loss {
-    /// Of a connection that has returned an error, which the server has `answered`.
+    /// Classifies the loss after an error; `answered`: the error is the server's answer.
     fn of(answered: bool) -> Self {
         if answered { Self::Doubtful } else { Self::Cut }
     }
@@ -124,7 +125,7 @@ impl Loss {
 #[derive(Clone)]
 struct LiveConnection {
     generation: u64,
-    /// Differs from that of all other connections of this process, to any server.
+    /// Unique among all connections of this process, to any server.
     session: u64,
     connection: MultiplexedConnection,
     opened_at: Instant,
@@ -183,13 +184,13 @@ impl Supervisor {
         self.bulk_limit.most()
     }
 
-    /// Why commands fail at present, if they do.
+    /// The reason why commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         self.current().err()
     }
 
-    /// Has the connection checked, because it may be gone. Without this check, a connection that broke while it was unused
-    /// fails the next command.
+    /// Requests a check of the connection, because it may have broken. Without this check, the next command would fail if the
+    /// connection broke while it was unused.
     pub(super) fn suspect(&self) {
         self.look.notify_one();
     }
@@ -209,10 +210,10 @@ impl Supervisor {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
 
-    /// The same; `None` before the first reading.
+    /// As [`clock_at`](Self::clock_at), but `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         let offset = Some(self.offset.load(Ordering::Relaxed)).filter(|offset| *offset != UNKNOWN)?;
-        Some((self.since_born(moment) as i64).saturating_add(offset).max(0) as u64)
+        Some((self.ms_since_creation(moment) as i64).saturating_add(offset).max(0) as u64)
     }
 
     pub(super) fn close(&self) {
@@ -227,7 +228,7 @@ impl Supervisor {
         self.changed();
     }
 
-    /// The hit path: the connection; `None` if the caller has to wait for the first one.
+    /// The connection; `None` if the caller has to wait for the first one. On the hit path.
     fn current(&self) -> Result<Option<LiveConnection>, StoreError> {
         match &self.slot().state {
             ConnectionState::Up(up) => Ok(Some(up.clone())),
@@ -268,7 +269,7 @@ impl Supervisor {
         let (mut kind, fate) = classify(&error);
         let is_too_long = is_protocol(&error);
         if kind == StoreErrorKind::Unavailable && !answered {
-            // It was sent and the answer is lost, so it may have run.
+            // The command was sent and its answer is lost, so it may have run.
             kind = StoreErrorKind::Broken;
         }
         if let Some(cmd) = cmd.filter(|_| is_too_long || kind == StoreErrorKind::Broken) {
@@ -287,7 +288,7 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Drops the connection if it has been silent for two deadlines; otherwise has it checked: with little traffic, each
+    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check: with little traffic, each
     /// lost command would count as a single slow one.
     fn timed_out(&self, generation: u64, waited: Duration) {
         if *self.changes.borrow() != generation {
@@ -312,10 +313,10 @@ impl Supervisor {
             if is_stable {
                 slot.outage_log.forget();
             }
-            // Callers do not wait for the successor of a connection that has ended no outage: each would pay for a server that
-            // accepts connections and breaks them.
+            // If the connection was opened during an outage and broke before it was stable, callers do not wait for the next
+            // one: each would spend its budget on a server that accepts connections and breaks them.
             let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
-            // Callers that fail from now on send nothing, so their commands cannot have run.
+            // From now on the commands of failing callers are not sent, so they cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.outage_log.is_news(&why);
             self.connector.outages.begin(&mut slot.outage);
@@ -331,12 +332,12 @@ impl Supervisor {
         self.changed();
     }
 
-    /// Warns, because the server will refuse the same command of every request.
+    /// Logs a warning, because the server will refuse the same command of every request.
     fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
         warn_if!(log::REDIS, is_news, reason = %self.connector.text_of(refusal), "redis refuses a command");
     }
 
-    /// Warns of a command that timed out without costing the connection.
+    /// Logs a warning about a command that timed out, if the connection is retained.
     fn log_late(&self, waited: Duration) {
         let reason = self.connector.text_of(&StoreError::new(StoreErrorKind::TimedOut));
         warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
@@ -344,10 +345,10 @@ impl Supervisor {
 
     fn read(&self, reading: &TimedReading) {
         let server_ms = i64::try_from(reading.server_ms).unwrap_or(i64::MAX);
-        let offset = server_ms - self.since_born(reading.at) as i64;
+        let offset = server_ms - self.ms_since_creation(reading.at) as i64;
         let before = self.offset.swap(offset, Ordering::Relaxed);
-        self.read_at.store(self.since_born(reading.at), Ordering::Relaxed);
-        // It counts for the middle of the round trip.
+        self.read_at.store(self.ms_since_creation(reading.at), Ordering::Relaxed);
+        // `at` is the middle of the round trip.
         let round_trip = reading.at.elapsed().as_micros() * 2;
         self.round_trip.store(u64::try_from(round_trip).unwrap_or(u64::MAX), Ordering::Relaxed);
         if before != UNKNOWN {
@@ -355,7 +356,7 @@ impl Supervisor {
         }
     }
 
-    fn since_born(&self, at: Instant) -> u64 {
+    fn ms_since_creation(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.created_at);
         // Called on every hit, and `as_millis` divides 128 bits.
         since.as_secs() * 1000 + u64::from(since.subsec_millis())
@@ -412,7 +413,7 @@ impl Supervisor {
         }
         let now = Instant::now();
         let (server, host) = (self.clock_at(now), host_ms());
-        let age = self.since_born(now).saturating_sub(self.read_at.load(Ordering::Relaxed));
+        let age = self.ms_since_creation(now).saturating_sub(self.read_at.load(Ordering::Relaxed));
         Some(ClockReading {
             ahead_ms: i64::try_from(server).unwrap_or(i64::MAX).saturating_sub_unsigned(host),
             age: Duration::from_millis(age),

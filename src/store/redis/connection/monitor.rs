@@ -1,14 +1,16 @@
-//! How long a connection has been silent, and when it is given up.
+//! Monitors a connection: how long it has been silent, which refusals are logged, and the longest argument that the server
+//! accepts.
 //!
-//! One slow command is not the connection's fault, and a connection that has died silently never reports it. So
-//! time-outs are counted together: after two deadlines without any answer, with commands outstanding, the connection is
-//! given up.
+//! [`Silence`] decides when a connection is dropped. A single slow command does not mean that the connection is broken, and
+//! a connection that has died silently never reports it. So time-outs are combined: after two deadlines without any answer
+//! to outstanding commands, the connection is dropped.
 //!
-//! Which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. After a minute
-//! it is logged again, because its cause may be another.
+//! [`RefusalLog`] decides which refusals are logged: each once while it lasts, and at most once a second if it comes and
+//! goes. After a minute it is logged again, because its cause may be another.
 //!
-//! The longest argument that the server takes (its setting `proto-max-bulk-len`). To a longer one it answers with an error, and
-//! closes the connection that all other commands share. So what broke a connection is not sent again.
+//! [`BulkLimit`] is the longest argument that the server accepts (its setting `proto-max-bulk-len`). The server answers a
+//! longer argument with an error, and closes the connection that all other commands share. So an argument that broke a
+//! connection is not sent again.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,10 +30,10 @@ pub(super) struct Silence {
     limit: Duration,
     /// When the first of the unanswered commands was sent, in milliseconds since `created_at`; 0 after an answer.
     since: AtomicU64,
-    /// When the latest of them timed out.
+    /// When the latest of them timed out, in milliseconds since `created_at`.
     until: AtomicU64,
-    /// Whether any command was answered since the keeper last called [`take_received`](Self::take_received).
-    heard: AtomicBool,
+    /// Whether any command was answered since the last call of [`take_received`](Self::take_received).
+    has_received: AtomicBool,
 }
 
 impl Silence {
@@ -41,7 +43,7 @@ impl Silence {
             limit: answer.saturating_mul(2),
             since: AtomicU64::new(0),
             until: AtomicU64::new(0),
-            heard: AtomicBool::new(false),
+            has_received: AtomicBool::new(false),
         }
     }
 
@@ -51,18 +53,18 @@ impl Silence {
         self.until.store(0, Ordering::Relaxed);
     }
 
-    /// Notes the time of sending if it will matter: a command with a deadline below the limit is answered in time or not
-    /// at all. Most commands are like that, and reading the clock for each would slow the hits.
+    /// Returns the time of sending if it matters later. A command with a deadline within the limit is answered in time or
+    /// not at all. Most commands have such a deadline, and reading the clock for each of them would slow the hits.
     pub(super) fn sends(&self, within: Duration) -> Option<Instant> {
         (within > self.limit).then(Instant::now)
     }
 
-    /// Records a reply to a command sent at `sent`. A reply in time ends the silence; a later reply to a command with a
-    /// long deadline only says that the server is too slow for all others. Writes only if there was silence: this is on
-    /// the hit path.
+    /// Records a reply to a command that was sent at `sent`. A reply within the limit ends the silence; a later reply to a
+    /// command with a long deadline only shows that the server is too slow for all other commands. Writes only if a value
+    /// changes: this is on the hit path.
     pub(super) fn answered(&self, sent: Option<Instant>) {
-        if !self.heard.load(Ordering::Relaxed) {
-            self.heard.store(true, Ordering::Relaxed);
+        if !self.has_received.load(Ordering::Relaxed) {
+            self.has_received.store(true, Ordering::Relaxed);
         }
         if self.since.load(Ordering::Relaxed) != 0 && sent.is_none_or(|sent| sent.elapsed() <= self.limit) {
             self.since.store(0, Ordering::Relaxed);
@@ -70,14 +72,14 @@ impl Silence {
     }
 
     /// Records a command that timed out after `waited`; returns whether the silence is too long. Earlier time-outs count
-    /// only if commands were outstanding without a long gap: the time between two single slow commands is not silence.
+    /// only if there was no long gap without outstanding commands: the time between two single slow commands is not silence.
     pub(super) fn timed_out(&self, waited: Duration) -> bool {
         let now = millis(self.created_at.elapsed()).max(1);
         let sent = now.saturating_sub(millis(waited)).max(1);
         let before = self.until.swap(now, Ordering::Relaxed);
-        let apart = Duration::from_millis(sent.saturating_sub(before)) > self.limit;
+        let has_gap = Duration::from_millis(sent.saturating_sub(before)) > self.limit;
         let since = match self.since.load(Ordering::Relaxed) {
-            earlier if earlier != 0 && !apart => earlier,
+            earlier if earlier != 0 && !has_gap => earlier,
             _ => {
                 self.since.store(sent, Ordering::Relaxed);
                 sent
@@ -92,7 +94,7 @@ impl Silence {
 
     /// Whether any command was answered since the last call.
     pub(super) fn take_received(&self) -> bool {
-        self.heard.swap(false, Ordering::Relaxed)
+        self.has_received.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -106,7 +108,9 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// A refusal that lasts is logged again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
+/// The least time between two logs of a refusal that comes and goes.
 const AT_LEAST: Duration = Duration::from_secs(1);
 
 /// Servers send few codes; a server that invents codes must not fill the memory.
@@ -114,7 +118,7 @@ const MOST: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// Whether any refusal is going on: while none is, successful commands check nothing else.
+    /// Whether any refusal lasts: if not, a successful command checks only this.
     some: AtomicBool,
     refusals: Mutex<Vec<LoggedRefusal>>,
 }
@@ -163,7 +167,7 @@ impl RefusalLog {
     }
 }
 
-/// The command, or the digest of its script.
+/// The name of the command, or the digest of its script.
 fn name(cmd: &Cmd) -> Option<String> {
     let mut args = cmd.args_iter().map(|arg| match arg {
         Arg::Simple(bytes) => bytes,
@@ -176,10 +180,11 @@ fn name(cmd: &Cmd) -> Option<String> {
     }
 }
 
-/// How long a limit is remembered that the server has named, or shown by its error: it may be raised.
+/// How long a limit is remembered that the server has reported, by its setting or by an error: it may be raised.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// The same for a size under which a connection broke without an answer: the server may have ended for another reason.
+/// How long a limit is remembered if a connection broke under an argument of that size without an answer: the server may
+/// have ended for another reason.
 const SUSPECTED: Duration = Duration::from_secs(10);
 
 /// The lowest limit that a server can be set to. A shorter argument breaks no connection.
@@ -190,7 +195,7 @@ pub(super) struct BulkLimit {
     /// The longest argument that is sent; `usize::MAX` while no limit is known, which each command checks.
     most: AtomicUsize,
     ends_at: Mutex<Option<Instant>>,
-    /// A connection broke since the server was last asked for its limit.
+    /// Whether a connection broke since the server's limit was last queried.
     is_unread: AtomicBool,
 }
 
@@ -215,7 +220,7 @@ impl BulkLimit {
         most
     }
 
-    /// The error for a command that the server does not take.
+    /// Returns an error for a command that exceeds the limit.
     pub(super) fn check(&self, cmd: &Cmd) -> Result<(), StoreError> {
         let most = self.most();
         if most == usize::MAX || longest(cmd) <= most {
@@ -225,7 +230,7 @@ impl BulkLimit {
         Err(store_error(StoreErrorKind::Refused, RedisError::from(why)))
     }
 
-    /// Records that a connection broke under this command; `is_named`: the server has named its length as the reason.
+    /// Records that a connection broke under this command; `is_named`: the server has reported its length as the reason.
     pub(super) fn broken_by(&self, cmd: &Cmd, is_named: bool) {
         let length = longest(cmd);
         if length <= LOWEST && !is_named {
@@ -235,12 +240,12 @@ impl BulkLimit {
         self.is_unread.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the server has to be asked for its limit.
+    /// Whether the server's limit must be queried. Resets that.
     pub(super) fn take_unread(&self) -> bool {
         self.is_unread.swap(false, Ordering::Relaxed)
     }
 
-    /// Records the limit that the server has named.
+    /// Records the limit that the server has reported.
     pub(super) fn read(&self, most: usize) {
         self.set(most, REMEMBERED);
     }
@@ -265,7 +270,7 @@ mod tests {
 
     const ANSWER: Duration = Duration::from_millis(50);
 
-    /// Sends a command with the deadline `within` that is not answered; returns whether the connection is given up.
+    /// Sends a command with the deadline `within` that is not answered; returns whether the connection is dropped.
     async fn in_vain(silence: &Silence, within: Duration) -> bool {
         advance(within).await;
         silence.timed_out(within)
@@ -295,8 +300,8 @@ mod tests {
         }
     }
 
-    /// Locks use a deadline of a second. Late answers to them from a server that had become slower than the deadline of
-    /// all other commands kept the connection, and each request paid its deadline.
+    /// Regression: locks use a deadline of a second. A server had become slower than the deadline of all other commands. Its
+    /// late answers to locks prevented the drop of the connection, and each request waited for its whole deadline.
     #[tokio::test(start_paused = true)]
     async fn a_late_answer_to_a_command_with_a_long_deadline_does_not_end_the_silence() {
         let silence = Silence::new(ANSWER);
@@ -308,7 +313,7 @@ mod tests {
         assert!(silence.take_received(), "it is there, though slow");
     }
 
-    /// The hour without any command was counted as an hour of silence.
+    /// Regression: an hour without any command was treated as an hour of silence.
     #[tokio::test(start_paused = true)]
     async fn the_time_between_two_slow_commands_is_not_silence() {
         let silence = Silence::new(ANSWER);
@@ -366,7 +371,7 @@ mod bulk_limit_tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_broke_a_connection_is_not_sent_for_a_while() {
+    async fn an_argument_that_broke_a_connection_is_not_sent_for_a_while() {
         for (is_named, remembered) in [(true, REMEMBERED), (false, SUSPECTED)] {
             let limit = BulkLimit::default();
             limit.check(&set(3 * LOWEST)).expect("nothing is known");

@@ -1,3 +1,3 @@
-//! Without the feature `tls`, connections by TLS take the program's provider of cryptography or fail.
+//! Without the feature `tls`, TLS connections use the program's provider of cryptography, or fail.
 
 pub(super) fn provide_cryptography() {}

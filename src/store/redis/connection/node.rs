@@ -11,8 +11,8 @@ use crate::store::StoreError;
 use crate::store::redis::errors::unexpected;
 
 impl Supervisor {
-    /// Sends a command behind ASKING, which lets a node answer for a slot that is migrating to it.
-    /// Both in one write: no other command may come between them. Returns the session as well.
+    /// Sends a command after ASKING, which lets a node answer for a slot that is migrating to it. Both are sent in one write,
+    /// because no other command may come between them. Also returns the session.
     pub(crate) async fn send_asking(
         self: &Arc<Self>,
         cmd: &Cmd,
@@ -28,7 +28,7 @@ impl Supervisor {
         pipeline.cmd("ASKING").add_command(cmd.clone());
         let sent = self.silence.sends(left);
         let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
-        // Without the right to ASKING, the second answer is what the node would have said anyway.
+        // Without the right to ASKING, the second answer is the same as without ASKING.
         let last = |replies: Vec<Value>| replies.into_iter().nth(1).ok_or_else(unexpected);
         let replies = replies.map(|replies| replies.and_then(last));
         Ok((self.replied(cmd, generation, left, sent, replies)?, session))

@@ -1,6 +1,7 @@
-//! The task that keeps the connection up: connects, reads the clock, connects again.
+//! The reconnect task, which keeps the connection up: it connects, reads the server's clock, and connects again when the
+//! connection is lost.
 //!
-//! Sends commands: waits for the first connection, and starts the keeper.
+//! Also sends commands: a command waits for the first connection, and starts the reconnect task if there is none.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -23,24 +24,25 @@ use crate::store::redis::login::OWN;
 use crate::store::redis::topology::endpoint::TimedReading;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3 only.
+/// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3
+/// only.
 const CUT_PERIOD: Duration = Duration::from_millis(100);
 
-/// Why the connection has ended, if it has. The driver reads all the time and ends with the connection. Nothing is sent: the driver
-/// skips a command whose caller has gone.
-fn cut(connection: &mut MultiplexedConnection) -> Option<RedisError> {
+/// Returns the error with which the connection has ended, if it has. The driver reads all the time and ends with the
+/// connection. The PING is not sent: the driver skips a command whose future was dropped.
+fn end_of(connection: &mut MultiplexedConnection) -> Option<RedisError> {
     connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
 }
 
-/// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
+/// The reconnect task's reference to the supervisor. Weak, so that dropping the store ends the task.
 pub(super) struct Reconnector {
     pub(super) supervisor: Weak<Supervisor>,
     pub(super) number: u64,
 }
 
 impl Drop for Reconnector {
-    /// The task ended, with its runtime or by a panic, and with it the connection's driver: the next caller starts
-    /// another keeper.
+    /// The task and the connection's driver have ended, with their runtime or by a panic: the next caller starts another
+    /// reconnect task.
     fn drop(&mut self) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let before = {
@@ -56,8 +58,8 @@ impl Drop for Reconnector {
     }
 }
 
-/// Keeps a connection up while there is a supervisor. No strong reference lives across an await, or the connections of a
-/// dropped store would outlive it.
+/// Keeps a connection up while there is a supervisor. Holds no strong reference across an await: otherwise the connections
+/// of a dropped store would outlive it.
 pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
@@ -66,7 +68,7 @@ pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look
         let Some(generation) = reconnect_task.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
-            let (mut again, mut looked_at) = (false, opened_at);
+            let (mut again, mut checked_at) = (false, opened_at);
             let mut recovers = reconnect_task.recovers();
             reconnect_task.read_limit(generation, connector.answer).await;
             loop {
@@ -81,7 +83,7 @@ pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look
                             if let Ok(true) = taken {
                                 login = issue.number;
                             }
-                            // An AUTH without an answer counts as any other command.
+                            // An AUTH without an answer counts like any other command without one.
                             reconnect_task.note(generation, taken.map(|_| None));
                             false
                         }
@@ -92,16 +94,16 @@ pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look
                     reconnect_task.is_back(opened_at);
                     recovers = false;
                 }
-                if !has_news && looked_at.elapsed() < connector.clock && !reconnect_task.has_to_look() {
+                if !has_news && checked_at.elapsed() < connector.clock && !reconnect_task.has_to_look() {
                     continue;
                 }
-                looked_at = Instant::now();
+                checked_at = Instant::now();
                 let reading = bounded(connector.answer, connector.look(&mut connection)).await;
-                // A single missing answer may mean a slow server. If the next check, made at once, is not answered
+                // A single missing answer may mean a slow server. If the next check, which follows at once, is not answered
                 // either, the connection is silent.
                 again = reconnect_task.note(generation, reading) && !again;
                 tokio::select! {
-                    replaced = connector.has_been_replaced() => if replaced {
+                    has_new_primary = connector.has_been_replaced() => if has_new_primary {
                         reconnect_task.leave(generation);
                     },
                     // The sentinels may be slow, and the connection may break meanwhile.
@@ -115,8 +117,8 @@ pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look
 }
 
 impl Reconnector {
-    /// Records the result of an attempt to connect: the new generation, if it succeeded. `None` if the supervisor is
-    /// gone, closed, or has another keeper.
+    /// Records the result of an attempt to connect. Returns the new generation, if the attempt has succeeded; `None` if the
+    /// supervisor was dropped or closed, or has another reconnect task.
     fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
         let supervisor = self.supervisor.upgrade()?;
         let mut slot = supervisor.slot();
@@ -166,11 +168,12 @@ impl Reconnector {
         }
     }
 
-    /// Asks the server for its longest argument, after one may have broken a connection. A user without the right to CONFIG keeps
-    /// what is known.
+    /// Queries the server's limit for arguments, after an argument may have broken a connection. Without the right to CONFIG,
+    /// the known limit stays in effect.
     async fn read_limit(&self, generation: u64, within: Duration) {
-        let asks = || self.supervisor.upgrade().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
-        let Some(mut connection) = self.connection(generation).filter(|_| asks()) else { return };
+        let is_due =
+            || self.supervisor.upgrade().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
+        let Some(mut connection) = self.connection(generation).filter(|_| is_due()) else { return };
         let config = redis::cmd("CONFIG").arg("GET").arg("proto-max-bulk-len").to_owned();
         let answer = bounded(within, connection.send_packed_command(&config)).await;
         drop(connection);
@@ -188,19 +191,19 @@ impl Reconnector {
         loop {
             sleep(CUT_PERIOD).await;
             let Some(mut connection) = self.connection(generation) else { return };
-            if let Some(error) = cut(&mut connection) {
+            if let Some(error) = end_of(&mut connection) {
                 self.note(generation, Err(error));
                 return;
             }
         }
     }
 
-    /// Whether the connection ends an outage, if it is stable.
+    /// Whether there is an outage, which the connection ends if it is stable.
     fn recovers(&self) -> bool {
         self.supervisor.upgrade().is_some_and(|supervisor| supervisor.slot().outage.is_some())
     }
 
-    /// The connection that was opened at this moment is stable: the outage is over.
+    /// Ends the outage: the connection that was opened at this moment is stable.
     fn is_back(&self, opened_at: Instant) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let outage = supervisor.slot().outage.take();
@@ -210,15 +213,15 @@ impl Reconnector {
         }
     }
 
-    /// Whether the connection needs a check although no task suspects it: it has brought no answer since the last check,
+    /// Whether the connection needs a check although no task suspects it: it has received no answer since the last check,
     /// or its server may have been demoted.
     fn has_to_look(&self) -> bool {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
-        let heard = supervisor.silence.take_received();
-        !heard || supervisor.connector.may_be_demoted()
+        let has_received = supervisor.silence.take_received();
+        !has_received || supervisor.connector.may_be_demoted()
     }
 
-    /// Drops a connection that works, but leads to a server that is not the primary any more.
+    /// Drops a working connection whose server is not the primary any more.
     fn leave(&self, generation: u64) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let why = (redis::ErrorKind::Client, "the sentinels name another primary");
@@ -232,7 +235,7 @@ impl Reconnector {
         match reading {
             Ok(reading) => {
                 supervisor.silence.answered(None);
-                // The keeper's own question does not count as use of the connection.
+                // The reconnect task's own check does not count as use of the connection.
                 supervisor.silence.take_received();
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
@@ -260,7 +263,7 @@ impl Supervisor {
         self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }
 
-    /// The same. Also returns the session of the connection that has brought the reply.
+    /// As `send`. Also returns the session of the connection on which the reply came.
     pub(crate) async fn send_noting(
         self: &Arc<Self>,
         cmd: &Cmd,
@@ -269,7 +272,7 @@ impl Supervisor {
     ) -> Result<(Value, u64), StoreError> {
         let began = Instant::now();
         match self.attempt(cmd, within).await {
-            // Once: a command may itself be what breaks connections, such as a read whose reply is over an output limit.
+            // Once: the command itself may break connections, for example a read whose reply exceeds an output limit.
             Err(error) if error.kind == StoreErrorKind::Broken && on_break == OnBreak::Repeat => {
                 Box::pin(self.attempt(cmd, within.saturating_sub(began.elapsed()))).await
             }
@@ -297,7 +300,7 @@ impl Supervisor {
     ) -> Result<(LiveConnection, Duration), StoreError> {
         let started = Instant::now();
         let opened = timeout(within, self.opened()).await;
-        // Not `TimedOut`: the command was never sent.
+        // Not `TimedOut`: the command was not sent.
         let up = opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??;
         Ok((up, within.saturating_sub(started.elapsed())))
     }
@@ -316,7 +319,7 @@ impl Supervisor {
         }
     }
 
-    /// The first connection; starts a keeper if there is none.
+    /// Waits for the first connection. Starts the reconnect task if there is none.
     pub(super) async fn opened(self: &Arc<Self>) -> Result<LiveConnection, StoreError> {
         let mut changes = self.changes.subscribe();
         let mut started = false;
@@ -327,7 +330,7 @@ impl Supervisor {
             }
             if self.start() {
                 if started {
-                    // This caller's runtime has dropped the keeper, because it is being shut down.
+                    // This caller's runtime is being shut down, so it has dropped the reconnect task.
                     return Err(StoreError::new(StoreErrorKind::Unavailable));
                 }
                 started = true;
@@ -336,7 +339,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a keeper if there is none; true if it did.
+    /// Starts the reconnect task if there is none; returns whether it did.
     fn start(self: &Arc<Self>) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let number = {
@@ -349,8 +352,7 @@ impl Supervisor {
             slot.reconnect_tasks
         };
         let reconnect_task = Reconnector { supervisor: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the keeper
-        // takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and that drop takes the lock.
         let task = runtime.spawn(keep(reconnect_task, self.connector.clone(), Arc::clone(&self.look)));
         let mut slot = self.slot();
         if slot.reconnect_tasks == number && !matches!(slot.state, ConnectionState::Closed) {

@@ -2,11 +2,11 @@
 
 use rustls::crypto::CryptoProvider;
 
-/// Sees to it that TLS finds its cryptography. rustls itself finds none where the program's crates bring two
-/// providers, and panics.
+/// Installs a provider of cryptography for TLS if there is none. rustls selects none by itself if the program's crates
+/// contain two providers, and panics.
 pub(super) fn provide_cryptography() {
     if CryptoProvider::get_default().is_none() {
-        // Refused if another thread was faster: that provider is as good.
+        // Fails if another thread has installed a provider meanwhile, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }

@@ -19,11 +19,11 @@ use crate::store::redis::errors::{reason, unquoted};
 use crate::store::redis::messages::message;
 use crate::store::redis::topology::endpoint::TimedReading;
 
-/// Clocks that differ by more than this are reported.
-const APART: u64 = 1_000;
+/// A larger difference between two clocks is reported.
+const MAX_CLOCK_DIFFERENCE_MS: u64 = 1_000;
 
-/// What can be seen of all masters, and where to look further: at one that can be reached, if there is one, with a name like
-/// `name` whose keys are there. `None` with the findings where there is nothing more to look at.
+/// Examines all masters. Returns the master to examine further, if possible one that can be reached, and a name like
+/// `name` whose keys it has. `None` if there is nothing more to examine; the findings say why.
 pub(super) async fn examine(
     cluster: &Arc<Cluster>,
     name: &str,
@@ -78,61 +78,61 @@ pub(super) async fn examine(
     }
     findings.extend(clock_difference(&clocks));
     let samples = cluster.samples(name);
-    let home =
+    let target =
         samples.iter().find(|(master, _)| reached.contains(&master.name())).or_else(|| samples.first());
-    if home.is_none() {
+    if target.is_none() {
         let found = Finding::problem("connection", "no node serves any slot");
         findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
     }
-    let (connector, name) = home.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
-    // At any node: what is published at one must come to all.
+    let (connector, name) = target.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
+    // At any node: a message that is published at one node must reach all.
     let inbox = cluster.any_node(ANSWER);
     Some(GuideLink { connector, inbox, name, reached })
 }
 
-/// Looks further than [`examine`] has, at what nodes keep for themselves: first at the node that `home` and `commands` lead to,
-/// of which the findings from the given one on are.
+/// Examines what differs by node: users, rights and settings. The findings from index `from` on are about the node that
+/// `target` and `commands` lead to; the other masters follow.
 pub(super) async fn examine_nodes(
     cluster: &Arc<Cluster>,
-    home: &Connector,
+    target: &Connector,
     (name, reached): (&str, &[String]),
     user: &str,
     commands: &mut MultiplexedConnection,
     (findings, from): (&mut Vec<Finding>, usize),
 ) -> RedisResult<()> {
-    let Some(at) = home.address() else { return Ok(()) };
+    let Some(at) = target.address() else { return Ok(()) };
     findings.extend(may_ask(commands, user).await?);
-    place(&at, &mut findings[from..]);
-    findings.extend(others(cluster, name, user, reached).await);
+    prefix_address(&at, &mut findings[from..]);
+    findings.extend(examine_others(cluster, name, user, reached).await);
     Ok(())
 }
 
-/// A finding about the clock that differs most from that of the first master, by which entries are judged.
+/// Reports the clock that differs most from the first master's, which decides whether entries are fresh.
 fn clock_difference(clocks: &[(String, TimedReading)]) -> Option<Finding> {
     let now = Instant::now();
     let at = |reading: &TimedReading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
     let (first, by) = clocks.first()?;
     let (name, off) =
         clocks.iter().map(|(name, other)| (name, at(other).abs_diff(at(by)))).max_by_key(|(_, off)| *off)?;
-    (off > APART).then(|| {
+    (off > MAX_CLOCK_DIFFERENCE_MS).then(|| {
         Finding::warning("clocks", format!("that of {name} is {off} ms from that of {first}"))
             .cost("nothing for entries, which go by the first; fences and times to live of locks go by their own master's")
             .advice("NTP on all nodes")
     })
 }
 
-/// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
-/// themselves. That one can not be reached was told before.
-async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
+/// Examines the masters other than the one that has the keys of `name`, because users, rights and settings differ by node.
+/// Skips those that cannot be reached, which [`examine`] has reported.
+async fn examine_others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
     let (mut findings, mut sound) = (Vec::new(), 0);
     for (master, name) in cluster.samples(name).into_iter().skip(1) {
         if !reached.contains(&master.name()) {
             continue;
         }
-        let Ok(mut found) = look(&master, &name, user).await else { continue };
+        let Ok(mut found) = examine_other(&master, &name, user).await else { continue };
         found.retain(|finding| finding.severity >= Severity::Warning);
         sound += usize::from(found.iter().all(|finding| finding.check != "rights"));
-        place(&master.name(), &mut found);
+        prefix_address(&master.name(), &mut found);
         findings.extend(found);
     }
     if sound > 0 {
@@ -141,30 +141,30 @@ async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -
     findings
 }
 
-async fn look(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
+async fn examine_other(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
     let (mut commands, _) = open(master).await?;
-    let nobodys = message::channel(Uuid::new_v4());
-    let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
+    let unused_channel = message::channel(Uuid::new_v4());
+    let mut findings = rights::examine(&mut commands, name, &unused_channel, user).await?.findings;
     findings.extend(may_ask(&mut commands, user).await?);
     findings.extend(settings(&mut commands, master.server.longest_argument()).await?);
     Ok(findings)
 }
 
-/// A connection for the doctor, with a bound, so that one hanging master leaves time for the others.
+/// Opens a connection for the doctor. Bounded, because one master that hangs must leave time for the others.
 async fn open(master: &MasterNode) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
     let mut connector = master.server.connector.clone();
     connector.answer = ANSWER;
     bounded(ANSWER * 2, connector.commands()).await
 }
 
-/// Says at which master something is wrong.
-fn place(address: &str, findings: &mut [Finding]) {
+/// Names the master in each warning and problem.
+fn prefix_address(address: &str, findings: &mut [Finding]) {
     for finding in findings.iter_mut().filter(|finding| finding.severity >= Severity::Warning) {
         finding.found = format!("at {address}: {}", finding.found);
     }
 }
 
-/// Whether this user may follow a slot that is on its way.
+/// Reports a user that may not follow a slot while it migrates.
 async fn may_ask(commands: &mut MultiplexedConnection, user: &str) -> RedisResult<Option<Finding>> {
     let answer = bounded(ANSWER, one(commands, redis::cmd("ASKING"))).await?;
     Ok(matches!(&answer, Value::ServerError(error) if error.code() == "NOPERM").then(|| {

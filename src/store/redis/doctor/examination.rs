@@ -1,6 +1,4 @@
-//! The inputs of one examination, and its findings so far.
-//!
-//! How the doctor asks a server, and parses its answers.
+//! The inputs of one examination, and its findings so far. Also sends the doctor's commands, and parses the answers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,12 +18,12 @@ pub(super) struct Examination<'a> {
     pub(super) findings: Vec<Finding>,
 }
 
-/// Where to look further.
+/// The server to examine further.
 pub(super) struct GuideLink {
     pub(super) connector: Connector,
-    /// Leads to messages.
+    /// For the subscription.
     pub(super) inbox: Connector,
-    /// A name with its keys there.
+    /// A name whose keys are on this server.
     pub(super) name: String,
     /// The masters of a cluster that can be reached.
     pub(super) reached: Vec<String>,
@@ -41,11 +39,11 @@ impl Examination<'_> {
 /// How long one answer may take.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
-/// The cost of not being told.
+/// The cost of missing notifications.
 pub(super) const NOT_EXAMINED: &str =
     "no process is told that a load has ended: waits in other processes end by their timers, later";
 
-/// The cost of being without the server.
+/// The cost of an unreachable server.
 pub(super) const ALONE: &str =
     "each process loads for itself, once per key (with OnStoreDown::FailClosed it answers with an error)";
 
@@ -59,7 +57,7 @@ pub(super) async fn one(
     Ok(all(commands, &alone).await?.into_iter().next().unwrap_or(Value::Nil))
 }
 
-/// Sends several commands; a refusal stands in its command's place.
+/// Sends several commands; a refusal counts as the answer to its command.
 pub(super) async fn all(
     commands: &mut MultiplexedConnection,
     pipeline: &Pipeline,

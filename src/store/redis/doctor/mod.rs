@@ -1,9 +1,8 @@
-//! Examines the server, for operators: its rights, its latency, and how safe stored data is.
+//! Examines the server for operators: the user's rights, the server's latency, and how safe stored data is. Also checks
+//! whether invalidations can wait for as many replicas as the policy requires.
 //!
 //! Uses separate connections: slow, refused or broken commands here must not count against the guard's connection,
-//! and the guard's deadline of one command must not hide how slow the server is.
-//!
-//! Checks whether invalidations can wait for as many replicas as the policy requires.
+//! and the guard's deadline for one command must not hide how slow the server is.
 
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -56,7 +55,7 @@ impl Examination<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
         let user = self.user();
-        let mut home = match &self.store.commands.to {
+        let mut target = match &self.store.commands.to {
             Servers::One(server) => {
                 let connector = server.connector.clone();
                 let name = self.ask.key.name().to_owned();
@@ -64,15 +63,15 @@ impl Examination<'_> {
             }
             Servers::Cluster(cluster) => {
                 let name = self.ask.key.name();
-                let Some(home) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
+                let Some(target) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
                     return Ok(());
                 };
-                home
+                target
             }
         };
-        // Its users give it little time; here it may show how much it needs.
-        (home.connector.answer, home.inbox.answer) = (ANSWER, ANSWER);
-        let GuideLink { connector, inbox, name, reached } = &home;
+        // The guard allows little time for an answer. With more, the report can say how slow the server is.
+        (target.connector.answer, target.inbox.answer) = (ANSWER, ANSWER);
+        let GuideLink { connector, inbox, name, reached } = &target;
         let started = Instant::now();
         let (mut commands, reading) = match connector.commands().await {
             Ok(opened) => opened,
@@ -95,21 +94,21 @@ impl Examination<'_> {
             self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
-        self.pulse(&mut commands, reading.is_some()).await?;
+        self.measure_round_trips(&mut commands, reading.is_some()).await?;
         let channel = message::channel(Uuid::new_v4());
         let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
-        let tried = rights::examine(&mut commands, name, &channel, &user).await?;
+        let trial = rights::examine(&mut commands, name, &channel, &user).await?;
         let before = self.findings.len();
-        self.findings.extend(tried.findings);
+        self.findings.extend(trial.findings);
         if let Servers::Cluster(cluster) = &self.store.commands.to {
             let findings = (&mut self.findings, before);
             cluster::examine_nodes(cluster, connector, (name, reached), &user, &mut commands, findings)
                 .await?;
         }
-        // Kept until here, because messages arrive only while the connection is open.
+        // The sink is dropped only here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {
-            self.listen(&mut messages, tried.published_at, tried.heard).await;
+            self.listen(&mut messages, trial.published_at, trial.heard).await;
             drop(sink);
         }
         self.slots();
@@ -117,7 +116,7 @@ impl Examination<'_> {
         Ok(())
     }
 
-    /// What the guard itself knows, without asking the server.
+    /// Reports the guard's own state, without a request to the server.
     fn guard(&mut self) {
         let health = self.store.health();
         match (health.commands, health.breaker) {
@@ -144,8 +143,12 @@ impl Examination<'_> {
         self.findings.push(found.cost(ALONE).advice("what follows was not checked; try again"));
     }
 
-    /// Latency and clock, by the same round trip that the guard uses to check a connection.
-    async fn pulse(&mut self, commands: &mut MultiplexedConnection, has_clock: bool) -> RedisResult<()> {
+    /// Measures latency and clock with the round trip that the guard uses to check a connection.
+    async fn measure_round_trips(
+        &mut self,
+        commands: &mut MultiplexedConnection,
+        has_clock: bool,
+    ) -> RedisResult<()> {
         let (mut trips, mut readings) = (Vec::with_capacity(TRIES), Vec::with_capacity(TRIES));
         for _ in 0..TRIES {
             let sent = Instant::now();
@@ -195,12 +198,12 @@ struct TimeBounds {
 }
 
 impl TimeBounds {
-    /// Whether the round trips fit into this guard's settings.
+    /// Checks whether the round trips fit into this guard's settings.
     fn latency(self, median: Duration, worst: Duration) -> Vec<Finding> {
         let Self { command, budget, lease } = self;
         let measured = format!("{median:.1?} in the median of {TRIES} round trips, {worst:.1?} at worst");
         let raise = |least: Duration| {
-            // Values that `build()` accepts: rounded up, and with a longer lease if it would be too short for them.
+            // Values that `build()` accepts: rounded up, and with a longer lease where the present one is too short for them.
             let ms = least.as_millis() + 1;
             let (also, lease) = match lease < least.saturating_add(Duration::from_millis(1)) * 4 {
                 true => (", coordination_budget and lease", format!(", {} and {}", ms * 2, ms * 4)),
@@ -257,10 +260,11 @@ fn clock(readings: &[(TimedReading, Duration)], believed: Option<ClockReading>) 
     let Some((best, trip)) = readings.iter().min_by_key(|(_, trip)| *trip) else {
         return vec![Finding::note("clock", "could not be read")];
     };
-    // One moment for all of them: a pause of this process between two would look like a jump of the server's clock.
-    let looked = Instant::now();
+    // All readings are compared at one moment: a pause of this process between two of them would look like a jump of the
+    // server's clock.
+    let compared_at = Instant::now();
     let server = |reading: &TimedReading| {
-        let since = looked.saturating_duration_since(reading.at);
+        let since = compared_at.saturating_duration_since(reading.at);
         reading.server_ms.saturating_add(since.as_millis() as u64)
     };
     let (now, host) = (server(best), host_ms());
@@ -295,7 +299,7 @@ fn clock(readings: &[(TimedReading, Duration)], believed: Option<ClockReading>) 
     findings
 }
 
-/// Parses an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
+/// Parses `answer` as the reply to HELLO, INFO and CONFIG GET. For the fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
     let mut findings = server::of_greeting(answer.clone(), crate::health::Topology::Single, None);
@@ -305,27 +309,26 @@ pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
 
 /// How long the replicas have to answer. (If there are enough, it takes one round trip.)
 const WITHIN_MS: u64 = 500;
-/// The cost if they cannot.
+/// The cost if too few replicas answer.
 const REFUSED: &str =
     "each invalidation, of keys, of tags and by storing, is done and returns an error all the same";
 
-/// Asks how many replicas follow, with WAIT as an invalidation does; `None` if invalidations do not
-/// wait.
+/// Checks with WAIT, as an invalidation does, whether enough replicas follow; `None` if invalidations do not wait.
 async fn examine_replicas(
     commands: &mut MultiplexedConnection,
-    wanted: u32,
+    required: u32,
     user: &str,
 ) -> RedisResult<Option<Finding>> {
-    if wanted == 0 {
+    if required == 0 {
         return Ok(None);
     }
-    let answer = one(commands, redis::cmd("WAIT").arg(wanted).arg(WITHIN_MS)).await?;
+    let answer = one(commands, redis::cmd("WAIT").arg(required).arg(WITHIN_MS)).await?;
     Ok(Some(match answer {
-        Value::Int(following) if following >= i64::from(wanted) => {
-            Finding::ok("replicas", format!("{following} follow, invalidate_replicas asks for {wanted}"))
+        Value::Int(following) if following >= i64::from(required) => {
+            Finding::ok("replicas", format!("{following} follow, invalidate_replicas asks for {required}"))
         }
         Value::Int(following) => {
-            let found = format!("{following} of {wanted} that invalidate_replicas asks for follow");
+            let found = format!("{following} of {required} that invalidate_replicas asks for follow");
             Finding::problem("replicas", found)
                 .cost(REFUSED)
                 .advice("more replicas that are up, or a smaller invalidate_replicas")

@@ -1,4 +1,4 @@
-//! Stands for the look at a cluster where the feature `cluster` is off: there is none to look at.
+//! Replaces the examination of a cluster where the feature `cluster` is off, so that there is no cluster.
 
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
@@ -19,8 +19,8 @@ pub(super) async fn examine(
 
 pub(super) async fn examine_nodes(
     cluster: &Cluster,
-    _home: &Connector,
-    _named: (&str, &[String]),
+    _target: &Connector,
+    _name_and_reached: (&str, &[String]),
     _user: &str,
     _commands: &mut MultiplexedConnection,
     _findings: (&mut Vec<Finding>, usize),

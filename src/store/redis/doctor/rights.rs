@@ -1,10 +1,9 @@
-//! Checks whether this user has the guard's rights, by using them.
+//! Checks whether this user has the guard's rights, by using them, and whether notifications arrive: subscribes to a
+//! channel, and waits for a message on it.
 //!
-//! The commands of scripts are tried inside a script: they must work there, no key is left behind, and the check needs no
-//! right that the guard does not need. `ACL DRYRUN` would need another right, and 6.2 does not have it; so it is used only
-//! if no script may run.
-//!
-//! Checks notifications: a subscription, and a message that arrives.
+//! The commands of scripts run inside a script: they must work there, no key is left behind, and the check needs no right
+//! that the guard does not need. `ACL DRYRUN` needs another right, and Redis 6.2 does not have it; so it is used only if
+//! no script may run.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
@@ -30,8 +29,8 @@ pub(super) const LOCKS_ONLY: [&str; 10] =
 /// The commands that only the scripts of volumes call: RENEW and FORGET always, announcements where a registry exists.
 pub(super) const COPIES_ONLY: [&str; 4] = ["HDEL", "HGETALL", "HMGET", "HSET"];
 
-/// These and the commands of the guard's scripts with arguments, except those that [`plain`] tries; the key follows the
-/// command's name.
+/// The commands for `ACL DRYRUN`, with their arguments after the key: those above and those of the guard's scripts, except
+/// commands without a key and those that [`plain`] sends.
 const DRY: [(&str, &[&str]); 22] = [
     ("SET", &["x"]),
     ("PTTL", &[]),
@@ -59,8 +58,9 @@ const DRY: [(&str, &[&str]); 22] = [
 
 pub(super) struct RightsTrial {
     pub(super) findings: Vec<Finding>,
-    /// When the message was published, if it was, and its number of receivers.
+    /// When the message was published, if it was.
     pub(super) published_at: Option<Instant>,
+    /// How many clients received the message.
     pub(super) heard: i64,
 }
 
@@ -71,7 +71,7 @@ struct RefusedRights {
     locks: Vec<String>,
     copies: Vec<String>,
     publish: bool,
-    /// Not a matter of rights: the server refuses all writes.
+    /// The server refuses all writes, whatever this user's rights.
     writes: Option<String>,
     /// Neither a script nor `ACL DRYRUN` may run.
     unseen: bool,
@@ -79,7 +79,7 @@ struct RefusedRights {
 
 impl RefusedRights {
     fn add(&mut self, what: &str, answer: &str) {
-        // The code of a refusal; its words inside a script; and of a renamed command: `unknown`, `Unknown`.
+        // The code of a refusal, its text inside a script, and `unknown` or `Unknown` for a renamed command.
         let denied = ["NOPERM", "The user executing", "permission", "nknown"];
         if !denied.iter().any(|sign| answer.contains(sign)) {
             // Only the code, because the text may quote a key.
@@ -94,7 +94,7 @@ impl RefusedRights {
                 _ if COPIES_ONLY.contains(&what) => &mut self.copies,
                 _ => &mut self.guard,
             };
-            // Some commands are tried in a script and outside of one.
+            // Some commands are sent both in a script and outside of one.
             if !of.iter().any(|known| known == what) {
                 of.push(what.to_owned());
             }
@@ -175,15 +175,15 @@ impl RefusedRights {
     }
 }
 
-/// Key patterns for `sg1:KIND:*`, or for all kinds, in the namespace of the key `name` only. One pattern covers all kinds
-/// of one letter, which the guard uses, and one those of two letters, which locks use.
+/// Key patterns for `sg1:KIND:*`, or for all kinds, in the namespace of the key `name` only. One pattern covers the kinds
+/// of one character, which the guard uses, and another those of two characters, which locks use.
 fn patterns(keys: &str, name: &str) -> Vec<String> {
     let mut namespace = String::new();
-    for letter in name.split(':').next().unwrap_or_default().chars() {
-        if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^') {
+    for character in name.split(':').next().unwrap_or_default().chars() {
+        if matches!(character, '*' | '?' | '[' | ']' | '\\' | '^') {
             namespace.push('\\');
         }
-        namespace.push(letter);
+        namespace.push(character);
     }
     let kind = keys.split(':').nth(1).unwrap_or_default();
     let heads = match kind {
@@ -207,7 +207,7 @@ pub(super) async fn examine(
         one(commands, scripts::DOCTOR.call(CallForm { sha1: true, spread: false }, name, 64).arg(channel))
             .await?;
     if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
-        refused.add("EVALSHA", &said(&answer));
+        refused.add("EVALSHA", &refusal_text(&answer));
     }
     if matches!(&answer, Value::ServerError(_)) {
         answer = one(
@@ -216,29 +216,29 @@ pub(super) async fn examine(
         )
         .await?;
     }
-    let (mut published_at, mut heard) = (None, 0);
+    let (mut published_at, mut receivers) = (None, 0);
     match refused.add_all(&answer) {
-        Some(receivers) => {
-            heard = receivers;
+        Some(count) => {
+            receivers = count;
             published_at = (!refused.publish).then_some(sent);
         }
         None => {
-            refused.add("EVAL", &said(&answer));
+            refused.add("EVAL", &refusal_text(&answer));
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
-    Ok(RightsTrial { findings: refused.findings(user, name), published_at, heard })
+    Ok(RightsTrial { findings: refused.findings(user, name), published_at, heard: receivers })
 }
 
-/// The commands of loads that the script could not call, from its answer. Leaves out the commands that only locks or
-/// local copies need, PUBLISH, and a server that refuses writes at present.
+/// Reads from the script's answer which commands of loads it could not call. Leaves out the commands that only locks or
+/// local copies need, PUBLISH, and a refusal of all writes.
 pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
     let mut refused = RefusedRights::default();
     refused.add_all(answer)?;
     Some(refused.guard)
 }
 
-/// Tries the commands that are sent outside of scripts, and reading each kind of key.
+/// Tries the commands that are sent outside of scripts, and reads a key of each kind.
 async fn plain(
     commands: &mut MultiplexedConnection,
     name: &str,
@@ -251,13 +251,13 @@ async fn plain(
         kinds.push(*kind);
     }
     pipeline.cmd("MGET").arg(key("e")).arg(key("t")).cmd("DEL").arg(key("t"));
-    // The fallback of EVALSHA; not covered by the script below, which the server may know.
+    // The fallback of EVALSHA. The script of [`examine`] does not use it if the server has that script already.
     pipeline.cmd("EVAL").arg("return 1").arg(0);
     let mut answers = all(commands, &pipeline).await?.into_iter();
     let denied = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "NOPERM");
     let closed: Vec<_> = kinds.into_iter().zip(&mut answers).filter(|(_, answer)| denied(answer)).collect();
     if closed.len() == GUARDS_KEYS.len() + LOCKS_KEYS.len() {
-        // Not a kind of key: the command, or all of our keys, are forbidden.
+        // The refusal is not about one kind of key: the command, or all of our keys, are forbidden.
         refused.guard.push("GET on sg1:*".to_owned());
     } else {
         for (kind, _) in closed {
@@ -267,7 +267,7 @@ async fn plain(
     }
     for (what, answer) in ["MGET", "DEL", "EVAL"].into_iter().zip(answers) {
         if let Value::ServerError(_) = &answer {
-            refused.add(what, &said(&answer));
+            refused.add(what, &refusal_text(&answer));
         }
     }
     Ok(())
@@ -294,15 +294,15 @@ async fn dry_run(
     Ok(())
 }
 
-fn said(answer: &Value) -> String {
+fn refusal_text(answer: &Value) -> String {
     match answer {
         Value::ServerError(error) => format!("{} {}", error.code(), error.details().unwrap_or_default()),
         _ => "ERR unexpected answer".to_owned(),
     }
 }
 
-/// At how many nodes it is tried: each that hangs takes time.
-const MAX_COPIES: usize = 3;
+/// At how many nodes to try a subscription: each node that hangs takes time.
+const MAX_SUBSCRIBE_ATTEMPTS: usize = 3;
 
 impl Examination<'_> {
     /// Subscribes as the guard does, to a channel that no other client uses.
@@ -312,10 +312,10 @@ impl Examination<'_> {
         channel: &str,
     ) -> Option<(MessageSink, MessageStream)> {
         let mut subscribed = subscribe_at(connector, channel).await;
-        for _ in 1..self.places().min(MAX_COPIES) {
+        for _ in 1..self.subscribable_servers().min(MAX_SUBSCRIBE_ATTEMPTS) {
             match &subscribed {
                 Err(error) if classify(error).0 != StoreErrorKind::Refused => {
-                    // As the guard does: another node serves as well.
+                    // As the guard does: any other node will do.
                     subscribed = subscribe_at(connector, channel).await;
                 }
                 _ => break,
@@ -341,7 +341,7 @@ impl Examination<'_> {
     }
 
     /// At how many servers a client can subscribe.
-    fn places(&self) -> usize {
+    fn subscribable_servers(&self) -> usize {
         match &self.store.commands.to {
             Servers::One(_) => 1,
             Servers::Cluster(cluster) => cluster.count(),
@@ -356,7 +356,7 @@ impl Examination<'_> {
         receivers: i64,
     ) {
         let Some(published_at) = published_at else { return };
-        let came = timeout(ANSWER, messages.next()).await;
+        let received = timeout(ANSWER, messages.next()).await;
         // Only this check uses the channel. A cluster's scripts do not use the number of receivers.
         if receivers > 1 && !self.store.commands.is_spread() {
             let found =
@@ -367,7 +367,7 @@ impl Examination<'_> {
                     .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells which client has a psub above 0"),
             );
         }
-        self.findings.push(match came {
+        self.findings.push(match received {
             Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
             _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
                 .cost(NOT_EXAMINED)

@@ -14,8 +14,8 @@ use crate::store::redis::errors::{THEIR_PASSWORD, is_login};
 
 /// Asks a sentinel about the primary at `address`.
 pub(super) async fn examine(sentinel: impl Future<Output = RedisResult<Client>>, address: &str) -> Finding {
-    let answered = async { ask(&sentinel.await?, address).await };
-    answered.await.unwrap_or_else(|error| {
+    let query = async { ask(&sentinel.await?, address).await };
+    query.await.unwrap_or_else(|error| {
         let advice = match is_login(&error) {
             true => THEIR_PASSWORD,
             false => "start them, and let this user send them SENTINEL and ROLE",
@@ -42,15 +42,15 @@ async fn ask(client: &Client, address: &str) -> RedisResult<Finding> {
     let mut check = redis::pipe();
     check.cmd("SENTINEL").arg("CKQUORUM").arg(&name);
     let verdict = all(&mut connection, &check).await?.into_iter().next().unwrap_or(Value::Nil);
-    let (enough, said) = match verdict {
+    let (enough, reply) = match verdict {
         Value::ServerError(error) if error.code() == "NOQUORUM" => {
             (false, error.details().unwrap_or_default().to_owned())
         }
         Value::ServerError(error) => return Err(error.into()),
-        said => (true, redis::from_redis_value(said).unwrap_or_default()),
+        reply => (true, redis::from_redis_value(reply).unwrap_or_default()),
     };
     // `OK 3 usable Sentinels. ..`, or the same after `NOQUORUM`.
-    let usable = said.split(' ').find_map(|word| word.parse::<u32>().ok()).unwrap_or(0);
+    let usable = reply.split(' ').find_map(|word| word.parse::<u32>().ok()).unwrap_or(0);
     let found = format!(
         "{usable} of {} can be used, quorum is {}; {name} is at {}, with {} replicas",
         others + 1,
@@ -88,11 +88,11 @@ async fn refusals(
     let others = one(connection, redis::cmd("SENTINEL").arg("SENTINELS").arg(name)).await?;
     let others: Vec<HashMap<String, String>> = redis::from_redis_value(others).unwrap_or_default();
     let each = others.iter().filter_map(|other| Some((other.get("ip")?, other.get("port")?.parse().ok()?)));
-    let asked = each.map(|(host, port)| async move {
+    let checks = each.map(|(host, port)| async move {
         let error = bounded(ANSWER, greet(client, host, port)).await.err()?;
         is_login(&error).then(|| format!("{host}:{port} refuses this client ({})", unquoted(error)))
     });
-    Ok(futures_util::future::join_all(asked).await.into_iter().flatten().collect())
+    Ok(futures_util::future::join_all(checks).await.into_iter().flatten().collect())
 }
 
 /// Sends the guard's first command to the sentinel at this address, with the settings of `client`.

@@ -1,7 +1,5 @@
-//! The server's description of itself: `HELLO` for every user, `INFO` or `CONFIG GET` for users
-//! with that right.
-//!
-//! Checks before the first load whether the server supports what loads need.
+//! Examines the server's description of itself: `HELLO` for every user, `INFO` or `CONFIG GET` for users with that right.
+//! Also checks before the first load whether the server runs the scripts of loads.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -25,7 +23,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// The oldest version that all scripts run on.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// The answer to HELLO: version, mode and role of the server at `address`.
+/// Checks the answer to HELLO: version, mode and role of the server at `address`.
 pub(super) fn of_greeting(greeting: Value, topology: Topology, address: Option<&str>) -> Vec<Finding> {
     let address = address.unwrap_or("an unknown address");
     let Some(hello) = pairs(greeting).filter(|hello| hello.contains_key("version")) else {
@@ -67,11 +65,11 @@ pub(super) fn of_greeting(greeting: Value, topology: Topology, address: Option<&
 
 /// Memory, eviction, replicas and persistence, as far as this user may read them.
 pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
-    let answered = match info {
+    let info_text = match info {
         Value::ServerError(_) => None,
         info => text(info),
     };
-    let Some(answered) = answered else {
+    let Some(info_text) = info_text else {
         let hidden = Finding::note(
             "info",
             "INFO is not permitted: replicas and persistence could not be seen",
@@ -89,7 +87,7 @@ pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
         return findings;
     };
     let fields: HashMap<&str, &str> =
-        answered.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+        info_text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or_default();
     let evicted = field("evicted_keys").parse().ok();
     let mut findings = memory(field("maxmemory"), field("maxmemory_policy"), evicted);
@@ -190,10 +188,10 @@ pub(super) async fn settings(
 
 const BULK: &str = "proto-max-bulk-len";
 
-/// The value of the setting unless it was changed.
+/// The default of this setting.
 const USUAL: usize = 512 * 1024 * 1024;
 
-/// A limit that values may be over.
+/// Reports a limit that values may exceed.
 fn longest(most: usize) -> Option<Finding> {
     let found = || {
         Finding::warning(
@@ -215,8 +213,8 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
                        doctor() says which";
 
 /// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
-///         load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a
-///         cluster takes commands, that is an error, as for a single server that is loading: no load is shared.
+/// load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a cluster
+/// takes commands, that is an error, as it is for a single server that is loading: no load is shared.
 pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
     match &commands.to {
         Servers::One(_) => probe_at(commands, name, within).await.map(drop),
@@ -232,7 +230,8 @@ pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
     }
 }
 
-/// By what was in the way of trying each master: an error if those that answer say that the cluster is down, all of them.
+/// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
+/// probe.
 fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
     let mut down = None;
@@ -254,9 +253,9 @@ async fn probe_at(
     name: &str,
     within: Duration,
 ) -> Result<Option<StoreError>, StoreError> {
-    let nobodys = message::channel(Uuid::new_v4());
+    let unused_channel = message::channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
-        cmd.arg(&nobodys);
+        cmd.arg(&unused_channel);
     };
     let answer = match run(commands, &scripts::PROBE, name, 64, args, within).await {
         Err(error) if error.kind != StoreErrorKind::Refused => return Ok(Some(error)),
@@ -266,11 +265,11 @@ async fn probe_at(
     if lacked.is_empty() {
         return Ok(None);
     }
-    let named = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
-    Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
+    let cause = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
+    Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), cause)) })
 }
 
-/// Rights belong to one node each: names the node.
+/// Adds the node's address to its error: rights differ by node.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
     StoreError { kind, source: Some(Arc::new(Probe { address, source })) }

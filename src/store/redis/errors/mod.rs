@@ -1,16 +1,12 @@
-//! Errors of servers and connections: what they mean for a command, and what an operator is told.
+//! Errors of servers and connections: classifies them by their effect on a command, and adds advice for the operator. Also
+//! creates this crate's own errors, for an unexpected answer or for none.
 //!
-//! Advice for the operator about a server that cannot be reached, or refuses this user.
+//! The advice is about a server that cannot be reached, or refuses this user. Most such failures are mistakes of the
+//! set-up, and the symptoms (a closed socket, silence, a TLS alert) do not show an operator what to change.
 //!
-//! Most such failures are mistakes of the set-up, and the symptoms (a closed socket, silence, a TLS alert) do
-//! not tell an operator what to change.
-//!
-//! Classifies the server's errors.
-//!
-//! Which reasons of one outage were logged: each once. The first is seldom the cause: after a password change, the first
-//! error is a closed connection, and only the next attempt to connect gets the reason.
-//!
-//! Errors that this crate creates itself for a server's answer, or for none.
+//! [`OutageLog`] records which reasons of one outage were logged, so that each is logged once. The first reason is seldom
+//! the cause: after a password change, the first error is a closed connection, and only the next attempt to connect gets
+//! the reason.
 
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
@@ -66,7 +62,7 @@ pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option
     })
 }
 
-/// Whether the server that was asked does not know this user, or knows another password.
+/// Whether the server does not know this user, or knows another password.
 pub(crate) fn is_login(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
 }
@@ -86,7 +82,7 @@ pub(crate) const TOO_LONG: &str =
 const RAISE_OR_CACHE_LESS: &str = "a value is longer than the server takes: raise its setting `proto-max-bulk-len`, or lower the policy's \
      max_body below it; it is not stored, and for a while nothing as long is sent";
 
-/// Whether the server has no room for another connection. It says so to the first command of each, and closes it.
+/// Whether the server accepts no more connections. It answers the first command of a new one with this error, and closes it.
 pub(crate) fn is_about_room(error: &RedisError) -> bool {
     error.to_string().contains("max number of clients")
 }
@@ -121,7 +117,7 @@ pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     }
 }
 
-/// The same for refusals without a code of their own.
+/// Advice about a refusal whose code is too general, by its text.
 fn on_words(text: &str) -> Option<&'static str> {
     if text.contains("cluster support disabled") {
         return Some("this server is not part of a cluster: give the guard a redis::Client");
@@ -131,7 +127,8 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this database can not be had: the server needs that many, and the user the right +select",
         );
     }
-    // Such a command is not named. Redis: `Unknown Redis command called from script`; Redict has its own name there, Valkey none.
+    // This error does not name the command that a script called. Redis answers `Unknown Redis command called from script`;
+    // Redict has its own name there, Valkey none.
     let in_script = text.contains("unknown") && text.contains("command called from");
     // Before 7.0, the server quotes commands in backticks.
     const QUOTES: [char; 2] = ['\'', '`'];
@@ -175,7 +172,7 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
         .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
 }
 
-/// The resolver's errors have no kind; this is the prefix that the standard library gives them.
+/// The resolver's errors have no kind. The standard library gives them this prefix.
 fn is_unresolved(error: &RedisError) -> bool {
     io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
 }
@@ -246,7 +243,7 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
         InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
             Some("the server's certificate is not valid yet: set this machine's clock")
         }
-        // A bad signature is by another authority with a trusted name, such as one that was created anew.
+        // A bad signature comes from another authority with a trusted name, such as one that was created anew.
         InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
             "the server's certificate is signed by no authority that this machine trusts: install that authority, or name \
              it as `root_cert` in the redis::TlsCertificates of the client",
@@ -303,8 +300,8 @@ pub(crate) fn classify(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
         return (StoreErrorKind::Refused, ConnectionFate::Drop);
     }
     match code(error) {
-        // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
-        // now, helps. The same for a changed password.
+        // A demoted primary answers reads for ever: only a new connection helps, to the server that the name now leads
+        // to. The same holds for a changed password.
         Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => {
             (StoreErrorKind::Unavailable, ConnectionFate::Drop)
         }
@@ -319,20 +316,19 @@ pub(crate) fn classify(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
     }
 }
 
-/// An error for the guard. It keeps the server's words unless they quote the command.
+/// An error for the guard, with the server's text unless that quotes the command.
 pub(crate) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
     let advice = on_refusal(&error);
     StoreError { kind, source: Some(advised(advice, unquoted(error))) }
 }
 
-/// The error without the server's words if they quote a command: keys and passwords must not reach a log or an
-/// error.
+/// Removes the server's text from an error if it quotes a command: keys and passwords must not reach a log or an error.
 pub(crate) fn unquoted(error: RedisError) -> RedisError {
     let text = error.to_string();
     if !text.contains("sg1:") && !text.contains("args beginning with") {
         return error;
     }
-    // redis-rs takes any first word for the code.
+    // redis-rs treats any first word as the code.
     let code = code(&error).filter(|code| code.bytes().all(|byte| byte.is_ascii_uppercase()));
     redis::make_extension_error(code.unwrap_or("ERR").to_owned(), None)
 }
@@ -393,7 +389,7 @@ impl OutageLog {
     }
 }
 
-/// The key by which reasons are compared, independent of their words: the advice, else the error's kind.
+/// The key by which reasons are compared, independent of their text: the advice, else the error's code or kind.
 fn kind(why: &StoreError) -> Cow<'static, str> {
     let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
     if let Some(advised) = source.downcast_ref::<AdvisedError>() {
@@ -408,7 +404,7 @@ fn kind(why: &StoreError) -> Cow<'static, str> {
     }
 }
 
-/// `work`, or an I/O error of kind `TimedOut`.
+/// The result of `work`, or an I/O error of kind `TimedOut` after `limit`.
 pub(crate) async fn bounded<T>(
     limit: Duration,
     work: impl Future<Output = RedisResult<T>>,
@@ -419,7 +415,7 @@ pub(crate) async fn bounded<T>(
     }
 }
 
-/// The error for an answer that Redis never gives.
+/// The error for an answer that Redis never sends.
 pub(crate) fn unexpected() -> RedisError {
     RedisError::from((redis::ErrorKind::UnexpectedReturnType, "unexpected answer"))
 }
@@ -433,7 +429,7 @@ pub(crate) fn is_replica(error: &RedisError) -> bool {
     error.to_string().starts_with(REPLICA)
 }
 
-/// Whether the server does not take a command of this length, and closes the connection.
+/// Whether the server refuses a command of this length, and closes the connection.
 pub(crate) fn is_protocol(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.starts_with("Protocol error"))
 }
@@ -447,8 +443,8 @@ mod advice_tests {
 
     /// Advice about TLS would send an operator in the wrong direction.
     #[test]
-    fn advice_tells_a_closed_port_from_a_tls_port() {
-        let outage_log = |kind: io::ErrorKind, tls: bool| {
+    fn advice_distinguishes_a_closed_port_from_a_tls_port() {
+        let advice = |kind: io::ErrorKind, tls: bool| {
             let (host, port) = ("h".to_owned(), 1);
             let addr = match tls {
                 true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
@@ -457,11 +453,11 @@ mod advice_tests {
             on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
         };
         for tls in [false, true] {
-            assert_eq!(outage_log(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
-            assert!(outage_log(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
+            assert_eq!(advice(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
+            assert!(advice(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
         // A server that requires client certificates closes, too, mostly before its alert is read.
-        assert!(outage_log(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
+        assert!(advice(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
     }
 
     #[test]
@@ -511,7 +507,7 @@ mod classify_tests {
 
     #[test]
     fn an_error_does_not_quote_keys_nor_passwords() {
-        for (line, outage_log) in [
+        for (line, expected_advice) in [
             ("unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'", "runs no scripts"),
             ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
             ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
@@ -522,7 +518,7 @@ mod classify_tests {
         ] {
             let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
             let source = error.source.clone().expect("there is a cause");
-            assert!(source.to_string().contains(outage_log), "{source}");
+            assert!(source.to_string().contains(expected_advice), "{source}");
             assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
         }
         let optional =

@@ -1,4 +1,4 @@
-//! What to do about a primary that can not be reached by way of its sentinels.
+//! Advice about a primary that cannot be reached through its sentinels.
 
 use redis::{ErrorKind, RedisError};
 
@@ -7,13 +7,12 @@ use super::{THEIR_PASSWORD, closed, is_login, on_refusal};
 #[cfg(feature = "tls")]
 use super::{on_rustls, rustls_error};
 
-/// What an error begins with that is known to be a sentinel's.
+/// The beginning of an error that is known to come from a sentinel.
 pub(crate) const AT_SENTINELS: &str = "at the sentinels";
-/// The same of the primary's.
+/// The beginning of an error that is known to come from the primary.
 pub(crate) const AT_PRIMARY: &str = "at the primary that they name";
 
-/// What to do about an error in an attempt to connect where sentinels are asked for the address, if anything is known to
-/// help.
+/// What to do about an error while connecting through sentinels, if anything is known to help.
 pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
         return Some(
@@ -58,7 +57,7 @@ pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     )
 }
 
-/// Whether it says neither what to do nor where: a sentinel's, or the primary's.
+/// Whether the error may come from a sentinel or from the primary, and the advice depends on which.
 pub(crate) fn may_be_of_either(error: &RedisError) -> bool {
     #[cfg(feature = "tls")]
     if rustls_error(error).is_some() {

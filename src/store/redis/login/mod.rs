@@ -1,11 +1,11 @@
 //! How the connections of one node log in: with the user name and password of their client, or with those of a provider.
 //!
-//! Credentials that a provider has given, and the error if it gives none.
+//! A provider's credentials rotate: it is called before the present ones end, once for all connections. If it fails and
+//! none are left, connecting returns an error that says so.
 //!
-//! Credentials that rotate: asks the provider before the present ones end, once for all connections.
-//!
-//! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one is
-//! spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait for.
+//! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one
+//! is spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait
+//! for.
 
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/login_tests.rs"]
@@ -37,12 +37,12 @@ impl Login {
         Self(provider.map(Rotation::new))
     }
 
-    /// Whether a provider gives the credentials.
+    /// Whether the credentials come from a provider.
     pub(crate) fn rotates(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The credentials for a new connection; `None` if its client has them. Asks the provider where that is necessary.
+    /// The credentials for a new connection; `None` if its client has them. Calls the provider if necessary.
     pub(crate) async fn present(&self) -> RedisResult<Option<Issue>> {
         match &self.0 {
             Some(rotation) => rotation.present().await.map(Some),
@@ -50,8 +50,8 @@ impl Login {
         }
     }
 
-    /// Waits for credentials that are later than those of this number, for a connection that is open. Asks the provider when it is
-    /// time. May be dropped at any moment: the provider is asked in a separate task.
+    /// Waits for credentials later than those of this number, for an open connection. Calls the provider when it is time. May
+    /// be dropped at any moment: the call runs in a separate task.
     pub(crate) async fn later_than(&self, number: u64) -> Issue {
         match &self.0 {
             Some(rotation) => rotation.later_than(number).await,
@@ -59,14 +59,14 @@ impl Login {
         }
     }
 
-    /// The server has refused these credentials: the provider is asked for others.
+    /// Records that the server has refused these credentials: the provider is called for others.
     pub(crate) fn refused(&self, number: u64) {
         if let Some(rotation) = &self.0 {
             rotation.refused(number);
         }
     }
 
-    /// How often the provider has failed, or the server has refused what it gave.
+    /// How often the provider has failed, or the server has refused its credentials.
     pub(crate) fn failures(&self) -> u64 {
         self.0.as_ref().map_or(0, |rotation| rotation.failures())
     }
@@ -77,13 +77,13 @@ impl Login {
     }
 }
 
-/// Credentials that the provider has given, and when.
+/// Credentials from the provider, and their times.
 #[derive(Clone)]
 pub(crate) struct Issue {
     /// Grows with each: later credentials have a higher number.
     pub(crate) number: u64,
     pub(crate) credentials: Arc<Credentials>,
-    /// When to ask for the next; `None` for credentials without an end.
+    /// When to call the provider for the next; `None` for credentials without an end.
     renew_at: Option<Instant>,
     ends_at: Option<Instant>,
 }
@@ -125,21 +125,22 @@ fn not_provided(why: String) -> RedisError {
     RedisError::from((redis::ErrorKind::Client, NOT_PROVIDED, why))
 }
 
-/// The part of their life after which credentials are renewed, from and to: processes that started together should not ask the
-/// provider together. The rest is for a provider that fails, and for the logins.
+/// Credentials are renewed after a random part of their lifetime between these two: processes that started together should
+/// not call the provider together. The rest is for retries, if the provider fails, and for the logins.
 const RENEW: (f64, f64) = (0.65, 0.8);
 
 /// How long one call of the provider may take.
 const ASK_WITHIN: Duration = Duration::from_secs(10);
 
-/// The least time between two calls, and the first and the longest pause after failures.
+/// The least time between two calls, and the first pause after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause after failures.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The error until there are others.
+/// The error until there are other credentials.
 const REFUSED: &str = "the server has refused what the provider of credentials gave last";
 
-/// The longest life that is counted: timers cannot represent `Duration::MAX`.
+/// The longest lifetime that is used: timers cannot represent `Duration::MAX`.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 struct Rotation {
@@ -156,26 +157,27 @@ struct RotationState {
     latest: Option<Issue>,
     /// Whether the server has refused the latest.
     refused: bool,
-    /// The credentials before the latest that the server has not refused: of use if it refuses the latest, as while clocks differ.
+    /// The credentials before the latest, unless the server has refused them. Used if it refuses the latest, as while clocks
+    /// differ.
     before: Option<Issue>,
-    /// Counts issues.
+    /// The number of the latest issue.
     number: u64,
     /// Whether a call of the provider is under way.
-    asking: bool,
-    /// The pauses after failures that came soon after each other, and when the latest failure was.
+    is_calling: bool,
+    /// The backoff of failures that follow each other soon, and the moment of the latest failure.
     failures: Option<(Backoff, Instant)>,
-    /// Before this moment the provider is not asked.
+    /// Before this moment the provider is not called.
     rests_until: Option<Instant>,
     /// Why there are no credentials.
     why: Option<RedisError>,
 }
 
-/// What a caller that wants credentials has to do.
+/// The next step of a caller that needs credentials.
 enum Step {
     Use(Issue),
     Fail(RedisError),
-    /// Ask the provider, and wait.
-    Ask,
+    /// Call the provider, and wait.
+    Call,
     /// Wait for a change, and no longer than until this moment.
     Wait(Option<Instant>),
 }
@@ -188,34 +190,34 @@ impl RotationState {
         latest.into_iter().chain(&self.before).find(is_usable)
     }
 
-    /// What a new connection does. `asked`: it has waited for a call of the provider.
-    fn for_new(&mut self, asked: bool) -> Step {
+    /// The next step for a new connection. `has_waited`: it has waited for a call of the provider.
+    fn for_new(&mut self, has_waited: bool) -> Step {
         let now = Instant::now();
         let usable = self.usable(now).cloned();
         let is_due = match usable.as_ref().map(|issue| issue.renew_at) {
             None => true,
-            Some(None) => !asked,
+            Some(None) => !has_waited,
             Some(Some(renew_at)) => renew_at <= now,
         };
-        // Credentials with an end are good until then; the owner of the connection asks for the next as soon as it is open.
+        // Credentials with an end are good until then; the owner of the connection requests the next as soon as it is open.
         if let Some(issue) = usable.clone().filter(|issue| !is_due || issue.ends_at.is_some()) {
             return Step::Use(issue);
         }
-        if self.asking {
+        if self.is_calling {
             return Step::Wait(None);
         }
-        if !asked && self.rests_until.is_none_or(|until| until <= now) {
-            self.asking = true;
-            return Step::Ask;
+        if !has_waited && self.rests_until.is_none_or(|until| until <= now) {
+            self.is_calling = true;
+            return Step::Call;
         }
         match usable {
-            // The provider failed, and the older password may be good.
+            // The provider failed, and the older password may still be good.
             Some(issue) => Step::Use(issue),
             None => Step::Fail(self.why.clone().unwrap_or_else(|| not_provided("it gave none".to_owned()))),
         }
     }
 
-    /// What an open connection with credentials of this number does.
+    /// The next step for an open connection with credentials of this number.
     fn for_open(&mut self, number: u64) -> Step {
         let now = Instant::now();
         if let Some(issue) = self.usable(now).filter(|issue| issue.number > number) {
@@ -223,21 +225,22 @@ impl RotationState {
         }
         let Some(latest) = &self.latest else { return Step::Wait(None) };
         let due = if self.refused { Some(now) } else { latest.renew_at };
-        let Some(due) = due.max(self.rests_until.filter(|_| due.is_some())).filter(|_| !self.asking) else {
+        let Some(due) = due.max(self.rests_until.filter(|_| due.is_some())).filter(|_| !self.is_calling)
+        else {
             return Step::Wait(None);
         };
         if due > now {
             return Step::Wait(Some(due));
         }
-        self.asking = true;
-        Step::Ask
+        self.is_calling = true;
+        Step::Call
     }
 
-    /// The provider has given these.
-    fn issued(&mut self, credentials: Credentials) {
+    /// Stores credentials that the provider has returned.
+    fn store_issue(&mut self, credentials: Credentials) {
         let now = Instant::now();
         let same = self.latest.as_ref().is_some_and(|latest| latest.credentials.are_as_good_as(&credentials));
-        // Open connections need not log in again with what they have.
+        // Open connections need not log in again with the credentials that they have.
         if !same {
             self.number += 1;
             if !self.refused {
@@ -253,7 +256,7 @@ impl RotationState {
         self.rests_until = Some(now + FIRST_PAUSE);
     }
 
-    /// Rests for a moment, longer after each failure that follows another one.
+    /// Delays the next call, longer after each failure that soon follows another.
     fn fail(&mut self) {
         let now = Instant::now();
         let soon =
@@ -277,16 +280,16 @@ impl Rotation {
     }
 
     async fn present(self: &Arc<Self>) -> RedisResult<Issue> {
-        let (mut changes, mut asked) = (self.changes.subscribe(), false);
+        let (mut changes, mut has_waited) = (self.changes.subscribe(), false);
         loop {
             changes.mark_unchanged();
-            let step = lock(&self.state).for_new(asked);
+            let step = lock(&self.state).for_new(has_waited);
             match step {
                 Step::Use(issue) => return Ok(issue),
                 Step::Fail(why) => return Err(why),
-                Step::Ask => self.ask(),
+                Step::Call => self.call_provider(),
                 Step::Wait(_) => {
-                    asked = true;
+                    has_waited = true;
                     let _ = changes.changed().await;
                 }
             }
@@ -300,7 +303,7 @@ impl Rotation {
             let step = lock(&self.state).for_open(number);
             match step {
                 Step::Use(issue) => return issue,
-                Step::Ask => self.ask(),
+                Step::Call => self.call_provider(),
                 Step::Wait(Some(until)) => tokio::select! {
                     _ = changes.changed() => {}
                     () = sleep_until(until) => {}
@@ -310,23 +313,24 @@ impl Rotation {
         }
     }
 
-    /// Asks the provider in a separate task. Not under the lock: a runtime that is being shut down drops the task inside `spawn`.
-    fn ask(self: &Arc<Self>) {
-        let mut asking = Asking { rotation: Arc::clone(self), ended: false };
+    /// Calls the provider in a separate task. Not under the lock: a runtime that is being shut down drops the task inside
+    /// `spawn`, and dropping a [`ProviderCall`] takes the lock.
+    fn call_provider(self: &Arc<Self>) {
+        let mut call = ProviderCall { rotation: Arc::clone(self), ended: false };
         tokio::spawn(async move {
-            let given = match timeout(ASK_WITHIN, asking.rotation.provider.ask()).await {
-                Ok(Ok(given)) if given.life().is_some_and(|life| life.is_zero()) => {
+            let result = match timeout(ASK_WITHIN, call.rotation.provider.ask()).await {
+                Ok(Ok(credentials)) if credentials.life().is_some_and(|life| life.is_zero()) => {
                     Err("what it gave has ended already".to_owned())
                 }
-                Ok(given) => given.map_err(|error| with_causes(&*error)),
+                Ok(result) => result.map_err(|error| with_causes(&*error)),
                 Err(_) => Err(format!("it gave none within {ASK_WITHIN:?}")),
             };
-            asking.ended = true;
-            match given {
-                Ok(credentials) => lock(&asking.rotation.state).issued(credentials),
-                Err(why) => asking.rotation.failed(not_provided(why)),
+            call.ended = true;
+            match result {
+                Ok(credentials) => lock(&call.rotation.state).store_issue(credentials),
+                Err(why) => call.rotation.failed(not_provided(why)),
             }
-            drop(asking);
+            drop(call);
         });
     }
 
@@ -347,7 +351,7 @@ impl Rotation {
                 state.before = None;
                 return;
             }
-            // Others have asked meanwhile: those of a later number are not refused.
+            // Another connection has reported the same meanwhile, or there are later credentials, which are not refused.
             if state.refused || !is(&state.latest) {
                 return;
             }
@@ -378,18 +382,18 @@ impl Rotation {
 }
 
 /// A call of the provider.
-struct Asking {
+struct ProviderCall {
     rotation: Arc<Rotation>,
     ended: bool,
 }
 
-impl Drop for Asking {
-    /// Also if the provider has panicked, or the task's runtime was shut down.
+impl Drop for ProviderCall {
+    /// Also runs if the provider has panicked, or the task's runtime was shut down.
     fn drop(&mut self) {
         if !self.ended {
             self.rotation.failed(not_provided("it panicked, or its runtime has ended".to_owned()));
         }
-        lock(&self.rotation.state).asking = false;
+        lock(&self.rotation.state).is_calling = false;
         self.rotation.changes.send_replace(());
     }
 }

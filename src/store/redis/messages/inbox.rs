@@ -1,7 +1,7 @@
-//! What other nodes' scripts tell one node, on its own channel.
+//! Receives the messages that the scripts of other nodes publish on one node's own channel.
 //!
-//! The channel is subscribed to for as long as the node lives; every message is a hint. Without the connection (the server refuses
-//! SUBSCRIBE, or is gone), all waits end by their timers.
+//! The subscription lasts as long as the node. Every message is only a hint: without the connection (the server refuses
+//! SUBSCRIBE, or is down), all waits end by their timers.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ pub(crate) struct Inbox {
     grants: Arc<LockWaiters>,
     /// The receiver of messages about this node's volume; empty for a node without one.
     volume: OnceLock<Weak<dyn VolumeListener>>,
-    /// Whether the connection has this node's channel, or will; every ACQUIRE checks it.
+    /// Whether the subscriber has this node; every ACQUIRE checks it.
     has_joined: AtomicBool,
     /// Changed under the subscriber's lock only.
     status: watch::Sender<InboxStatus>,
@@ -91,7 +91,7 @@ impl Inbox {
         self.notify_missed();
     }
 
-    /// Sends messages about this node's volume to `listener`; the first stays.
+    /// Sends messages about this node's volume to `listener`. A later listener is ignored.
     pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         let _ = self.volume.set(listener);
     }
@@ -143,10 +143,10 @@ impl Recipient for Inbox {
     fn deliver(&self, payload: &[u8]) {
         match message::parse(payload) {
             Some(Message::Hint(name, hint)) => {
-                let heard = self.watches.notify(name, &hint);
+                let has_waiter = self.watches.notify(name, &hint);
                 match hint {
                     // The waiter has left: pass its lease on, or it stays unused until it expires.
-                    Hint::Granted { token, hops } if !heard && self.is_own(&token) => {
+                    Hint::Granted { token, hops } if !has_waiter && self.is_own(&token) => {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.subscriber.connector.answer;
                         tokio::spawn(async move {
@@ -157,9 +157,9 @@ impl Recipient for Inbox {
                 }
             }
             Some(Message::Granted { token, fence, lock }) => {
-                let heard = self.grants.notify(&token, LockHint::Granted { fence }).is_some();
-                // Invariant 5 of `locks`.
-                if !heard && self.is_own(&token) {
+                let has_waiter = self.grants.notify(&token, LockHint::Granted { fence }).is_some();
+                // Invariant 5 of `lock_store`: no waiter received this grant, so this node gives it back.
+                if !has_waiter && self.is_own(&token) {
                     tokio::spawn(give_back(
                         self.commands.clone(),
                         lock,
@@ -170,9 +170,9 @@ impl Recipient for Inbox {
             }
             Some(Message::LockNotified(token, notify)) => drop(self.grants.notify(&token, notify)),
             Some(Message::Sooner(key)) => drop(self.grants.notify_missed(key, None)),
-            Some(Message::Announced(heard)) => {
+            Some(Message::Announced(announcement)) => {
                 if let Some(listener) = self.listener() {
-                    listener.announced(&heard);
+                    listener.announced(&announcement);
                 }
             }
             Some(Message::Acknowledged { id, by }) => {
@@ -193,8 +193,8 @@ impl Recipient for Inbox {
     }
 
     fn look_for_losses(&self, status: InboxStatus) {
-        let asked = (self.commands.clone(), self.node(), self.subscriber.connector.answer);
-        tokio::spawn(look_for_losses(asked, Arc::clone(&self.grants), status != InboxStatus::Shut));
+        let request = (self.commands.clone(), self.node(), self.subscriber.connector.answer);
+        tokio::spawn(look_for_losses(request, Arc::clone(&self.grants), status != InboxStatus::Shut));
     }
 }
 

@@ -29,7 +29,7 @@ use crate::store::wake::lock_waiters::LockHint;
 /// name that is cut to 200, with its digest at the end.
 const LONGEST: usize = 1024;
 
-/// The channel of a node; of a new UUID to test whether a message arrives.
+/// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
 pub(crate) fn channel(node: Uuid) -> String {
     format!("sg1:i:{}", node.simple())
 }
@@ -189,7 +189,10 @@ mod tests {
             let record = LogRecord { id, announcer, name };
             let expected = ReceivedAnnouncement { number: 42, before, record };
             let parsed = parse(text.as_bytes());
-            assert!(matches!(&parsed, Some(Message::Announced(heard)) if *heard == expected), "{parsed:?}");
+            assert!(
+                matches!(&parsed, Some(Message::Announced(announcement)) if *announcement == expected),
+                "{parsed:?}"
+            );
         }
         let text = acknowledgement(id, announcer);
         let parsed = parse(text.as_bytes());
@@ -214,10 +217,10 @@ mod tests {
         assert!(
             matches!(&parsed, Some(Message::Granted { fence: 0, lock, .. }) if *lock == LockName::semaphore("ns:k"))
         );
-        for (kind, told) in [("b", LockHint::Broken), ("c", LockHint::Closed)] {
+        for (kind, expected) in [("b", LockHint::Broken), ("c", LockHint::Closed)] {
             let message = format!("{kind}{text}");
             assert!(
-                matches!(parse(message.as_bytes()), Some(Message::LockNotified(t, notify)) if t == token && notify == told)
+                matches!(parse(message.as_bytes()), Some(Message::LockNotified(t, notify)) if t == token && notify == expected)
             );
         }
     }

@@ -1,6 +1,4 @@
-//! The store of one node, and the connections that nodes share.
-//!
-//! The connections that the nodes of one backend share.
+//! The store of one node, and the connections that the nodes of one backend share.
 
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -34,8 +32,8 @@ use crate::store::wake::lease_waiters::LeaseWaiters;
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{Store as _, StoreError};
 
-/// How many invalidations of one node wait for replicas at once. While a replica is down, each holds a connection for as long as its
-/// caller allows; without a bound they could use up the server's connections.
+/// How many invalidations of one node wait for replicas at once. While a replica is down, each holds a connection for as
+/// long as its caller allows; without a limit they could use up the server's connections.
 const MOST_REPLICATING: usize = 4;
 
 /// One node, on connections that it may share with others.
@@ -47,20 +45,21 @@ pub(crate) struct RedisStore {
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,
     pub(super) keyspace: Arc<Keyspace>,
-    /// Permits for callers that wait for replicas, each with a connection. Not shared: another node may wait for longer.
+    /// Permits for callers that wait for replicas, each on its own connection. Not shared between nodes, because another node
+    /// may wait for longer.
     pub(super) replicating: Semaphore,
-    /// The one server that this node knows has refused a script because its keys are in two slots.
+    /// Whether the only server that this node knows has refused a script because its keys are in two slots.
     splits_keys: AtomicBool,
 }
 
 impl RedisStore {
-    /// A node with connections of its own, with the client's own credentials.
+    /// A node with separate connections and the client's own credentials.
     #[cfg(test)]
     pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
         Self::on(Arc::new(Connections::single(&client, command_timeout, Login::default())))
     }
 
-    /// A new node on connections that it is counted in.
+    /// A new node on `connections`, which already count it.
     pub(crate) fn on(connections: Arc<Connections>) -> Self {
         let (connector, commands) = (connections.connector.clone(), connections.commands.of_another_node());
         let (watches, grants) = (Arc::<LeaseWaiters>::default(), Arc::<LockWaiters>::default());
@@ -87,7 +86,7 @@ impl RedisStore {
         self.connections.connector.answer
     }
 
-    /// Ends this node's part in its connections.
+    /// Ends the node, and its use of the connections.
     pub(super) fn leave(&self) {
         if self.commands.end() {
             self.inbox.close();
@@ -111,7 +110,8 @@ impl RedisStore {
         let mut attempt = Attempt { announcement, node: self.node(), announces: true };
         if !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed) {
             match change(attempt, within).await {
-                // A node of a cluster, or a proxy in front of one. It was refused before the script began.
+                // The server is a node of a cluster, or a proxy in front of one. It has refused the call before the script
+                // began.
                 Err(error) if code_of(&error) == Some("CROSSSLOT") => {
                     self.splits_keys.store(true, Ordering::Relaxed);
                 }
@@ -131,7 +131,7 @@ impl Drop for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The node's id is left out: it is half of every token, and a token is enough to end a lease.
+        // Omits the node's id: it is half of every token, and a token is enough to end a lease.
         f.debug_struct("RedisStore")
             .field("connections", &self.connections)
             .field("inbox", &self.inbox)
@@ -144,11 +144,11 @@ pub(crate) struct Connections {
     /// Digest of the server's address and the database.
     pub(in crate::store::redis) store_id: u64,
     pub(in crate::store::redis) topology: Topology,
-    /// Leads to messages.
+    /// Opens connections for messages.
     pub(in crate::store::redis) connector: Connector,
     pub(in crate::store::redis) commands: Commands,
     pub(in crate::store::redis) subscriber: Arc<Subscriber>,
-    /// How many nodes use them; with the last they are closed.
+    /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
 
@@ -164,7 +164,7 @@ impl Connections {
         Self::of(connector, None, Topology::Single, store_id.finish())
     }
 
-    /// `connector` leads to messages; and to commands, where those have no ways of their own.
+    /// `connector` opens connections for messages; and for commands, if `commands` is `None`.
     fn of(connector: Connector, commands: Option<Commands>, topology: Topology, store_id: u64) -> Self {
         let commands = commands.unwrap_or_else(|| Supervisor::new(connector.clone()).into());
         Self {
@@ -177,13 +177,13 @@ impl Connections {
         }
     }
 
-    /// Counts one more node. False if they are closed: their last node has left.
+    /// Counts one more node. Returns false if the connections are closed, because their last node has left.
     pub(crate) fn join(&self) -> bool {
         let more = |nodes| if nodes == 0 { None } else { Some(nodes + 1) };
         self.nodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// Counts one node less, and closes the connections with the last.
+    /// Counts one node less; after the last, closes the connections.
     fn leave(&self) {
         if self.nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.commands.close();

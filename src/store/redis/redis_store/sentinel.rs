@@ -10,9 +10,9 @@ use crate::store::redis::login::Login;
 use crate::store::redis::topology::sentinel::{SentinelClients, SentinelEndpoint};
 
 impl Connections {
-    /// As [`single`](Self::single), to whichever server these sentinels call the primary.
+    /// As [`single`](Self::single), to the server that these sentinels report as the primary.
     pub(crate) fn watched(clients: &SentinelClients, command_timeout: Duration, login: Login) -> Self {
-        // The client does not show what it leads to, so each backend is taken for one of its own.
+        // The client does not show its servers, so each call counts as a separate backend.
         let store_id = fastrand::u64(..);
         let endpoint = Arc::new(SentinelEndpoint::new(clients.clone(), login.clone()));
         Self::of(

@@ -1,8 +1,7 @@
-//! What all kinds of deployments say of where to connect to.
+//! Where connections lead to: [`Endpoint`] for all kinds of deployments, and [`SingleEndpoint`] for one server, or one name
+//! that leads to it.
 //!
-//! One server, or one name that stands for it.
-//!
-//! One server: its clients, its clock, and whether it is a primary.
+//! [`ServerAddress`] is one server: its clients, its clock, and whether it is a primary.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -18,12 +17,12 @@ use tokio::time::Instant;
 
 use crate::store::redis::errors::{is_replica, on_connecting, replica, unexpected};
 
-/// Where the connections of one node lead to. Asked while connecting and between commands, never on a command's way.
+/// Where the connections of one node lead to. Called while connecting and between commands, never on the path of a command.
 pub(crate) trait Endpoint: Send + Sync {
-    /// The server that the guard's commands are to go to from now on.
+    /// Finds the server for the guard's commands from now on.
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>>;
 
-    /// The server that has the guard's commands, for a connection beside them.
+    /// The server that receives the guard's commands, for an additional connection.
     fn current(&self) -> BoxFuture<'_, RedisResult<Located>> {
         self.locate()
     }
@@ -33,16 +32,16 @@ pub(crate) trait Endpoint: Send + Sync {
         Duration::ZERO
     }
 
-    /// The guard's commands go to `server` now.
+    /// Records that the guard's commands go to `server` now.
     fn found(&self, _server: &Arc<ServerAddress>) {}
 
-    /// The same of a connection that is not the guard's: nothing follows there.
+    /// Records the server of an additional connection. The guard's connections do not follow it.
     fn glimpsed(&self, _server: &Arc<ServerAddress>) {}
 
-    /// The server, as far as it is known without asking.
+    /// The server, if it is known without a request.
     fn known(&self) -> Option<Arc<ServerAddress>>;
 
-    /// Reads the server's clock, and sees to it that it is still a primary where that may change.
+    /// Reads the server's clock. Where the role may change, returns an error unless the server is still a primary.
     fn look<'a>(
         &'a self,
         connection: &'a mut MultiplexedConnection,
@@ -55,13 +54,13 @@ pub(crate) trait Endpoint: Send + Sync {
         false
     }
 
-    /// Whether another server is the primary now, by the word of those that would know; asked now and then, and soon after
-    /// a [`doubt`](Self::doubt).
+    /// Whether another server is the primary now, according to the sentinels. Called now and then, and soon after a
+    /// [`doubt`](Self::doubt).
     fn has_been_replaced(&self) -> BoxFuture<'_, bool> {
         ready(false).boxed()
     }
 
-    /// The server has lost its replicas: it may be cut off from the sentinels too.
+    /// Records that the server has lost its replicas: it may be cut off from the sentinels too.
     fn doubt(&self) {}
 
     /// Whether it is a node of a cluster.
@@ -69,12 +68,12 @@ pub(crate) trait Endpoint: Send + Sync {
         false
     }
 
-    /// Whether the node at `address` is no more part of the cluster. Messages would not come to it.
+    /// Whether the node at `address` is no longer part of the cluster. Messages would not reach it.
     fn has_lost(&self, _address: &str) -> bool {
         false
     }
 
-    /// Whether connections may be by TLS.
+    /// Whether connections may use TLS.
     fn may_want_tls(&self) -> bool {
         self.known().is_some_and(|server| is_by_tls(server.info()))
     }
@@ -84,7 +83,7 @@ pub(crate) trait Endpoint: Send + Sync {
         on_connecting(self.known()?.info().addr(), error)
     }
 
-    /// A client of one of the sentinels that watch over the server, where there are some.
+    /// A client of one of the sentinels that watch over the server, if there are any.
     fn sentinel(&self) -> Option<BoxFuture<'_, RedisResult<Client>>> {
         None
     }
@@ -93,7 +92,7 @@ pub(crate) trait Endpoint: Send + Sync {
 /// A server to connect to.
 pub(crate) struct Located {
     pub(crate) server: Arc<ServerAddress>,
-    /// Its address, where it was chosen among the nodes of a cluster.
+    /// Its address, if it is any of several nodes of a cluster.
     pub(crate) node: Option<String>,
 }
 
@@ -194,7 +193,7 @@ fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
     }
     let mut settings = info.redis_settings().clone();
     if settings.lib_name().is_none() {
-        // Not among the rights we document; a refusal would fill the server's ACL log.
+        // CLIENT SETINFO is not among the rights we document; a refusal would fill the server's ACL log.
         settings = settings.set_skip_set_lib_name();
     }
     if let Some(protocol) = protocol {
@@ -218,7 +217,7 @@ pub(crate) async fn read_clock(
     reading(answers, at)
 }
 
-/// The answers to PING, TIME and, if `role`, ROLE, and the moment of the reading.
+/// Sends PING, TIME and, if `role`, ROLE. Returns the answers and the moment of the reading.
 async fn ask(
     connection: &mut MultiplexedConnection,
     role: bool,
@@ -229,7 +228,7 @@ async fn ask(
         probe.cmd("ROLE");
     }
     let sent = Instant::now();
-    // Apart from the others: a server that refuses a connection says why to its first command, and closes.
+    // PING is sent separately: a server that refuses a connection gives the reason in its first answer, and closes.
     let (ping, mut first) = (redis::cmd("PING"), connection.clone());
     let (ping, answers) = tokio::join!(
         first.send_packed_command(&ping),
@@ -264,7 +263,7 @@ pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Ti
     Ok(Some(TimedReading { server_ms, at }))
 }
 
-/// Reads the answer to ROLE: an error unless it is a primary.
+/// Reads the answer to ROLE. Returns an error unless the server is a primary.
 pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
     let parts: Vec<Value> = redis::from_redis_value(role.extract_error()?)?;
     let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());
@@ -275,12 +274,12 @@ pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
     }
 }
 
-/// What this host's clock shows, in milliseconds.
+/// The time of this host's clock, in milliseconds.
 pub(crate) fn host_ms() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Whether connections to this address are by TLS.
+/// Whether connections to this address use TLS.
 pub(crate) fn is_by_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }

@@ -1,6 +1,6 @@
 //! Finds the primary: asks the sentinels at each connect.
 //!
-//! redis-rs asks up to three sentinels at once, uses their answers in the order in which they were given to the client,
+//! redis-rs asks up to three sentinels at once, uses their answers in the order of the client's list,
 //! and checks that the named server calls itself a primary.
 
 use std::fmt;
@@ -27,15 +27,15 @@ use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
 /// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
-/// primary's host would keep everyone from hearing of the new one.
+/// primary's host would hide the new primary from all processes.
 const RESOLVING: Duration = Duration::from_secs(4);
 
-/// How often, on average, the sentinels are asked while the primary they named still calls itself a primary. A primary
+/// How often, on average, the sentinels are queried while the primary they named still calls itself a primary. A primary
 /// that is cut off from the sentinels and its replicas does so for ever, towards any client that can reach it. redis-rs
-/// connects to each server that is named in an answer, so a fleet asks seldom and at random moments.
-const ASKED_EVERY: Duration = Duration::from_secs(60);
-/// The same while the primary has too few replicas to accept writes.
-const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
+/// connects to each server that is named in an answer, so a fleet sends these queries seldom and at random moments.
+const QUERY_EVERY: Duration = Duration::from_secs(60);
+/// How often they are queried while the primary has too few replicas to accept writes.
+const QUERY_EVERY_IN_DOUBT: Duration = Duration::from_secs(5);
 
 /// Builds a client of the sentinels from credentials.
 type Build = Arc<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync>;
@@ -45,7 +45,7 @@ type Build = Arc<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sy
 pub(crate) enum SentinelClients {
     /// The caller's, with its own credentials. Shared, because it cannot be cloned.
     Own(Arc<tokio::sync::Mutex<PresentClient>>),
-    /// A new one for each of the provider's credentials: a client cannot be given others.
+    /// A new one for each of the provider's credentials: a client cannot change its own.
     Built(Build),
 }
 
@@ -61,14 +61,14 @@ impl SentinelClients {
     }
 }
 
-/// The client shows nothing of itself.
+/// Shows nothing of the client, which does not implement `Debug`.
 impl fmt::Debug for SentinelClients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Sentinel").finish_non_exhaustive()
     }
 }
 
-/// The client, which keeps its connections to the sentinels.
+/// The client, which holds its connections to the sentinels.
 pub(crate) struct PresentClient {
     client: Option<Box<SentinelClient>>,
     /// The number of the credentials that it has.
@@ -80,17 +80,17 @@ pub(crate) struct SentinelEndpoint {
     client: Arc<tokio::sync::Mutex<PresentClient>>,
     build: Option<Build>,
     login: Login,
-    /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
+    /// Makes a diagnostic query release the client, because another caller must know the primary.
     demand: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<ServerAddress>>>,
     /// The primary that another caller found before the guard had connected.
     glimpsed: Mutex<Option<Arc<ServerAddress>>>,
-    /// When the sentinels last named the primary.
-    named: Mutex<Instant>,
-    asked_every: Duration,
-    /// Whether there is a reason to ask sooner.
-    doubted: AtomicBool,
+    /// When the sentinels were last queried, or last named the primary.
+    named_at: Mutex<Instant>,
+    query_every: Duration,
+    /// Whether there is a reason to query them sooner.
+    is_doubted: AtomicBool,
 }
 
 impl SentinelEndpoint {
@@ -109,9 +109,9 @@ impl SentinelEndpoint {
             demand: Notify::new(),
             latest: Mutex::default(),
             glimpsed: Mutex::default(),
-            named: Mutex::new(Instant::now()),
-            asked_every: ASKED_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0),
-            doubted: AtomicBool::new(false),
+            named_at: Mutex::new(Instant::now()),
+            query_every: QUERY_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0),
+            is_doubted: AtomicBool::new(false),
         }
     }
 
@@ -146,8 +146,8 @@ impl SentinelEndpoint {
         present.client.as_deref_mut().ok_or_else(no_client)
     }
 
-    /// A client of the first sentinel that answers, for a caller that only looks around. It gives way to a caller that must
-    /// know the primary: in a failover one sentinel that hangs would keep both waiting for each other.
+    /// A client of the first sentinel that answers, for a diagnostic query. The query gives way to a caller that must know
+    /// the primary: in a failover, one sentinel that hangs would keep both waiting.
     async fn any(&self) -> RedisResult<Client> {
         let demand = self.demand.notified();
         tokio::pin!(demand);
@@ -160,17 +160,19 @@ impl SentinelEndpoint {
         }
     }
 
-    /// Whether they name another primary than the latest, if it is time to ask. One that does not answer says nothing.
+    /// Whether the sentinels name another primary than the latest. False if it is not time to query them, or they do not
+    /// answer.
     async fn name_another(&self) -> bool {
-        let every = if self.doubted.load(Ordering::Relaxed) { ASKED_IN_DOUBT } else { self.asked_every };
-        if lock(&self.named).elapsed() < every {
+        let every =
+            if self.is_doubted.load(Ordering::Relaxed) { QUERY_EVERY_IN_DOUBT } else { self.query_every };
+        if lock(&self.named_at).elapsed() < every {
             return false;
         }
-        self.doubted.store(false, Ordering::Relaxed);
-        *lock(&self.named) = Instant::now();
+        self.is_doubted.store(false, Ordering::Relaxed);
+        *lock(&self.named_at) = Instant::now();
         let Ok(mut present) = self.client.try_lock() else { return false };
-        let named = async { self.with_present_login(&mut present).await?.async_get_client().await };
-        let named = bounded(RESOLVING, named).await;
+        let query = async { self.with_present_login(&mut present).await?.async_get_client().await };
+        let named = bounded(RESOLVING, query).await;
         let (Ok(named), Some(latest)) = (named, self.latest()) else { return false };
         named.get_connection_info().addr() != latest.info().addr()
     }
@@ -201,14 +203,14 @@ impl Endpoint for SentinelEndpoint {
 
     fn found(&self, server: &Arc<ServerAddress>) {
         *lock(&self.latest) = Some(Arc::clone(server));
-        *lock(&self.named) = Instant::now();
+        *lock(&self.named_at) = Instant::now();
     }
 
     fn glimpsed(&self, server: &Arc<ServerAddress>) {
         *lock(&self.glimpsed) = Some(Arc::clone(server));
     }
 
-    /// Where the guard is, or would have been at the latest look.
+    /// The server of the guard's commands; before the guard has connected, that of the latest additional connection.
     fn known(&self) -> Option<Arc<ServerAddress>> {
         self.latest().or_else(|| lock(&self.glimpsed).clone())
     }
@@ -222,10 +224,10 @@ impl Endpoint for SentinelEndpoint {
     }
 
     fn doubt(&self) {
-        self.doubted.store(true, Ordering::Relaxed);
+        self.is_doubted.store(true, Ordering::Relaxed);
     }
 
-    /// The client does not show how it connects to them, and to what they name.
+    /// The client does not show how it connects to the sentinels and to the servers that they name.
     fn may_want_tls(&self) -> bool {
         true
     }
@@ -239,19 +241,19 @@ impl Endpoint for SentinelEndpoint {
     }
 }
 
-/// The error with the server that it came from, a sentinel or the primary: redis-rs does not say.
+/// Adds to the error whether it came from a sentinel or from the primary: redis-rs does not say.
 async fn with_origin(client: &mut SentinelClient, error: RedisError) -> RedisError {
     let origin = match bounded(ORIGIN_WITHIN, client.async_get_sentinel_client()).await {
         Ok(_) => AT_PRIMARY,
         Err(own) if own.is_timeout() => return error,
         Err(_) => AT_SENTINELS,
     };
-    // The kind of a server's own error would not survive the rebuilt error.
+    // A rebuilt error cannot have the kind of a server's error.
     let kind = if is_login(&error) { ErrorKind::AuthenticationFailed } else { error.kind() };
     RedisError::from((kind, origin, unquoted(error).to_string()))
 }
 
-/// How long it may take to find that out. It delays the next attempt to connect, which matters more.
+/// How long [`with_origin`] may take. It delays the next attempt to connect, which matters more.
 const ORIGIN_WITHIN: Duration = Duration::from_millis(500);
 
 fn no_client() -> RedisError {
@@ -289,12 +291,12 @@ mod tests {
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.any().await.map(drop) }
         });
-        let (_heard, _) = hangs.accept().await.expect("it is asked");
+        let (_connection, _) = hangs.accept().await.expect("it is asked");
         let knows = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.resolve().await.map(drop) }
         });
-        // Long before the hanging sentinel is given up.
+        // Long before the timeout of the hanging sentinel.
         let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
         assert!(gave_way.expect_err("no sentinel answered").to_string().contains("look again"));
         let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");

@@ -1,4 +1,4 @@
-//! What only a store on which things go wrong asks of its waiters.
+//! For the store with injected faults: queries about lease waiters, and values that live as long as a registration.
 
 use std::any::Any;
 
@@ -26,7 +26,7 @@ impl LeaseWaiters {
 }
 
 impl LeaseWatch {
-    /// Keeps `companion` for as long as the registration lasts.
+    /// Drops `companion` together with the registration.
     pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
         self.companion = Some(Box::new(companion));
         self

@@ -1,7 +1,7 @@
 //! Waiters for leases in one node (or in several nodes that share a memory store), and the hints that wake them.
 //!
-//! A waiter registers before it tries to acquire (invariant 3 of [`store`](super)), so a hint that comes before
-//! the acquire's answer is kept. Hints are merged: a waiter receives all hints since its last look as one
+//! A waiter registers before it tries to acquire (invariant 3 of [`store`](crate::store)), so it also receives a hint
+//! that comes before the acquire's answer. Hints are merged: a waiter takes all hints since the last time as one
 //! [`Hints`].
 
 #[cfg(feature = "testing")]
@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 use crate::store::names::Token;
 use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 
-/// What a waiter was told since it last looked.
+/// The hints to a waiter since it last took them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hints {
     /// A holder of the lease has ended; the waiter may wait behind it for its outcome.
@@ -72,20 +72,20 @@ impl LeaseWaiters {
         }
     }
 
-    /// Tells the waiters of `name`. False if none heard it; for a grant, if none has the granted token.
+    /// Notifies the waiters of `name`. False if there are none; for a grant, if none has the granted token.
     pub(crate) fn notify(&self, name: &str, hint: &Hint) -> bool {
         self.notify_where(name, hint, |_| true)
     }
 
-    /// Tells the waiters of `name` with a token that `wanted` accepts.
-    pub(crate) fn notify_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
+    /// Notifies those waiters of `name` for whose token `accepts` returns true.
+    pub(crate) fn notify_where(&self, name: &str, hint: &Hint, accepts: impl Fn(&Token) -> bool) -> bool {
         let notified: Vec<_> = match self.lock().get(name) {
             Some(waiters) => waiters
                 .iter()
-                .filter(|waiter| wanted(&waiter.token))
+                .filter(|waiter| accepts(&waiter.token))
                 .filter(|waiter| !matches!(hint, Hint::Granted { token, .. } if *token != waiter.token))
-                // Under the lock: a waiter takes its hints with it when it leaves. A grant noted after that
-                // would reach no waiter, while the caller would count it as heard.
+                // Under the lock: a waiter that leaves unregisters under it, and then takes its last hints. A
+                // grant noted after that would reach no waiter, while the caller would count it as received.
                 .inspect(|waiter| waiter.note(hint))
                 .cloned()
                 .collect(),
@@ -98,13 +98,13 @@ impl LeaseWaiters {
         !notified.is_empty()
     }
 
-    /// Tells every waiter that hints may have been lost, because a connection broke or was opened again.
+    /// Notifies every waiter that hints may have been lost, because a connection broke or was opened again.
     #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn notify_all_missed(&self) {
         let mut all: Vec<_> =
             self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();
-        // A map's order is random, and the first waiter that is told asks first: without a fixed order a
-        // simulation could not be repeated.
+        // A map's order is random, and the waiter that is notified first sends its command first: without a fixed
+        // order a simulation could not be repeated.
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for waiter in all.into_iter().flat_map(|(_, waiters)| waiters) {
             waiter.hints().missed = true;
@@ -113,7 +113,7 @@ impl LeaseWaiters {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<LeaseWaiter>>>> {
-        // No user code runs under this lock, and no update can be left half done.
+        // No user code runs under this lock, and no update can stop halfway.
         lock(&self.by_name)
     }
 }

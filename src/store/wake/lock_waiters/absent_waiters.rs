@@ -1,8 +1,8 @@
-//! The waiters of one lock in this process whose places must be looked for in the queue, because messages may have been
+//! The waiters of one lock in this process that must be looked up in the lock's queue, because messages may have been
 //! lost.
 //!
-//! The first waiter of each lock is told to ask. Any other waiter with a place needs to do nothing, because it will
-//! receive its grant. A waiter without a place was passed over, or its grant was lost, and it must ask.
+//! The first waiter of each lock is notified to ask. Any other waiter that is in the queue needs to do nothing, because
+//! it will receive its grant. A waiter that is not in the queue was passed over, or its grant was lost, and it must ask.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ pub(crate) struct AbsentWaiters {
 /// A waiter that was not found in the queue.
 pub(crate) struct Absent {
     waiter: Arc<RegisteredLockWaiter>,
-    /// Its value of `asked` before the queue was read.
-    asked: u32,
+    /// The waiter's counter of takes before the queue was read.
+    takes: u32,
 }
 
 impl LockWaiters {
-    /// The waiters of all locks whose places must be looked for.
+    /// The waiters of all locks that must be looked up in their queues.
     pub(crate) fn all_absent_waiters(&self) -> Vec<AbsentWaiters> {
         lock(&self.registry).waiting.iter().map(|(key, line)| AbsentWaiters::of(key, line)).collect()
     }
 
-    /// The waiters of the lock with this key; `None` if there is none but the first.
+    /// The waiters of the lock with this key that must be looked up; `None` if there are none.
     pub(crate) fn absent_waiters(&self, key: &str) -> Option<AbsentWaiters> {
         let registry = lock(&self.registry);
         Some(AbsentWaiters::of(key, registry.waiting.get(key)?))
@@ -44,9 +44,9 @@ impl LockWaiters {
 impl AbsentWaiters {
     fn of(key: &str, line: &WaitLine) -> Self {
         let absent = |waiter: &Arc<RegisteredLockWaiter>| {
-            let asked = waiter.asked.load(Ordering::Relaxed);
-            // A waiter that has not asked yet has no place to lose.
-            (asked > 0).then(|| (waiter.token.clone(), Absent { waiter: Arc::clone(waiter), asked }))
+            let takes = waiter.asked.load(Ordering::Relaxed);
+            // A waiter that has not sent a take yet cannot have lost its position in the queue.
+            (takes > 0).then(|| (waiter.token.clone(), Absent { waiter: Arc::clone(waiter), takes }))
         };
         Self { name: LockName::of_key(key), waiters: line.all().skip(1).filter_map(absent).collect() }
     }
@@ -55,12 +55,12 @@ impl AbsentWaiters {
         self.waiters.is_empty()
     }
 
-    /// Removes a waiter that has a place in the queue.
+    /// Removes a waiter that is in the queue.
     pub(crate) fn found(&mut self, token: &Token) {
         self.waiters.remove(token);
     }
 
-    /// Tells the waiter with this token to ask, if it is in this census.
+    /// Notifies the waiter with this token to ask, if it is one of these waiters.
     pub(crate) fn notify(&self, token: &Token) {
         if let Some(absent) = self.waiters.get(token) {
             absent.notify();
@@ -76,14 +76,14 @@ impl AbsentWaiters {
 }
 
 impl Absent {
-    /// Tells the waiter to ask, unless it has asked meanwhile.
+    /// Notifies the waiter to ask, unless it has sent a take meanwhile.
     pub(crate) fn notify(&self) {
         let waiter = &self.waiter;
-        // If its last take was answered before the queue was read, it has no place: 0 keeps its next take from looking for
-        // one.
-        let was_answered = self.asked % 2 == 1;
+        // If its last take was answered before the queue was read, it is not in the queue: with 0 its next take does not
+        // search the queue for it.
+        let was_answered = self.takes % 2 == 1;
         if was_answered
-            && waiter.asked.compare_exchange(self.asked, 0, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            && waiter.asked.compare_exchange(self.takes, 0, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }

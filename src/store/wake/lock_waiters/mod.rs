@@ -1,16 +1,13 @@
 //! Registry of this process's waiters for locks, and their messages: grants and others, by token.
 //!
-//! A waiter registers before its first take (invariant 4 of [`locks`](crate::store::lock_store)), so a grant that arrives
-//! before the take's answer is kept. Of all waiters for one lock in this process only the first watches the clock
-//! ([`LockWaiter::watch`]): one command per process and period, however many wait. They share what is known of the lock's time:
-//! what one waiter learns is used by the next first. The others watch the first and send nothing. The first's future may
-//! not be polled, so a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and
-//! cannot become the first: they are registered by token only, as holders are.
+//! A waiter registers before its first take (invariant 4 of [`lock_store`](crate::store::lock_store)), so it also receives
+//! a grant that comes before the take's answer.
 //!
-//! The waiters of one process for one lock: which of them watches the clock for all, and which replaces it if it is
-//! silent.
-//!
-//! One waiter for a lock: its messages, and how it is woken.
+//! Of all waiters for one lock in this process ([`WaitLine`]), only the first watches the clock ([`LockWaiter::watch`]):
+//! one command per process and period, however many wait. They share the known end of the lock's time: what one waiter
+//! learns is used by the next first. The others watch the first and send nothing. The first's future may not be polled, so
+//! a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and cannot become the
+//! first: they are registered by token only, as holders are.
 
 #[cfg(feature = "redis")]
 mod absent_waiters;
@@ -43,7 +40,7 @@ pub(crate) struct LockWaiters {
 
 #[derive(Debug, Default)]
 struct Registry {
-    /// How many have registered.
+    /// How many waiters have registered so far.
     registered: u64,
     by_token: HashMap<Token, Arc<RegisteredLockWaiter>>,
     /// The waiters in line, by the lock's key.
@@ -59,7 +56,7 @@ pub(crate) struct LockWaiter {
 }
 
 impl LockWaiters {
-    /// Registers a waiter behind those of its lock that are there already.
+    /// Registers a waiter behind the present waiters of its lock.
     pub(crate) fn register(self: &Arc<Self>, name: &LockName, token: &Token) -> LockWaiter {
         let mut registry = lock(&self.registry);
         registry.registered += 1;
@@ -79,11 +76,11 @@ impl LockWaiters {
     }
 
     /// Delivers a message to the waiter with this token; `None` if there is none.
-    pub(crate) fn notify(&self, token: &Token, notify: LockHint) -> Option<Wake> {
+    pub(crate) fn notify(&self, token: &Token, hint: LockHint) -> Option<Wake> {
         let waiter = Arc::clone(lock(&self.registry).by_token.get(token)?);
         {
             let mut notified = lock(&waiter.notified);
-            match notify {
+            match hint {
                 LockHint::Granted { fence } => {
                     notified.granted = Some(fence);
                     waiter.granted.store(true, Ordering::Relaxed);
@@ -95,20 +92,20 @@ impl LockWaiters {
         Some(Wake::and(waiter, None))
     }
 
-    /// Tells the first waiter in line for this lock, except those that were just granted it, to take again: the lock may be
-    /// free, now or sooner than was known. That take serves whichever waiter is next, so the others need not ask, unless
-    /// the first is silent. `aside` is not told: it holds the lock now, and knows.
+    /// Notifies the first waiter in line for this lock, except those that were just granted it, to take again: the lock may
+    /// be free, now or sooner than was known. That take serves the waiter that is next in the queue, so the others need not
+    /// ask, unless the first is silent. `aside` is not notified: it holds the lock now.
     pub(crate) fn notify_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
-    /// Tells all holders, and the first waiter of each lock, that messages may have been lost. The first one's take is
-    /// enough for the lock to go on; a [`AbsentWaiters`] checks the other waiters.
+    /// Notifies all holders, and the first waiter of each lock, that messages may have been lost. The first waiter's take
+    /// is enough for the lock to be handed on; [`AbsentWaiters`] checks the other waiters.
     #[cfg(feature = "redis")]
     pub(crate) fn notify_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
             let mut registry = lock(&self.registry);
-            let firsts = registry.waiting.values_mut().filter_map(WaitLine::hear_nothing).collect();
+            let firsts = registry.waiting.values_mut().filter_map(WaitLine::miss_in_silence).collect();
             let waiting: HashSet<_> =
                 registry.waiting.values().flat_map(WaitLine::all).map(|waiter| waiter.number).collect();
             let holders = registry.by_token.values().filter(|waiter| !waiting.contains(&waiter.number));
@@ -120,13 +117,13 @@ impl LockWaiters {
         drop(firsts);
     }
 
-    /// Tells the same to the waiters and holders of one node, where several share a registry.
+    /// Notifies the waiters and holders of one node that messages may have been lost, where several nodes share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn notify_node_missed(&self, node: Uuid) {
         self.notify_each(RegisteredLockWaiter::of(node), LockHints::hear_nothing);
     }
 
-    /// Tells the waiters and holders of this node that the store is closed.
+    /// Notifies the waiters and holders of this node that the store is closed.
     pub(crate) fn close(&self, node: Uuid) {
         self.notify_each(RegisteredLockWaiter::of(node), |notified| notified.closed = true);
     }
@@ -151,12 +148,12 @@ impl LockWaiters {
     pub(crate) fn asks_again(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
         registry.by_token.get(token).is_none_or(|waiter| {
-            let asks = |asked: u32| Some((asked + 2) & !1);
-            waiter.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, asks).is_ok_and(|asked| asked > 0)
+            let next = |takes: u32| Some((takes + 2) & !1);
+            waiter.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok_and(|takes| takes > 0)
         })
     }
 
-    /// The last take that was sent with this token was answered.
+    /// Records that the last take with this token was answered.
     #[cfg(feature = "redis")]
     pub(crate) fn is_answered(&self, token: &Token) {
         if let Some(waiter) = lock(&self.registry).by_token.get(token) {
@@ -193,7 +190,7 @@ impl LockWaiter {
         loop {
             self.waiter.woken.notified().await;
             let notified = std::mem::take(&mut *lock(&self.waiter.notified));
-            // Two messages may be taken by one look and leave a second wake-up.
+            // Two messages may be taken at once, and the second wake-up then finds none.
             if notified != LockHints::default() {
                 return notified;
             }
@@ -205,7 +202,7 @@ impl LockWaiter {
         self.in_line(|line| line.is_first(&self.waiter)).unwrap_or_default()
     }
 
-    /// What this waiter, which wants the lock for `ttl`, must do by the clock; it would ask by itself at `own`.
+    /// When this waiter must act by the clock, and how. It wants the lock for `ttl`, and would ask by itself at `own`.
     pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockRole {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
@@ -214,7 +211,7 @@ impl LockWaiter {
         watched.map_or(ClockRole::Look(own), |(watch, _)| watch)
     }
 
-    /// The waiter asks now. Until its answer is due it does not count as silent.
+    /// Records that the waiter asks now. Until its answer is due it does not count as silent.
     pub(crate) fn asks(&self) {
         drop(self.in_line(|line| line.ask(&self.waiter)));
     }
@@ -224,15 +221,16 @@ impl LockWaiter {
         self.in_line(|line| line.stand_in(&self.waiter)).unwrap_or_default()
     }
 
-    /// A take that was sent at `asked` was answered: another token holds the lock until `ends`. An earlier grant is void.
-    pub(crate) fn is_busy(&self, asked: Instant, ends: Option<Instant>) {
+    /// Records the answer to a take that was sent at `sent_at`: another token holds the lock until `ends`. An earlier grant
+    /// is void.
+    pub(crate) fn is_busy(&self, sent_at: Instant, ends: Option<Instant>) {
         self.waiter.granted.store(false, Ordering::Relaxed);
-        self.learn(asked, ends);
+        self.learn(sent_at, ends);
     }
 
-    /// By the answer to a take that was sent at `asked`, the lock is not free before `ends`.
-    pub(crate) fn learn(&self, asked: Instant, ends: Option<Instant>) {
-        drop(self.in_line(|line| line.learn(&self.waiter, asked, ends)));
+    /// Records that the lock is not free before `ends`, by the answer to a take that was sent at `sent_at`.
+    pub(crate) fn learn(&self, sent_at: Instant, ends: Option<Instant>) {
+        drop(self.in_line(|line| line.learn(&self.waiter, sent_at, ends)));
     }
 
     /// Runs `act` on this waiter's line; the waiter is not silent any more. A `Wake` in the result must be dropped after
@@ -244,7 +242,7 @@ impl LockWaiter {
         Some(act(line))
     }
 
-    /// Leaves the line, so that the next waiter is the first, but stays registered: for holders, which want to be told
+    /// Leaves the line, so that the next waiter is the first, but stays registered: for holders, which must receive
     /// `broken`, and for waiters that poll.
     pub(crate) fn hold(&self) {
         let wake = lock(&self.grants.registry).stop_waiting(&self.waiter);
@@ -281,7 +279,7 @@ pub(crate) struct WaitLine {
     /// In the order of their registration; the first watches the clock.
     waiters: VecDeque<Arc<RegisteredLockWaiter>>,
     /// Waiters that were replaced as the first because they were silent. Each goes to the end of the line as soon as it
-    /// does anything, so its patience is spent once.
+    /// does anything, so the others wait for it only once.
     silent: Vec<Arc<RegisteredLockWaiter>>,
     known: Option<KnownHolder>,
     /// When the first asks at the latest.
@@ -297,11 +295,11 @@ pub(crate) struct WaitLine {
 /// Until when another token holds the lock, as far as this process knows.
 #[derive(Clone, Copy, Debug)]
 struct KnownHolder {
-    /// When the question was sent, or the message arrived.
+    /// When the take was sent, or the message arrived.
     at: Instant,
     /// `None`: for ever.
     ends: Option<Instant>,
-    /// The process was only told that this has changed, and no waiter has an answer yet.
+    /// A message said that this has changed, and no waiter has an answer since.
     is_open: bool,
 }
 
@@ -310,7 +308,7 @@ struct KnownHolder {
 pub(crate) enum ClockRole {
     /// It is the first: ask at this moment.
     Look(Instant),
-    /// Check at this moment whether the first was silent; `None` if the first has no moment to be measured by.
+    /// Check at this moment whether the first was silent; `None` if it is not known when the first should ask.
     Stand(Option<Instant>),
 }
 
@@ -347,14 +345,14 @@ impl WaitLine {
         self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 
-    /// The waiter has done something: it is not silent any more.
+    /// The waiter has done something, so it is not silent any more: it goes to the end of the line.
     fn hear(&mut self, waiter: &Arc<RegisteredLockWaiter>) {
         if let Some(at) = self.silent.iter().position(|other| Arc::ptr_eq(other, waiter)) {
             self.waiters.push_back(self.silent.remove(at));
         }
     }
 
-    /// What `waiter` must do by the clock; it would ask by itself at `own`.
+    /// When `waiter` must act by the clock, and how. It would ask by itself at `own`.
     fn watch(&mut self, waiter: &Arc<RegisteredLockWaiter>, own: Instant) -> (ClockRole, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
@@ -368,8 +366,8 @@ impl WaitLine {
         (ClockRole::Stand(until), None)
     }
 
-    /// Limits how late the first waiter may be before another replaces it: half of `ttl`, the time for which a waiter wants the lock,
-    /// between `LEAST_PATIENCE` and `PATIENCE`. A shorter limit stays.
+    /// Limits how late the first waiter may be before another replaces it: half of `ttl`, the time for which a waiter wants
+    /// the lock, between `LEAST_PATIENCE` and `PATIENCE`. A shorter limit stays.
     fn hurry(&mut self, ttl: Option<Duration>) {
         let patience = ttl.map_or(PATIENCE, |ttl| (ttl / 2).clamp(LEAST_PATIENCE, PATIENCE));
         self.patience = self.patience.min(patience);
@@ -385,7 +383,7 @@ impl WaitLine {
         self.expect(self.due.map_or(now, |due| due.min(now)))
     }
 
-    /// From when on the first counts as silent.
+    /// The moment from which on the first counts as silent.
     fn silent_from(&self) -> Option<Instant> {
         Some(self.due.max(self.answer)? + self.patience)
     }
@@ -422,19 +420,19 @@ impl WaitLine {
         Some(Wake(others))
     }
 
-    /// Records that by the answer to a question sent at `asked`, the lock is not free before `ends`. Returns the waiters
-    /// to wake: the first, which sleeps on what was known before.
+    /// As [`LockWaiter::learn`]. Returns the waiters to wake: the first, if it sleeps until a later end that was known
+    /// before.
     fn learn(
         &mut self,
         waiter: &Arc<RegisteredLockWaiter>,
-        asked: Instant,
+        sent_at: Instant,
         ends: Option<Instant>,
     ) -> Option<Wake> {
         let before = self.known;
-        if before.is_some_and(|known| asked < known.at) {
+        if before.is_some_and(|known| sent_at < known.at) {
             return None;
         }
-        self.known = Some(KnownHolder { at: asked, ends, is_open: false });
+        self.known = Some(KnownHolder { at: sent_at, ends, is_open: false });
         let (ends, then) = (ends?, before?.ends);
         if self.is_first(waiter) || then.is_some_and(|then| then <= ends + ABOUT_THE_SAME) {
             return None;
@@ -451,15 +449,14 @@ impl WaitLine {
         let first = Arc::clone(without.or_else(|| others.next())?);
         lock(&first.notified).missed = true;
         let now = Instant::now();
-        // The others go by this until a waiter has an answer, because the waiter that is told may leave without having
-        // asked.
+        // The others use this until a waiter has an answer, because the notified waiter may leave without a take.
         self.known = Some(KnownHolder { at: now, ends: Some(now), is_open: true });
         Some(Wake::and(first, self.expect(now)))
     }
 
     /// As [`miss`](Self::miss), because no messages arrived for a time.
     #[cfg(feature = "redis")]
-    fn hear_nothing(&mut self) -> Option<Wake> {
+    fn miss_in_silence(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
         if let Some(first) = wake.0.last() {
             lock(&first.notified).is_silent = true;
@@ -491,7 +488,7 @@ impl WaitLine {
     }
 }
 
-/// What a waiter was told since its last look.
+/// The messages to a waiter since it last took them, merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockHints {
     /// This waiter holds the lock, with this fence (0 for a permit).
@@ -504,8 +501,8 @@ pub(crate) struct LockHints {
     pub(crate) missed: bool,
     /// `missed`, because no messages arrived for a time.
     pub(crate) is_silent: bool,
-    /// What this waiter must do by the clock has changed: it has become the first of its lock in this process, or the
-    /// time to watch ends sooner.
+    /// This waiter's [`ClockRole`] has changed: it has become the first of its lock in this process, or the time to watch
+    /// ends sooner.
     pub(crate) first: bool,
 }
 
@@ -526,12 +523,12 @@ pub(crate) enum LockHint {
 
 #[derive(Debug)]
 struct RegisteredLockWaiter {
-    /// Its rank among all waiters that have registered.
+    /// Its number in the order of registration.
     number: u64,
     key: Arc<str>,
     token: Token,
     notified: Mutex<LockHints>,
-    /// Whether it was granted the lock, so that it need not be told to ask.
+    /// Whether it was granted the lock, so that it need not be notified to ask.
     granted: AtomicBool,
     /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
     /// answered.

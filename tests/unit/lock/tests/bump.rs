@@ -61,7 +61,7 @@ async fn a_bump_reports_a_lost_mutex_and_reacquires_it() {
     assert!(matches!(guard.bump().await, Err(LockError::NotHeld)));
 }
 
-/// A failed wait leaves a guard that holds nothing, and no place in the queue.
+/// A failed wait leaves a guard that holds nothing, and leaves the queue.
 #[tokio::test(start_paused = true)]
 async fn a_bump_that_times_out_holds_nothing() {
     let locks = Locks::in_memory();
@@ -85,7 +85,7 @@ async fn a_bump_that_times_out_holds_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bump_that_is_dropped_leaves_no_place_and_no_lock() {
+async fn a_bump_that_is_dropped_leaves_the_queue_and_no_lock() {
     let locks = Locks::in_memory();
     let a = mutex(&locks);
     let mut guard = locked(&a).await;

@@ -11,9 +11,9 @@ async fn ended<T>(waits: JoinHandle<Result<T, LockError>>) {
     assert!(matches!(refused, Err(LockError::Closed)), "{refused:?}");
 }
 
-/// A guard's connections outlive its locks, and so would places in the queue.
+/// A guard's connections outlive its locks, and so would positions in the queue.
 #[tokio::test(start_paused = true)]
-async fn closing_a_guards_locks_ends_their_waits_and_leaves_no_place() {
+async fn closing_a_guards_locks_ends_their_waits_and_empties_the_queue() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     let mut holder = locked(&mutex(&elsewhere)).await;
@@ -48,7 +48,7 @@ async fn closed_while_granted(locks: &Locks, elsewhere: &Locks) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_during_a_close_is_given_back() {
+async fn a_grant_during_a_close_is_released() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     closed_while_granted(&guard.locks(), &elsewhere).await;
@@ -57,7 +57,7 @@ async fn a_grant_during_a_close_is_given_back() {
 
 /// The connections end with the close, so a later release would be impossible.
 #[tokio::test(start_paused = true)]
-async fn a_grant_is_given_back_before_the_connections_end() {
+async fn a_grant_is_released_before_the_connections_end() {
     let store = MemoryStore::new();
     closed_while_granted(&Locks::new(store.clone()), &Locks::new(store)).await;
 }
@@ -77,10 +77,10 @@ async fn closing_ends_waits_on_a_memory_store() {
     ended(guards).await;
 }
 
-/// A place that stays in the queue would be granted the permit, and would block the waiters behind it for a
+/// A waiter that stays in the queue would be granted the permit, and would block the waiters behind it for a
 /// time to live.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_at_a_shutdown_leaves_no_place() {
+async fn a_waiter_at_a_shutdown_leaves_the_queue() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     let gate = |locks: &Locks| locks.semaphore("gate", 1).build().expect("valid");

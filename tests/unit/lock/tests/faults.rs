@@ -33,7 +33,7 @@ async fn refused(target: &Arc<Faulty>, terms: &WaitTerms) -> LockError {
 
 /// S1.23: the lock is granted and the answer lost. The same token asks again, and gets the lock.
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
+async fn a_lost_answer_is_requested_again_with_the_same_token() {
     for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
         let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Lost(kind)])]);
         let mut hold = held(&target).await;
@@ -62,9 +62,9 @@ async fn an_acquisition_without_an_answer_fails_and_is_released() {
 
 /// A TAKE that runs after its compensating FREE, because a connection broke between them.
 #[tokio::test(start_paused = true)]
-async fn a_straggling_take_is_released_too() {
-    let straggles = Fate::Straggles;
-    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[straggles, straggles])]);
+async fn a_take_that_runs_late_is_released_too() {
+    let runs_late = Fate::Straggles;
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[runs_late, runs_late])]);
     assert!(refused(&target, &TERMS).await.is_store());
     pass(ms(150)).await;
     assert!(target.is_locked().await, "the first release came before it");
@@ -72,7 +72,7 @@ async fn a_straggling_take_is_released_too() {
     assert!(!target.is_locked().await);
 
     // Also if the second TAKE was granted, and released before the first one ran.
-    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[straggles])]);
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[runs_late])]);
     let mut hold = held(&target).await;
     hold.free().await.expect("asks");
     pass(ms(150)).await;
@@ -92,7 +92,7 @@ async fn a_refusal_is_not_repeated_and_releases_nothing() {
     }
 }
 
-/// A connection that died silently is given up after two commands without an answer. A waiter that is in the
+/// A connection that died silently is abandoned after two commands without an answer. A waiter that is in the
 /// queue by then does not fail for that.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
@@ -119,7 +119,7 @@ async fn only_a_waiting_caller_waits_for_a_connection() {
 
 /// S1.24
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_too_late_is_given_back() {
+async fn a_grant_that_comes_too_late_is_released() {
     let late = ("take", &[Fate::Late(ms(300))] as &[_]);
     let target = Faulty::new(&Locks::in_memory(), ms(200), &[late]);
     let error = refused(&target, &TERMS).await;
@@ -219,17 +219,17 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
 /// then, even if the answer to the extension was lost.
 #[tokio::test(start_paused = true)]
 async fn a_background_release_is_retried_until_the_extended_lease_ends() {
-    for waiter in [true, false] {
-        let extend = if waiter { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
+    for is_answered in [true, false] {
+        let extend = if is_answered { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
         // With pauses of 20 to 100 ms, the failures last longer than the initial time to live.
         let down = [Fate::Fails(StoreErrorKind::Unavailable); 60];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[extend]), ("free", &down)]);
         let hold = held(&target).await;
-        assert_eq!(hold.hold_state.extend(Some(ms(3_600_000))).await.is_ok(), waiter);
+        assert_eq!(hold.hold_state.extend(Some(ms(3_600_000))).await.is_ok(), is_answered);
         drop(hold);
         pass(ms(7000)).await;
         assert_eq!(target.registry().background.count(), 0);
-        assert!(!target.is_locked().await, "heard: {waiter}");
+        assert!(!target.is_locked().await, "answered: {is_answered}");
     }
 }
 
@@ -265,7 +265,7 @@ async fn a_shutdown_waits_for_failing_releases_only_briefly() {
     }
 }
 
-/// A renewal in flight when the lock is given back does not run after the release.
+/// A renewal in flight when the lock is released does not run after the release.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_follows_a_release() {
     for dropped in [false, true] {
@@ -284,7 +284,7 @@ async fn no_renewal_follows_a_release() {
     }
 }
 
-/// A failed renewal is retried while there is time, and then the holder is told.
+/// A failed renewal is retried while there is time, and then the holder is notified.
 #[tokio::test(start_paused = true)]
 async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     let down = Fate::Fails(StoreErrorKind::Broken);
@@ -331,10 +331,10 @@ async fn a_timeout_in_a_late_command_is_a_timeout() {
     assert_eq!(took, ms(300));
 }
 
-/// The answer to a bump is lost. Asked again with the same tokens, the mutex has one holder at a time, and
-/// the bump ends with it.
+/// The answer to a bump is lost. The bump is repeated with the same tokens, so the mutex has one holder at a time,
+/// and the bump acquires it.
 #[tokio::test(start_paused = true)]
-async fn a_bump_without_an_answer_is_asked_again() {
+async fn a_bump_without_an_answer_is_repeated() {
     let locks = Locks::in_memory();
     let take = &[Fate::Late(ms(0)), Fate::Lost(StoreErrorKind::Broken)];
     let target = Faulty::new(&locks, ms(60_000), &[("take", take)]);

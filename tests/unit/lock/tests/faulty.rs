@@ -58,7 +58,7 @@ impl Faulty {
         command: &'static str,
         within: Duration,
         send: impl Future<Output = Result<T, StoreError>> + Send,
-        straggle: impl FnOnce() -> JoinHandle<()> + Send,
+        run_late: impl FnOnce() -> JoinHandle<()> + Send,
     ) -> Result<T, StoreError> {
         self.log.lock().expect("log").push((command, self.started.elapsed()));
         let fate = self
@@ -84,7 +84,7 @@ impl Faulty {
                 answer
             }
             Some(Fate::Straggles) => {
-                straggle();
+                run_late();
                 Err(StoreError::new(StoreErrorKind::Broken))
             }
         }
@@ -128,7 +128,7 @@ impl LockTarget for Faulty {
         queue: bool,
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
-        let straggle = || {
+        let run_late = || {
             let (registry, name) = (Arc::clone(&self.mutex.registry), self.mutex.name.clone());
             let (options, token) = (self.mutex.options.clone(), token.clone());
             let instead = instead.cloned();
@@ -139,7 +139,7 @@ impl LockTarget for Faulty {
                     .await;
             })
         };
-        self.run("take", within, self.mutex.take(token, instead, queue, within), straggle).await
+        self.run("take", within, self.mutex.take(token, instead, queue, within), run_late).await
     }
 
     async fn extend(

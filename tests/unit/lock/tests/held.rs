@@ -3,7 +3,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::lock::{Held, LockError};
 
-/// S1.24: less 1 % and 2 ms, counted from when the granting command was sent.
+/// S1.24: less 1 % and 2 ms, measured from when the granting command was sent.
 #[tokio::test(start_paused = true)]
 async fn remaining_counts_from_the_grant_and_keeps_the_drift_back() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -79,8 +79,8 @@ async fn an_extension_has_the_bounds_of_a_time_to_live() {
         let mutex = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(auto_renew));
         let mut guard = locked(&mutex).await;
         match guard.extend(ms(least - 1)).await {
-            Err(error @ LockError::InvalidOption { option: hints, .. }) => {
-                assert_eq!(hints, option);
+            Err(error @ LockError::InvalidOption { option: refused, .. }) => {
+                assert_eq!(refused, option);
                 assert!(error.to_string().ends_with(&format!("choose at least {least}ms")), "{error}");
             }
             other => panic!("{other:?}"),
@@ -153,7 +153,7 @@ async fn auto_renew_continues_with_the_extended_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_is_refused_tells_the_holder() {
+async fn a_renewal_that_is_refused_notifies_the_holder() {
     let locks = Locks::in_memory();
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(900)).auto_renew(true)), mutex(&locks));
     let guard = locked(&a).await;
@@ -170,19 +170,19 @@ async fn a_renewal_that_is_refused_tells_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_listeners_are_told() {
+async fn all_listeners_are_notified() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     let guard = locked(&a).await;
-    let mut hints = Vec::new();
+    let mut listeners = Vec::new();
     for _ in 0..3 {
-        hints.push(waiting(guard.lost()).await);
-        hints.push(waiting(guard.expired()).await);
+        listeners.push(waiting(guard.lost()).await);
+        listeners.push(waiting(guard.expired()).await);
     }
     // A listener that was dropped consumes no message.
     waiting(guard.lost()).await.abort();
     b.force_unlock().await.expect("asks");
-    for hints in hints {
-        timeout(ms(1), hints).await.expect("at once").expect("no panic");
+    for listener in listeners {
+        timeout(ms(1), listener).await.expect("at once").expect("no panic");
     }
 }

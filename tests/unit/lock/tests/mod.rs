@@ -1,4 +1,4 @@
-//! The toolkit on a memory store, with a paused clock: times are exact.
+//! The locks on a memory store, with a paused clock: times are exact.
 
 mod api;
 mod bump;

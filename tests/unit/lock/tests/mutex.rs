@@ -164,21 +164,21 @@ async fn an_error_of_the_work_is_its_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn force_unlock_hands_it_on_and_tells_the_holder() {
+async fn force_unlock_hands_it_on_and_notifies_the_holder() {
     let locks = Locks::in_memory();
     let (a, b, c) = (mutex(&locks), mutex(&locks), mutex(&locks));
     assert!(!c.force_unlock().await.expect("asks"));
     let mut guard = locked(&a).await;
-    let (tell, hints) = oneshot::channel();
+    let (notify, notified) = oneshot::channel();
     let lost = guard.lost();
     tokio::spawn(async move {
         lost.await;
-        let _ = tell.send(());
+        let _ = notify.send(());
     });
     let next = waiting(async move { b.lock().await }).await;
     assert!(c.force_unlock().await.expect("asks"));
     let next = next.await.expect("no panic").expect("handed over");
-    hints.await.expect("told");
+    notified.await.expect("notified");
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
     assert!(!guard.extend(ms(1000)).await.expect("asks"));
     assert!(!guard.unlock().await.expect("asks"));

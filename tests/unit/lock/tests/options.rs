@@ -87,7 +87,7 @@ fn settings_that_contradict_each_other_are_refused() {
     }
 }
 
-/// The whole time would be kept back for the drift of clocks.
+/// The whole time would be reserved for clock drift.
 #[tokio::test(start_paused = true)]
 async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     let locks = Locks::in_memory();
@@ -163,8 +163,8 @@ async fn debug_shows_neither_tokens_nor_names() {
     let semaphore = Semaphore::new(&locks, "secret", 1).expect("valid");
     let permit = semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").expect("free");
     let holders = semaphore.holders().await.expect("asks");
-    let shown = format!("{mutex:?} {guard:?} {semaphore:?} {permit:?} {holders:?} {locks:?}");
+    let debug_text = format!("{mutex:?} {guard:?} {semaphore:?} {permit:?} {holders:?} {locks:?}");
     for hidden in ["secret", guard.token(), permit.token()] {
-        assert!(!shown.contains(hidden), "{shown}");
+        assert!(!debug_text.contains(hidden), "{debug_text}");
     }
 }

@@ -1,5 +1,5 @@
 //! Waiters that are not polled: each delays the others by its time to live and a moment, and polled waiters
-//! send no more commands than without it.
+//! send no more commands than without them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ async fn a_silent_waiter_for_a_permit_costs_its_lease_and_a_moment() {
     assert!((2 * TTL..=2 * (TTL + MOMENT)).contains(&took), "{took:?}");
 }
 
-/// The silent waiter is the first, and only the first is told. The others sleep until a time that is far off,
-/// or never comes.
+/// Only the first waiter is notified, and it is silent. The others sleep until a time that is far off, or never
+/// comes.
 #[tokio::test(start_paused = true)]
 async fn a_message_to_a_silent_waiter_reaches_the_next() {
     let hour = Duration::from_secs(3600);
@@ -129,13 +129,13 @@ async fn a_message_to_a_silent_waiter_reaches_the_next() {
             None => builder.non_expiring(),
         });
         let mut holder = locked(&holder).await;
-        let status_only = patient(&locks, ms(200));
-        let status_only = waiting(async move { std::mem::forget(locked(&status_only).await) }).await;
+        let short_holder = patient(&locks, ms(200));
+        let short_holder = waiting(async move { std::mem::forget(locked(&short_holder).await) }).await;
         let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
         let next = waits(&locks).await;
         pass(ms(5000)).await;
         assert!(holder.unlock().await.expect("asks"));
-        status_only.await.expect("handed over");
+        short_holder.await.expect("handed over");
         let (took, _) = granted(next).await;
         assert!((ms(200) + 2 * TTL..=ms(200) + 2 * (TTL + MOMENT)).contains(&took), "{took:?}");
     }

@@ -51,7 +51,7 @@ async fn a_dead_holder_is_waited_for_until_its_time_is_over() {
 
 /// Of all waiters of a process only the first watches the clock.
 #[tokio::test(start_paused = true)]
-async fn the_next_waiter_watches_when_the_first_has_gone() {
+async fn the_next_waiter_watches_when_the_first_has_left() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(1000)));
     std::mem::forget(locked(&a).await);
@@ -66,7 +66,7 @@ async fn the_next_waiter_watches_when_the_first_has_gone() {
 
 /// S0.19, S1.13, S3.1
 #[tokio::test(start_paused = true)]
-async fn the_acquire_timeout_is_exact_and_leaves_no_place_in_the_queue() {
+async fn the_acquire_timeout_is_exact_and_leaves_the_queue() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), with(&locks, |builder| builder.acquire_timeout(ms(300))));
     let mut guard = locked(&a).await;
@@ -79,7 +79,7 @@ async fn the_acquire_timeout_is_exact_and_leaves_no_place_in_the_queue() {
     );
     assert!(error.is_busy() && !error.is_store() && !b.is_held());
     settle().await;
-    // If the grant went to an abandoned place, the mutex would stay locked.
+    // If the grant went to the waiter that timed out, the mutex would stay locked.
     guard.unlock().await.expect("asks");
     assert!(!a.is_locked().await.expect("asks"));
     let ten = mutex(&locks);
@@ -113,7 +113,7 @@ async fn a_timeout_without_end_waits_for_ever() {
 
 /// S1.5, S1.6, S1.7, S1.14
 #[tokio::test(start_paused = true)]
-async fn retries_are_counted_and_no_pause_follows_the_last() {
+async fn retries_are_limited_and_no_pause_follows_the_last() {
     let locks = Locks::in_memory();
     let _guard = locked(&mutex(&locks)).await;
     for (retries, took) in [(0, 0), (3, 30), (10, 100)] {
@@ -128,8 +128,8 @@ async fn retries_are_counted_and_no_pause_follows_the_last() {
     let notified = with(&locks, |builder| builder.retries(0));
     let (passed, error) = timed(notified.lock()).await;
     assert!(matches!(error, Err(LockError::TooManyAttempts { attempts: 1 })) && passed == ms(0));
-    let tried = timed(with(&locks, |builder| builder.wait(poll(ms(10)))).try_lock()).await;
-    assert!(tried.0 == ms(0) && tried.1.expect("asks").is_none());
+    let single = timed(with(&locks, |builder| builder.wait(poll(ms(10)))).try_lock()).await;
+    assert!(single.0 == ms(0) && single.1.expect("asks").is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,12 +199,12 @@ async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     let mut holder = locked(&mutex(&locks)).await;
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
     let _polls = waiting(async move { polls.lock().await.map(drop) }).await;
-    let status_only = with(&locks, |builder| builder.ttl(ms(500)));
-    let status_only = waiting(async move { status_only.lock().await.map(std::mem::forget) }).await;
+    let short_holder = with(&locks, |builder| builder.ttl(ms(500)));
+    let short_holder = waiting(async move { short_holder.lock().await.map(std::mem::forget) }).await;
     let last = mutex(&locks);
     let last = waiting(timed(async move { last.lock().await.map(drop) })).await;
     holder.unlock().await.expect("asks");
-    status_only.await.expect("no panic").expect("handed over");
+    short_holder.await.expect("no panic").expect("handed over");
     let (took, last) = last.await.expect("no panic");
     last.expect("it is free");
     assert!((ms(500)..=ms(510)).contains(&took), "{took:?}");
@@ -212,7 +212,7 @@ async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
 
 /// S4.15 for mutexes, at each moment of a wait.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
+async fn a_waiter_dropped_at_any_moment_leaves_the_queue() {
     for queued_before in [false, true] {
         for dropped_after in [ms(0), ms(50), ms(100)] {
             let locks = Locks::in_memory();
@@ -250,7 +250,7 @@ async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
 
 /// A paused process reads its grant after the lease has ended and another was granted.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_read_too_late_is_not_believed() {
+async fn a_grant_that_is_read_too_late_is_not_used() {
     for ttl in [Some(ms(1000)), None] {
         let locks = Locks::in_memory();
         let mut guard = locked(&mutex(&locks)).await;

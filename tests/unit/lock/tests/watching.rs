@@ -22,12 +22,12 @@ fn about(took: Duration, expected: Duration) -> bool {
     (expected..=expected + ms(20)).contains(&took)
 }
 
-/// The next holder has a shorter lease, and dies; of the two waiters behind it the first is dropped `after`
-/// that was announced. Returns how long the last one waits.
+/// The next holder has a shorter lease, and dies. Of the two waiters behind it, the first is dropped this long `after`
+/// the announcement of that lease. Returns how long the last one waits.
 async fn the_first_leaves(after: Duration) -> Duration {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
-    let status_only = dies_with_it(patient(&locks, ms(500))).await;
+    let short_holder = dies_with_it(patient(&locks, ms(500))).await;
     let first = waits(patient(&locks, LONG)).await;
     let last = waits(patient(&locks, LONG)).await;
     holder.unlock().await.expect("asks");
@@ -35,27 +35,27 @@ async fn the_first_leaves(after: Duration) -> Duration {
         pass(after).await;
     }
     first.abort();
-    status_only.await.expect("handed over");
+    short_holder.await.expect("handed over");
     last.await.expect("it is free")
 }
 
-/// The first waiter has asked for the end of the lease.
+/// The first waiter has requested the end of the lease.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_a_waiter_outlives_it() {
     let took = the_first_leaves(ms(100)).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// The first waiter has not asked yet.
+/// The first waiter has not requested it yet.
 #[tokio::test(start_paused = true)]
 async fn a_message_to_a_waiter_outlives_it() {
     let took = the_first_leaves(Duration::ZERO).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// A holder with hours left frees the lock. The first waiter is told about the next holder; the one after
-/// that, with a lease that is not shorter, is not announced. It was the first waiter before, and must not
-/// sleep until the time that the waiters behind it learnt when they asked.
+/// A holder with hours left frees the lock. The first waiter is notified of the next holder; the holder after
+/// that, with a lease that is not shorter, is not announced. It was the first waiter until then. The waiter behind
+/// it becomes the first, and must not sleep until the end that it learnt when it queued.
 #[tokio::test(start_paused = true)]
 async fn a_new_first_waiter_does_not_sleep_on_an_outdated_time() {
     let locks = Locks::in_memory();

@@ -22,11 +22,12 @@ enum Then {
 /// When an idle connection is checked.
 const SOON: Duration = Duration::from_millis(20);
 
-/// A server that does this on its first connection and answers on all others. The receiver has the number of checks.
+/// A server that behaves like `then` on its first connection and answers on all others. The receiver has the number of
+/// checks that the server has received.
 async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
-    let (looks, looked) = watch::channel(0);
+    let (looks, look_count) = watch::channel(0);
     tokio::spawn(async move {
         let mut first = true;
         while let Ok((mut socket, _)) = listener.accept().await {
@@ -56,7 +57,7 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
             });
         }
     });
-    (url, looked)
+    (url, look_count)
 }
 
 async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
@@ -70,7 +71,7 @@ async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
 
 /// Without any command being sent, the connection is replaced.
 async fn is_replaced(then: Then) {
-    let (url, _looked) = server(then).await;
+    let (url, _look_count) = server(then).await;
     let supervisor = supervisor(&url, SOON).await;
     let mut generations = supervisor.generations();
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
@@ -90,27 +91,27 @@ async fn a_connection_that_dies_in_silence_while_idle_is_replaced_before_it_is_n
 
 #[tokio::test]
 async fn a_used_connection_is_not_checked() {
-    let (url, mut looked) = server(Then::Answers).await;
+    let (url, mut look_count) = server(Then::Answers).await;
     let supervisor = supervisor(&url, SOON).await;
-    // It counts as idle; the first check is the one while connecting.
-    looked.wait_for(|looks| *looks >= 3).await.expect("the server lives");
+    // The connection counts as idle; the first check is the one while connecting.
+    look_count.wait_for(|looks| *looks >= 3).await.expect("the server lives");
     let used = async {
-        let before = *looked.borrow();
+        let before = *look_count.borrow();
         for _ in 0..40 {
             supervisor.silence.answered(None);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        *looked.borrow() - before
+        *look_count.borrow() - before
     };
     let looks = used.await;
     assert!(looks <= 6, "{looks} looks, of ten that an idle one has");
     assert!(supervisor.down().is_none());
 }
 
-/// With little traffic, each lost command would count as a single slow one.
+/// Otherwise, with little traffic, each lost command would count as a single slow one.
 #[tokio::test]
 async fn a_lost_command_causes_a_check_of_the_connection() {
-    let (url, _looked) = server(Then::Hangs).await;
+    let (url, _look_count) = server(Then::Hangs).await;
     let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
     let mut generations = supervisor.generations();
     let generation = *generations.borrow_and_update();
@@ -119,8 +120,8 @@ async fn a_lost_command_causes_a_check_of_the_connection() {
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
 
-/// The first attempt hangs for half a second. Each request during that time waited for it until its own budget had
-/// passed: five requests, one after another.
+/// Regression: the first attempt hangs for half a second. Each of five requests, one after another, waited for it during its
+/// whole budget.
 #[tokio::test]
 async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
     // The kernel accepts the connection, and no server answers.
@@ -165,7 +166,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     };
     let why = timeout(Duration::from_secs(10), left).await.expect("it is read from for ever");
     assert!(reason(&why).contains("replica"), "{why:?}");
-    // It is not taken for the primary again until it is.
+    // It does not count as the primary again until it is.
     let mut looks = supervisor.generations();
     for _ in 0..3 {
         looks.changed().await.expect("the supervisor lives");
@@ -175,9 +176,9 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     supervisor.until_up().await.expect("it is the primary again");
 }
 
-/// A user without the right to ROLE keeps the connection, and the guard does not ask again.
+/// Without the right to ROLE, the connection stays open, and the guard does not send ROLE again.
 #[tokio::test]
-async fn a_server_that_refuses_role_is_asked_once() {
+async fn role_is_not_sent_again_to_a_server_that_refuses_it() {
     let server = RedisServer::start();
     let client = Client::open(server.minimal_user()).expect("an address");
     let mut connector = Connector::new(&client, Duration::from_secs(1));
@@ -190,25 +191,25 @@ async fn a_server_that_refuses_role_is_asked_once() {
         stats.lines().find_map(calls).unwrap_or(0)
     };
     let before = looks();
-    let looked = async {
+    let five_checks = async {
         while looks() < before + 5 {
             tokio::time::sleep(SOON).await;
         }
     };
-    timeout(Duration::from_secs(10), looked).await.expect("it is looked at");
-    // It does not ask on another connection either.
+    timeout(Duration::from_secs(10), five_checks).await.expect("it is checked");
+    // The guard does not send it on another connection either.
     let mut looks = supervisor.generations();
     server.kill_clients();
     looks.changed().await.expect("the supervisor lives");
     supervisor.until_up().await.expect("connects again");
     let stats: String = server.run(&["INFO", "commandstats"]);
-    let refused = stats.lines().find(|line| line.starts_with("cmdstat_role")).expect("it was asked");
+    let refused = stats.lines().find(|line| line.starts_with("cmdstat_role")).expect("it was sent");
     assert!(refused.contains("rejected_calls=1,"), "{refused}");
     assert!(supervisor.down().is_none());
 }
 
-/// A server that closes its connections at their first GET, as many as `breaks`, and answers nil on the later ones. Returns its URL
-/// and how many GETs it has received.
+/// A server that closes a connection at its first GET, for the first `breaks` connections, and answers nil on later ones.
+/// Returns its URL and how many GETs it has received.
 async fn breaking_server(breaks: usize) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
@@ -251,10 +252,10 @@ async fn patient_supervisor(url: &str) -> Arc<Supervisor> {
     supervisor
 }
 
-/// The next caller noticed it: its hit was lost, and its load ran without the fleet.
+/// Regression: the next command noticed the cut. Its caller lost the hit, and its load ran without the fleet.
 #[tokio::test]
 async fn a_connection_that_is_cut_while_idle_is_replaced_without_a_command_or_a_check() {
-    let (url, _looked) = server(Then::Closes).await;
+    let (url, _look_count) = server(Then::Closes).await;
     let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
     let mut generations = supervisor.generations();
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
@@ -272,7 +273,7 @@ async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
     }
 }
 
-/// It may have run; its caller decides. The next command does not pay for the break.
+/// The command may have run, so its caller decides. The next command waits for the new connection.
 #[tokio::test]
 async fn a_command_that_may_not_run_twice_is_not_repeated() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();

@@ -1,5 +1,5 @@
-//! Steps with queues of thousands: each script call passes a bounded number of places, and steps between two calls tell
-//! each waiter neither too much nor too little.
+//! Steps on queues with thousands of waiters: each script call handles a bounded number of queue entries, and with other
+//! steps between two calls, each waiter is still notified of its lease's end, and of no other.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::store::contract::support::redis_server::RedisServer;
 
 const NAME: &str = "ns:k";
 const LEASE: Duration = Duration::from_secs(60);
-/// More places than one call takes, and not a multiple of that.
-const CROWD: usize = 1_234;
+/// More waiters than one call handles, and not a multiple of that.
+const WAITERS: usize = 1_234;
 
 /// A server, and steps that run one script call at a time.
 struct Steps {
@@ -64,7 +64,7 @@ impl Steps {
         Cmd::lrange(format!("sg1:q:{{{NAME}}}"), 0, -1).query(&mut self.conn).expect("a list")
     }
 
-    /// How many calls of this command the server has counted.
+    /// How many calls of this command the server reports.
     fn calls(&self, command: &str) -> usize {
         let stats: String = self.server.run(&["INFO", "commandstats"]);
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -78,91 +78,92 @@ fn token() -> Token {
 }
 
 #[test]
-fn a_release_tells_a_long_queue_in_pieces_and_each_process_once() {
+fn a_release_notifies_a_long_queue_in_parts_and_each_process_once() {
     let mut steps = Steps::new();
     let holder = token();
     assert_eq!(steps.acquire(&holder), 3);
-    for number in 0..CROWD {
+    for number in 0..WAITERS {
         steps.waits(number);
     }
-    let (mut calls, mut told) = (1, Vec::new());
-    assert_eq!(steps.release(&holder), 11, "it has not told all of them");
-    told.push(steps.calls("publish"));
+    let (mut calls, mut notified) = (1, Vec::new());
+    assert_eq!(steps.release(&holder), 11, "it has not notified all of them");
+    notified.push(steps.calls("publish"));
     while steps.goes_on(&holder) == 11 {
-        told.push(steps.calls("publish") - told.iter().sum::<usize>());
+        notified.push(steps.calls("publish") - notified.iter().sum::<usize>());
         calls += 1;
         assert!(calls < 100);
     }
-    assert!(told.iter().all(|told| *told <= 500), "{told:?}");
-    assert_eq!(steps.calls("publish"), CROWD);
-    assert_eq!(steps.queue(), Vec::<String>::new(), "the fence has gone with them");
+    assert!(notified.iter().all(|count| *count <= 500), "{notified:?}");
+    assert_eq!(steps.calls("publish"), WAITERS);
+    assert_eq!(steps.queue(), Vec::<String>::new(), "the fence was removed with them");
 }
 
 #[test]
-fn a_waiter_of_the_next_lease_is_not_told_of_the_earlier_release() {
+fn a_waiter_of_the_next_lease_is_not_notified_of_the_earlier_release() {
     let mut steps = Steps::new();
     let (holder, next) = (token(), token());
     assert_eq!(steps.acquire(&holder), 3);
-    for number in 0..CROWD {
+    for number in 0..WAITERS {
         steps.waits(number);
     }
     assert_eq!(steps.release(&holder), 11);
     assert_eq!(steps.acquire(&next), 3);
-    let later: BTreeSet<String> = (0..CROWD).map(|number| steps.waits(number).as_str().to_owned()).collect();
+    let later: BTreeSet<String> =
+        (0..WAITERS).map(|number| steps.waits(number).as_str().to_owned()).collect();
     while steps.goes_on(&holder) == 11 {}
     assert_eq!(steps.queue().into_iter().collect::<BTreeSet<_>>(), later);
-    assert_eq!(steps.calls("publish"), CROWD);
-    // The other way round: the later end tells the waiters that the client of the earlier one has left untold.
+    assert_eq!(steps.calls("publish"), WAITERS);
+    // The end of the later lease notifies its own waiters.
     assert_eq!(steps.release(&next), 11);
     while steps.goes_on(&next) == 11 {}
-    assert_eq!(steps.calls("publish"), 2 * CROWD);
+    assert_eq!(steps.calls("publish"), 2 * WAITERS);
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// The client was killed after its first call. A waiter that was not told asks again when the lease would have ended, and
-/// the end of the next holder's lease tells all others.
+/// The client was killed after its first call. A waiter that was not notified retries when the lease would have ended, and
+/// the end of the next holder's lease notifies all others.
 #[test]
-fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_release() {
+fn waiters_that_a_dead_client_has_not_notified_are_notified_by_the_next_release() {
     let mut steps = Steps::new();
     let (holder, next) = (token(), token());
     assert_eq!(steps.acquire(&holder), 3);
-    let waiters: Vec<_> = (0..CROWD).map(|number| steps.waits(number)).collect();
+    let waiters: Vec<_> = (0..WAITERS).map(|number| steps.waits(number)).collect();
     assert_eq!(steps.release(&holder), 11);
-    let untold = &waiters[CROWD - 1];
-    assert_eq!(steps.acquire(untold), 3, "the lease was free all the time");
-    assert_eq!(steps.release(untold), 11);
-    while steps.goes_on(untold) == 11 {}
-    // The waiter that asked is not told of its own end.
-    assert_eq!(steps.calls("publish"), CROWD - 1);
+    let retrying = &waiters[WAITERS - 1];
+    assert_eq!(steps.acquire(retrying), 3, "the lease was free all the time");
+    assert_eq!(steps.release(retrying), 11);
+    while steps.goes_on(retrying) == 11 {}
+    // The waiter that retried is not notified of the end of its own lease.
+    assert_eq!(steps.calls("publish"), WAITERS - 1);
     assert_eq!(steps.queue(), Vec::<String>::new());
-    assert_eq!(steps.goes_on(&holder), 1, "its fence has gone");
+    assert_eq!(steps.goes_on(&holder), 1, "its fence was removed");
     assert_eq!(steps.acquire(&next), 3);
 }
 
 #[test]
-fn an_invalidation_tells_a_long_queue_in_pieces() {
+fn an_invalidation_notifies_a_long_queue_in_parts() {
     let mut steps = Steps::new();
     let (holder, fence) = (token(), Token::mint(uuid::Uuid::nil()));
     assert_eq!(steps.acquire(&holder), 3);
-    for number in 0..CROWD {
+    for number in 0..WAITERS {
         steps.waits(number);
     }
     assert_eq!(steps.run::<i64>(&scripts::INVALIDATE, &["1", "", "", fence.as_str(), "0"]), 11);
-    assert_eq!(steps.acquire(&token()), 3, "the lease has gone with the first call");
+    assert_eq!(steps.acquire(&token()), 3, "the first call has ended the lease");
     while steps.run::<i64>(&scripts::WAKE_REST, &[fence.as_str(), "x"]) == 11 {}
-    assert_eq!(steps.calls("publish"), CROWD + 1, "the holder, too");
+    assert_eq!(steps.calls("publish"), WAITERS + 1, "the holder, too");
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// 10,000 places of ten dead processes: one call tries each process once, and does not pass all places.
+/// 10,000 queue entries of ten dead processes: one call notifies each process once, and does not handle all entries.
 #[test]
-fn a_hand_over_tries_a_dead_process_once_in_a_call() {
+fn a_hand_over_notifies_a_dead_process_once_in_a_call() {
     let mut steps = Steps::new();
     let (holder, nodes) = (token(), [(); 10].map(|()| uuid::Uuid::new_v4()));
     assert_eq!(steps.acquire(&holder), 3);
-    let places: Vec<_> =
-        (0..10_000).map(|place| Token::mint(nodes[place % 10]).as_str().to_owned()).collect();
-    Cmd::rpush(format!("sg1:q:{{{NAME}}}"), places).exec(&mut steps.conn).expect("laid");
+    let waiters: Vec<_> =
+        (0..10_000).map(|number| Token::mint(nodes[number % 10]).as_str().to_owned()).collect();
+    Cmd::rpush(format!("sg1:q:{{{NAME}}}"), waiters).exec(&mut steps.conn).expect("laid");
     let lease = LEASE.as_millis().to_string();
     let hand_over = [holder.as_str(), &lease, "0", "0"];
     let mut calls = 1;
@@ -172,8 +173,8 @@ fn a_hand_over_tries_a_dead_process_once_in_a_call() {
         calls += 1;
     }
     assert!((2..10).contains(&calls), "{calls}");
-    let told = steps.calls("publish");
-    assert!((10..=10 * calls).contains(&told), "{told} in {calls}");
+    let notified = steps.calls("publish");
+    assert!((10..=10 * calls).contains(&notified), "{notified} in {calls}");
     assert_eq!(steps.acquire(&token()), 3, "it is free");
 }
 
@@ -182,7 +183,7 @@ fn a_hand_over_past_many_dead_processes_continues_where_it_stopped() {
     let mut steps = Steps::new();
     let (holder, lease) = (token(), LEASE.as_millis().to_string());
     assert_eq!(steps.acquire(&holder), 3);
-    for number in 0..CROWD {
+    for number in 0..WAITERS {
         steps.waits(number);
     }
     let mut calls = 1;
@@ -191,5 +192,5 @@ fn a_hand_over_past_many_dead_processes_continues_where_it_stopped() {
         calls += 1;
     }
     assert!(calls > 2, "{calls}");
-    assert_eq!(steps.calls("publish"), CROWD, "each of them once");
+    assert_eq!(steps.calls("publish"), WAITERS, "each of them once");
 }

@@ -5,15 +5,15 @@ use super::*;
 use crate::health::{Severity, Topology};
 use redis::Value;
 
-/// The commands that the scripts of these files call, by their lines `-- calls:`.
-fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {
+/// The commands that the selected scripts call, by their lines `-- calls:`.
+fn called(is_selected: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
     let mut calls = BTreeSet::new();
     for file in std::fs::read_dir(folder).expect("the scripts") {
         let path = file.expect("an entry").path();
         let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
         let script = std::fs::read_to_string(&path).expect("a script");
-        if ours(&name) {
+        if is_selected(&name) {
             let line =
                 script.lines().find_map(|line| line.strip_prefix("-- calls:")).expect("says what it calls");
             calls.extend(line.split_whitespace().map(str::to_uppercase));
@@ -34,10 +34,10 @@ fn the_doctor_tries_every_command_that_a_script_calls() {
 }
 
 #[test]
-fn the_commands_of_locks_are_told_from_those_of_the_guard() {
+fn locks_only_lists_the_commands_that_only_scripts_of_locks_call() {
     let mut guard = called(|script| script != "doctor" && !is_of_locks(script));
-    // Scripts of the guard call these too, but the guard works without them. Without TIME, an insertion or an acquire has no latest
-    // moment at which it may run. Without LREM, a leaving waiter keeps its place in the queue.
+    // Scripts of the guard call these too, but the guard works without them. Without TIME, an insertion or an acquire has no
+    // latest moment at which it may run. Without LREM, a leaving waiter retains its position in the queue.
     for optional in ["TIME", "LREM"] {
         assert!(guard.remove(optional), "{optional}");
     }
@@ -47,7 +47,7 @@ fn the_commands_of_locks_are_told_from_those_of_the_guard() {
 }
 
 #[test]
-fn the_commands_of_volumes_are_told_from_those_of_the_guard() {
+fn copies_only_lists_the_commands_that_only_scripts_of_volumes_call() {
     let volumes = ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag"];
     let is_of_volumes = |script: &str| volumes.contains(&script);
     // INVALIDATE announces, too.
@@ -56,7 +56,8 @@ fn the_commands_of_volumes_are_told_from_those_of_the_guard() {
     assert_eq!(only, COPIES_ONLY);
 }
 
-/// RTT 60 ms, a command of 100 ms, a budget of 100 ms: nothing was ever stored, and the report found no problem.
+/// With a round trip of 60 ms, and 100 ms for a command and as the budget, nothing is ever stored. The report once found
+/// no problem.
 #[test]
 fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
     let ms = Duration::from_millis;
@@ -104,7 +105,7 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     assert_eq!(worst(super::server::of_greeting(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
-/// Values of INFO that a test's server cannot be brought to in time.
+/// A test's server cannot be made to report these values of INFO in time.
 #[test]
 fn failing_persistence_and_replicas_are_reported() {
     let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";

@@ -6,7 +6,7 @@ use crate::store::redis::RedisStore;
 use crate::store::{Store as _, Token};
 
 #[test]
-fn existing_flags_are_kept() {
+fn existing_flags_are_retained() {
     assert_eq!(merged("").as_deref(), Some("Kgxe"));
     assert_eq!(merged("AKE"), None);
     assert_eq!(merged("AE").as_deref(), Some("AEK"));

@@ -1,4 +1,4 @@
-//! When the provider is asked, with the clock under the test's control.
+//! When the provider is called, with the clock under the test's control.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(6);
 /// A provider that counts its calls.
 #[derive(Clone, Default)]
 struct Source {
-    asked: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
     /// How many of the calls, from the second on, fail.
     fails: usize,
     /// For credentials without an end.
@@ -36,16 +36,16 @@ impl Source {
     }
 
     fn give(&self) -> Result<Credentials, String> {
-        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         if (2..2 + self.fails).contains(&number) {
             return Err(format!("no token today, for the time {number}"));
         }
-        let given = Credentials::new("guard", format!("secret-{number}"));
-        Ok(if self.endless { given } else { given.valid_for(LIFE) })
+        let credentials = Credentials::new("guard", format!("secret-{number}"));
+        Ok(if self.endless { credentials } else { credentials.valid_for(LIFE) })
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
     }
 }
 
@@ -70,7 +70,7 @@ async fn credentials_are_renewed_before_they_end_once_for_all_connections() {
     let source = Source::default();
     let login = source.login();
     let both = tokio::join!(present(&login), present(&login));
-    assert_eq!((password(&both.0), password(&both.1), source.asked()), ("secret-1", "secret-1", 1));
+    assert_eq!((password(&both.0), password(&both.1), source.calls()), ("secret-1", "secret-1", 1));
     let began = Instant::now();
     let open =
         [login.clone(), login.clone()].map(|login| tokio::spawn(async move { login.later_than(1).await }));
@@ -79,11 +79,11 @@ async fn credentials_are_renewed_before_they_end_once_for_all_connections() {
     }
     let part = began.elapsed().as_secs_f64() / LIFE.as_secs_f64();
     assert!((0.65..=0.81).contains(&part), "{part}");
-    assert_eq!((password(&present(&login).await), source.asked(), login.failures()), ("secret-2", 2, 0));
+    assert_eq!((password(&present(&login).await), source.calls(), login.failures()), ("secret-2", 2, 0));
     assert_eq!(login.user().as_deref(), Some("guard"));
 }
 
-/// Processes that have started together must not ask together.
+/// Processes that have started together must not call the provider together.
 #[tokio::test(start_paused = true)]
 async fn the_moment_of_renewal_differs_between_processes() {
     let mut moments = Vec::new();
@@ -103,10 +103,10 @@ async fn while_the_provider_fails_the_present_credentials_are_used_until_they_en
     present(&login).await;
     let began = Instant::now();
     assert!(timeout(LIFE, login.later_than(1)).await.is_err(), "there are no later ones");
-    let asked = source.asked();
+    let calls = source.calls();
     // 35 seconds at most, with pauses of up to five seconds.
-    assert!((6..60).contains(&asked), "{asked}");
-    assert_eq!(login.failures(), asked as u64 - 1);
+    assert!((6..60).contains(&calls), "{calls}");
+    assert_eq!(login.failures(), calls as u64 - 1);
     assert_eq!(began.elapsed(), LIFE);
     let error = login.present().await.map(drop).expect_err("the old ones have ended");
     assert!(is_not_provided(&error), "{error}");
@@ -136,18 +136,18 @@ async fn refused_credentials_are_replaced_with_growing_pauses() {
         login.refused(issue.number);
         issue = login.later_than(issue.number).await;
     }
-    let asked = source.asked();
-    // 2.5 seconds apart on average: no storm of calls.
-    assert!((10..80).contains(&asked), "{asked}");
-    assert_eq!(login.failures(), asked as u64 - 1, "each is refused once");
+    let calls = source.calls();
+    // One call every 2.5 seconds on average: no storm of calls.
+    assert!((10..80).contains(&calls), "{calls}");
+    assert_eq!(login.failures(), calls as u64 - 1, "each is refused once");
     let before = issue.number - 1;
     login.refused(before);
     assert_eq!(password(&present(&login).await), password(&issue), "the refusal of older ones says nothing");
 }
 
-/// As where the server's clock is behind the provider's, or the token has not reached the server yet.
+/// This happens if the server's clock is behind the provider's, or the token has not reached the server yet.
 #[tokio::test(start_paused = true)]
-async fn while_the_latest_are_refused_new_connections_take_those_before_until_they_end() {
+async fn while_the_latest_credentials_are_refused_new_connections_use_the_previous_ones_until_they_end() {
     let source = Source::default();
     let login = source.login();
     let first = present(&login).await;
@@ -159,14 +159,14 @@ async fn while_the_latest_are_refused_new_connections_take_those_before_until_th
     let third = timeout(LAST_PAUSE, login.later_than(first.number)).await.expect("asked again soon");
     login.refused(third.number);
     assert_eq!(password(&present(&login).await), "secret-1", "those between were refused");
-    assert_eq!((source.asked(), login.failures()), (3, 2));
+    assert_eq!((source.calls(), login.failures()), (3, 2));
     advance(LIFE).await;
     assert_eq!(password(&present(&login).await), "secret-4", "they have ended");
 }
 
-/// As after a restart of a server that forgets its users.
+/// This happens after a restart of a server that does not persist its users.
 #[tokio::test(start_paused = true)]
-async fn if_those_before_are_refused_too_the_provider_is_asked() {
+async fn if_the_previous_credentials_are_refused_too_the_provider_is_called() {
     let source = Source::default();
     let login = source.login();
     let first = present(&login).await;
@@ -180,7 +180,7 @@ async fn if_those_before_are_refused_too_the_provider_is_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn credentials_without_an_end_are_asked_for_with_each_connection() {
+async fn credentials_without_an_end_are_requested_for_each_connection() {
     let source = Source { endless: true, fails: 1, ..Source::default() };
     let login = source.login();
     assert_eq!(password(&present(&login).await), "secret-1");
@@ -189,7 +189,7 @@ async fn credentials_without_an_end_are_asked_for_with_each_connection() {
     sleep(LIFE).await;
     assert_eq!(password(&present(&login).await), "secret-3");
     assert_eq!(password(&login.later_than(1).await), "secret-3", "it has changed");
-    assert_eq!(source.asked(), 3);
+    assert_eq!(source.calls(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,13 +205,13 @@ async fn a_password_that_has_not_changed_is_no_reason_to_log_in_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_gives_up_does_not_cancel_the_call() {
-    let (asked, goes_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (calls, goes_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let provider = CredentialsProvider::new({
-        let (asked, goes_on) = (Arc::clone(&asked), Arc::clone(&goes_on));
+        let (calls, goes_on) = (Arc::clone(&calls), Arc::clone(&goes_on));
         move || {
-            let (asked, goes_on) = (Arc::clone(&asked), Arc::clone(&goes_on));
+            let (calls, goes_on) = (Arc::clone(&calls), Arc::clone(&goes_on));
             async move {
-                asked.fetch_add(1, Ordering::SeqCst);
+                calls.fetch_add(1, Ordering::SeqCst);
                 goes_on.notified().await;
                 Ok::<_, String>(Credentials::new("guard", "secret").valid_for(LIFE))
             }
@@ -223,17 +223,18 @@ async fn a_caller_that_gives_up_does_not_cancel_the_call() {
     }
     goes_on.notify_one();
     present(&login).await;
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_provider_that_panics_hangs_or_is_late_has_failed() {
-    type Given = Result<Credentials, String>;
-    let panics =
-        CredentialsProvider::new(|| async { if true { panic!("a bug") } else { Given::Err(String::new()) } });
-    let hangs = CredentialsProvider::new(std::future::pending::<Given>);
+    type Provided = Result<Credentials, String>;
+    let panics = CredentialsProvider::new(|| async {
+        if true { panic!("a bug") } else { Provided::Err(String::new()) }
+    });
+    let hangs = CredentialsProvider::new(std::future::pending::<Provided>);
     let late = CredentialsProvider::new(|| async {
-        Given::Ok(Credentials::new("u", "p").valid_for(Duration::ZERO))
+        Provided::Ok(Credentials::new("u", "p").valid_for(Duration::ZERO))
     });
     for (provider, words) in [(panics, "panicked"), (hangs, "within 10s"), (late, "ended already")] {
         let login = Login::by(Some(provider));

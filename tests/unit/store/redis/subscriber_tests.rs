@@ -22,7 +22,7 @@ async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection
     assert_eq!(store.inbox.link(), LinkState::Closed);
 }
 
-/// It reconnects, and says that it was connected before: commands may be answered meanwhile.
+/// It reports that it was connected before, and not the state of the commands' connection, which may be up.
 #[tokio::test]
 async fn an_inbox_that_was_up_is_down_until_it_is_back() {
     let client = redis::Client::open("redis://127.0.0.1:1/").expect("an address");

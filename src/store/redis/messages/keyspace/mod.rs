@@ -1,12 +1,10 @@
-//! Keyspace notifications: tell the waiters of a mutex when a foreign client has freed it.
+//! Keyspace notifications: wake the waiters of a mutex when a foreign client has freed it.
 //!
 //! They are off on most servers; turning them on and receiving them takes additional rights, and a lost one is
-//! not repeated. So they are optional, and supplement the timers. They have a separate connection, which is
-//! open only while a waiter has requested them.
+//! not repeated. So they are optional, and supplement the timers.
 //!
-//! How a waiter requests announcements of a key, and starts the session for them.
-//!
-//! The task that keeps the connection for announcements while there are waiters.
+//! A waiter requests announcements of its key, and starts a task if there is none. The task runs a session on a separate
+//! connection, which is open only while there are waiters.
 
 #[cfg(test)]
 #[path = "../../../../../tests/unit/store/redis/keyspace_tests.rs"]
@@ -37,7 +35,7 @@ use crate::sync::lock;
 /// How long a refusal is remembered: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// The server's setting of which events it announces.
+/// The server's setting that selects the events that it announces.
 const SETTING: &str = "notify-keyspace-events";
 
 pub(crate) struct Keyspace {
@@ -45,8 +43,8 @@ pub(crate) struct Keyspace {
     commands: Commands,
     grants: Arc<LockWaiters>,
     state: Mutex<KeyspaceState>,
-    /// Tells the session that there are keys to subscribe to.
-    asked: Arc<Notify>,
+    /// Wakes the session when there are keys to subscribe to.
+    fresh_keys: Arc<Notify>,
     /// Sent at every change that may concern a waiting caller.
     changes: watch::Sender<()>,
     /// Whether promised announcements may be missed at present.
@@ -60,7 +58,7 @@ struct KeyspaceState {
     fresh: Vec<Arc<str>>,
     /// Why announcements are not available, if that is known.
     refused: Option<(&'static str, Instant)>,
-    /// Counts sessions' tasks: one that was replaced must not change the state any more.
+    /// The number of the latest task: a task that was replaced must not change the state any more.
     number: u64,
     running: bool,
     task: Option<AbortHandle>,
@@ -72,7 +70,7 @@ struct KeyspaceState {
 struct Announcements {
     /// The server has confirmed the subscription on the present connection.
     confirmed: bool,
-    /// A waiter was told that announcements arrive.
+    /// A waiter was promised announcements, and relies on them.
     promised: bool,
 }
 
@@ -83,7 +81,7 @@ impl Keyspace {
             commands,
             grants,
             state: Mutex::default(),
-            asked: Arc::default(),
+            fresh_keys: Arc::default(),
             changes: watch::Sender::new(()),
             is_unreachable: AtomicBool::new(false),
         })
@@ -106,14 +104,15 @@ impl Keyspace {
         self.changes.send_replace(());
     }
 
-    /// Forgets keys without waiters.
+    /// Removes keys without waiters.
     fn prune(&self, state: &mut KeyspaceState) {
         state.keys.retain(|key, _| self.grants.anyone_waits(key));
         self.check_events(state);
     }
 
     fn check_events(&self, state: &KeyspaceState) {
-        let is_unreachable = state.keys.values().any(|standing| standing.promised && !standing.confirmed);
+        let is_unreachable =
+            state.keys.values().any(|announcements| announcements.promised && !announcements.confirmed);
         self.is_unreachable.store(is_unreachable, Ordering::Release);
     }
 
@@ -152,7 +151,7 @@ async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreErr
     Ok(())
 }
 
-/// The flags with those that are needed: `K`eyspace channels, `g`eneric commands such as DEL, e`x`pired and
+/// Adds the flags that are needed: `K`eyspace channels, `g`eneric commands such as DEL, e`x`pired and
 /// `e`victed keys. `None` if all are there already; `A` stands for all kinds of events.
 pub(crate) fn merged(flags: &str) -> Option<String> {
     let there = |flag: char| flags.contains(flag) || (flag != 'K' && flags.contains('A'));
@@ -167,7 +166,7 @@ fn frees(event: &[u8]) -> bool {
 }
 
 impl Keyspace {
-    /// Has `key` announced for as long as any waiter waits for it.
+    /// Requests announcements of `key` for as long as any waiter waits for it.
     pub(crate) async fn announce(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -194,7 +193,7 @@ impl Keyspace {
         })
     }
 
-    /// The answer, if it is known; else requests it.
+    /// Returns the answer if it is known; otherwise requests it.
     fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<KeyspaceAnswer>, StoreError> {
         {
             let mut state = self.state();
@@ -207,15 +206,15 @@ impl Keyspace {
                 return Ok(Some(KeyspaceAnswer::No { why }));
             }
             match state.keys.get_mut(key) {
-                Some(standing) if standing.confirmed => {
-                    standing.promised = true;
+                Some(announcements) if announcements.confirmed => {
+                    announcements.promised = true;
                     return Ok(Some(KeyspaceAnswer::Yes));
                 }
                 Some(_) => {}
                 None => {
                     state.keys.insert(Arc::clone(key), Announcements::default());
                     state.fresh.push(Arc::clone(key));
-                    self.asked.notify_one();
+                    self.fresh_keys.notify_one();
                 }
             }
         }
@@ -239,7 +238,8 @@ impl Keyspace {
         let generations = self.commands.generations();
         // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping
         // the reader takes the lock.
-        let task = runtime.spawn(serve(reader, self.connector.clone(), generations, Arc::clone(&self.asked)));
+        let task =
+            runtime.spawn(serve(reader, self.connector.clone(), generations, Arc::clone(&self.fresh_keys)));
         let mut state = self.state();
         if state.number == number && !state.closed {
             state.task = Some(task.abort_handle());
@@ -249,7 +249,7 @@ impl Keyspace {
     }
 }
 
-/// How often the server is pinged and keys without waiters are forgotten.
+/// How often the server is pinged and keys without waiters are removed.
 const TICK: Duration = Duration::from_secs(1);
 
 /// After how many ticks without a key the connection is closed. Not at once, because waits on locks recur.
@@ -287,8 +287,8 @@ impl KeyspaceReader {
         (state.number == self.number && state.running && !state.closed).then(|| act(&keyspace, &mut state))
     }
 
-    /// Forgets keys without waiters. True if none is left and this task must end: a later request starts
-    /// another.
+    /// Removes keys without waiters. Returns true if no key is left and this task must end: a later request starts another
+    /// task.
     fn is_done(&self) -> bool {
         let done = self.with(|keyspace, state| {
             keyspace.prune(state);
@@ -297,7 +297,7 @@ impl KeyspaceReader {
         });
         let done = done.unwrap_or(true);
         if done && let Some(keyspace) = self.keyspace.upgrade() {
-            // A request without a waiter was waiting for this task: it must start another.
+            // A pending request without a registered waiter has lost its key: wake it, so that it starts another task.
             keyspace.changes.send_replace(());
         }
         done
@@ -309,9 +309,9 @@ impl KeyspaceReader {
         let again = self.with(|keyspace, state| {
             let mut again = Vec::new();
             for key in keys {
-                if let Some(standing) = state.keys.get_mut(key) {
-                    standing.confirmed = true;
-                    again.extend(standing.promised.then_some(key));
+                if let Some(announcements) = state.keys.get_mut(key) {
+                    announcements.confirmed = true;
+                    again.extend(announcements.promised.then_some(key));
                 }
             }
             keyspace.check_events(state);
@@ -329,7 +329,7 @@ impl KeyspaceReader {
     fn refuse(&self, why: &'static str) -> Option<()> {
         let keys = self.with(|_, state| {
             state.refused = Some((why, Instant::now()));
-            state.keys.retain(|_, standing| standing.promised);
+            state.keys.retain(|_, announcements| announcements.promised);
             state.keys.keys().cloned().collect::<Vec<_>>()
         })?;
         let keyspace = self.keyspace.upgrade()?;
@@ -370,18 +370,18 @@ enum SessionEnd {
     Done,
 }
 
-/// Keeps sessions while there are waiters. No strong reference lives across an await, except in
+/// Runs sessions while there are waiters. No strong reference lives across an await, except in
 /// [`configure`], which has a bound.
 pub(crate) async fn serve(
     reader: KeyspaceReader,
     connector: Connector,
     mut generations: watch::Receiver<u64>,
-    asked: Arc<Notify>,
+    fresh_keys: Arc<Notify>,
 ) {
     let mut backoff = Backoff::new();
     loop {
         let started = Instant::now();
-        let end = session(&reader, &connector, &mut generations, &asked).await;
+        let end = session(&reader, &connector, &mut generations, &fresh_keys).await;
         backoff.connected_for(started.elapsed());
         if reader.with(lose).is_none() {
             return;
@@ -432,7 +432,7 @@ async fn session(
     reader: &KeyspaceReader,
     connector: &Connector,
     generations: &mut watch::Receiver<u64>,
-    asked: &Notify,
+    fresh_keys: &Notify,
 ) -> SessionEnd {
     let mut generation = *generations.borrow_and_update();
     let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
@@ -477,7 +477,7 @@ async fn session(
                 Some(message) => if reader.deliver(&message, &prefix).is_none() { return SessionEnd::Done },
                 None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
-            () = asked.notified() => {}
+            () = fresh_keys.notified() => {}
             issue = connector.login.later_than(login) => {
                 match connector.log_in_for_messages(&mut sink, login, &issue).await {
                     Ok(present) => login = present,
@@ -488,12 +488,12 @@ async fn session(
                 if let Err(error) = bounded(TICK, sink.ping()).await {
                     return failed(error);
                 }
-                let gone = reader.with(|keyspace, state| {
+                let abandoned = reader.with(|keyspace, state| {
                     keyspace.prune(state);
                     subscribed.iter().filter(|key| !state.keys.contains_key(*key)).cloned().collect::<Vec<_>>()
                 });
-                let Some(gone) = gone else { return SessionEnd::Done };
-                for keys in gone.chunks(AT_ONCE) {
+                let Some(abandoned) = abandoned else { return SessionEnd::Done };
+                for keys in abandoned.chunks(AT_ONCE) {
                     if let Err(error) = bounded(TICK, sink.unsubscribe(channels(keys))).await {
                         return failed(error);
                     }

@@ -1,10 +1,7 @@
 //! The connection for the messages of all nodes that share it: one subscription for each node, to its own channel.
 //!
-//! What the connection knows of a node.
-//!
-//! The task that keeps the subscriptions: subscribes, listens, subscribes again.
-//!
-//! What the inbox records about its connection.
+//! A background task subscribes, passes messages on, and subscribes again after a failure. The connection knows each node
+//! as a [`Recipient`], which it notifies of changes of its status. [`Liveness`] records pings and received messages.
 
 #[cfg(test)]
 #[path = "../../../../../tests/unit/store/redis/subscriber_tests.rs"]
@@ -36,7 +33,7 @@ use crate::sync::lock;
 pub(crate) struct Subscriber {
     pub(super) connector: Connector,
     commands: Commands,
-    /// Those that need messages. Changed under the lock on `task`.
+    /// The nodes that need messages. Changed under the lock on `task`.
     recipients: watch::Sender<Recipients>,
     task: Mutex<SubscriberTask>,
     /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
@@ -49,7 +46,7 @@ type Recipients = HashMap<Uuid, Weak<dyn Recipient>>;
 
 #[derive(Default)]
 struct SubscriberTask {
-    /// Counts tasks: one that was replaced must not change the state any more.
+    /// The number of the latest task: a task that was replaced must not change the state any more.
     number: u64,
     handle: Option<AbortHandle>,
     closed: bool,
@@ -67,7 +64,7 @@ impl Subscriber {
         })
     }
 
-    /// Takes a node in, unless it has ended; its channel is subscribed to as soon as there is a connection.
+    /// Adds a node, unless it has ended. Its channel is subscribed to as soon as there is a connection.
     pub(super) fn take<R: Recipient + 'static>(&self, node: Uuid, recipient: &Arc<R>) -> bool {
         let _lock = self.task();
         let is_open = !recipient.has_ended();
@@ -78,7 +75,7 @@ impl Subscriber {
         is_open
     }
 
-    /// Ends a node. The connection leaves its channel: a lease that is granted there would find no waiter.
+    /// Removes a node that ends. The connection unsubscribes from its channel: a lease that is granted there would find no waiter.
     pub(super) fn release(&self, node: Uuid, recipient: &impl Recipient) {
         let _lock = self.task();
         recipient.set(InboxStatus::Closed);
@@ -98,7 +95,8 @@ impl Subscriber {
         self.liveness.lost();
     }
 
-    /// Changes the status of these recipients on behalf of task `number`. False if that task was replaced or the connection is closed.
+    /// Changes the status of these recipients on behalf of task `number`. Returns false if that task was replaced or the
+    /// connection is closed.
     fn enter(&self, number: u64, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
         let changed: Vec<_> = {
             let task = self.task();
@@ -127,7 +125,7 @@ impl Subscriber {
         }
     }
 
-    /// The state of a connection without the subscription of a node that needs one.
+    /// The state of the connection for a node whose subscription is missing.
     pub(super) fn opening(&self) -> LinkState {
         match () {
             () if self.liveness.silent_for().is_some() => LinkState::Down,
@@ -156,21 +154,21 @@ impl fmt::Debug for Subscriber {
     }
 }
 
-/// The part of a node that its messages are for.
+/// The part of a node that receives its messages.
 pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
-    /// Changes the status, under the subscriber's lock. Returns whether it is another one; `Closed` stays.
+    /// Changes the status, under the subscriber's lock. Returns whether it has changed; `Closed` is final.
     fn set(&self, status: InboxStatus) -> bool;
 
     /// Whether the status is `Closed`.
     fn has_ended(&self) -> bool;
 
-    /// Takes a message.
+    /// Handles a message.
     fn deliver(&self, payload: &[u8]);
 
     /// Messages were lost or will be: wakes each waiter for a lease and the first waiter of each lock.
     fn notify_missed(&self);
 
-    /// Asks the server in a background task which other waiters of locks have missed a message. The status is a new one.
+    /// Queries in a background task which other waiters of locks have missed a message. `status` has just changed.
     fn look_for_losses(&self, status: InboxStatus);
 }
 
@@ -191,7 +189,7 @@ pub(in crate::store::redis::messages) enum InboxStatus {
 /// it dies.
 const PING: Duration = Duration::from_secs(1);
 
-/// How often a refused subscription is tried again: rights change seldom.
+/// How often a refused subscription is retried: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
 impl Subscriber {
@@ -243,7 +241,7 @@ impl Drop for MessageReader {
 }
 
 impl MessageReader {
-    /// As [`Subscriber::enter`]. A background task for each node then asks the server which other waiters of locks have missed a
+    /// As [`Subscriber::enter`]. A background task for each node then queries which other waiters of locks have missed a
     /// message.
     fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
         let entered = self.subscriber.upgrade().is_some_and(|to| to.enter(self.number, status, recipients));
@@ -253,7 +251,7 @@ impl MessageReader {
         entered
     }
 
-    /// All recipients enter this status.
+    /// Changes the status of all recipients.
     fn enter_all(&self, status: InboxStatus) -> bool {
         self.subscriber.upgrade().is_some_and(|to| self.enter(status, &to.all()))
     }
@@ -269,7 +267,7 @@ impl MessageReader {
         self.subscriber.upgrade().is_some_and(|subscriber| subscriber.commands.has_to_wait())
     }
 
-    /// Has the commands' connection checked, because its server may be gone, too.
+    /// Requests a check of the commands' connection, because its server may be down, too.
     fn suspect_commands(&self) {
         if let Some(subscriber) = self.subscriber.upgrade() {
             subscriber.commands.suspect();
@@ -294,7 +292,7 @@ impl SubscriptionEnd {
     }
 }
 
-/// Keeps the subscriptions while the subscriber exists. No strong reference lives across an await, or the connection of
+/// Maintains the subscriptions while the subscriber exists. No strong reference lives across an await, or the connection of
 /// dropped stores would outlive them.
 async fn serve(
     reader: MessageReader,
@@ -302,7 +300,6 @@ async fn serve(
     (mut generations, mut recipients): (watch::Receiver<u64>, watch::Receiver<Recipients>),
 ) {
     let mut backoff = Backoff::new();
-    // The reasons logged of the present outage.
     let mut outage_log = OutageLog::default();
     loop {
         let mut confirmed_at = None;
@@ -338,7 +335,7 @@ async fn serve(
             loop {
                 tokio::select! {
                     () = sleep_until(again_at) => break,
-                    // A node that has joined waits for an answer.
+                    // A node that has just joined waits for its status.
                     changed = recipients.changed() => if changed.is_err() || !reader.enter_all(status) { return },
                 }
             }
@@ -441,7 +438,7 @@ impl Channels<'_> {
         loop {
             let done = tokio::select! {
                 () = sleep_until(ping_at) => {
-                    self.reader.note(Liveness::asked);
+                    self.reader.note(Liveness::ping_sent);
                     let answered = bounded(PING, self.sink.ping()).await;
                     if answered.is_ok() {
                         self.reader.note(Liveness::answered);
@@ -461,12 +458,12 @@ impl Channels<'_> {
     }
 }
 
-/// When the inbox was asked and heard from, in microseconds since `created_at`; 0 for never.
+/// When the connection last sent a ping and last received anything, in microseconds since `created_at`; 0 for never.
 pub(crate) struct Liveness {
     created_at: Instant,
-    heard_at: AtomicU64,
+    received_at: AtomicU64,
     /// When the ping was sent that is not answered yet.
-    asked_at: AtomicU64,
+    ping_sent_at: AtomicU64,
     /// How long the latest answer took, in microseconds plus one; 0 before the first.
     lag: AtomicU64,
 }
@@ -475,28 +472,28 @@ impl Liveness {
     pub(crate) fn new() -> Self {
         Self {
             created_at: Instant::now(),
-            heard_at: AtomicU64::new(0),
-            asked_at: AtomicU64::new(0),
+            received_at: AtomicU64::new(0),
+            ping_sent_at: AtomicU64::new(0),
             lag: AtomicU64::new(0),
         }
     }
 
     /// The server has sent a message or an answer.
     pub(crate) fn heard(&self) {
-        self.heard_at.store(self.now(), Ordering::Relaxed);
+        self.received_at.store(self.now(), Ordering::Relaxed);
     }
 
     /// A ping was sent.
-    pub(crate) fn asked(&self) {
-        self.asked_at.store(self.now(), Ordering::Relaxed);
+    pub(crate) fn ping_sent(&self) {
+        self.ping_sent_at.store(self.now(), Ordering::Relaxed);
     }
 
     /// The ping was answered.
     pub(crate) fn answered(&self) {
-        let asked_at = self.asked_at.swap(0, Ordering::Relaxed);
-        // 0: the ping was given up meanwhile.
-        if asked_at != 0 {
-            let took = self.now().saturating_sub(asked_at);
+        let ping_sent_at = self.ping_sent_at.swap(0, Ordering::Relaxed);
+        // 0: the connection was lost meanwhile.
+        if ping_sent_at != 0 {
+            let took = self.now().saturating_sub(ping_sent_at);
             self.lag.store(took.saturating_add(1), Ordering::Relaxed);
         }
         self.heard();
@@ -504,22 +501,22 @@ impl Liveness {
 
     /// The connection was lost or replaced: its values are reset.
     pub(crate) fn lost(&self) {
-        self.asked_at.store(0, Ordering::Relaxed);
+        self.ping_sent_at.store(0, Ordering::Relaxed);
         self.lag.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn lag(&self) -> Option<Duration> {
         let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
-        let under_way = match self.asked_at.load(Ordering::Relaxed) {
+        let under_way = match self.ping_sent_at.load(Ordering::Relaxed) {
             0 => None,
-            asked_at => Some(self.now().saturating_sub(asked_at)),
+            ping_sent_at => Some(self.now().saturating_sub(ping_sent_at)),
         };
         latest.max(under_way).map(Duration::from_micros)
     }
 
     pub(crate) fn silent_for(&self) -> Option<Duration> {
-        let heard_at = self.heard_at.load(Ordering::Relaxed);
-        (heard_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(heard_at)))
+        let received_at = self.received_at.load(Ordering::Relaxed);
+        (received_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(received_at)))
     }
 
     fn now(&self) -> u64 {
@@ -528,7 +525,7 @@ impl Liveness {
 }
 
 #[cfg(test)]
-mod vitals_tests {
+mod liveness_tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -538,13 +535,13 @@ mod vitals_tests {
         pass(ms(1)).await;
         assert_eq!((liveness.lag(), liveness.silent_for()), (None, None));
         liveness.heard();
-        liveness.asked();
+        liveness.ping_sent();
         pass(ms(5)).await;
         assert_eq!((liveness.lag(), liveness.silent_for()), (Some(ms(5)), Some(ms(5))));
         liveness.answered();
         pass(ms(100)).await;
         assert_eq!((liveness.lag(), liveness.silent_for()), (Some(ms(5)), Some(ms(100))));
-        liveness.asked();
+        liveness.ping_sent();
         pass(ms(3)).await;
         assert_eq!(liveness.lag(), Some(ms(5)));
         pass(ms(3)).await;
@@ -553,7 +550,7 @@ mod vitals_tests {
         assert_eq!(liveness.lag(), None);
         liveness.answered();
         assert_eq!(liveness.lag(), None, "it came too late");
-        liveness.asked();
+        liveness.ping_sent();
         liveness.answered();
         assert_eq!(liveness.lag(), Some(Duration::ZERO));
     }

@@ -1,4 +1,4 @@
-//! The nodes of a cluster: what the client was given, how each is connected to, and which of them has which slot.
+//! The nodes of a cluster: the client's addresses, how to connect to each node, and which node has which slot.
 
 pub(crate) mod nodes;
 pub(crate) mod slots;

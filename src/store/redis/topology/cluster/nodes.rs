@@ -1,11 +1,9 @@
-//! Addresses of a cluster's nodes, for callers that need any node: the surveyor at its start, and the inbox.
+//! The nodes of a cluster: one specific node for commands, and any of them for messages and for the first query of the slot
+//! map.
 //!
-//! How a `ClusterClient` would connect to a node: address, credentials, TLS, database, socket settings.
-//!
-//! The client does not show these. But it connects through a type of the caller's choice and passes everything to it.
-//! So it gets a type that records the arguments and opens nothing. No I/O, no waiting.
-//!
-//! The nodes of a cluster: a certain one for commands, any of them for messages.
+//! Also finds out how a `ClusterClient` would connect to a node: address, credentials, TLS, database, socket settings. The
+//! client does not show these. But it connects through a type that its caller selects, and passes everything to that type.
+//! [`ConnectionRecorder`] is such a type: it records the arguments and opens nothing. No I/O, no waiting.
 
 use std::cell::RefCell;
 use std::future::ready;
@@ -27,16 +25,16 @@ use crate::sync::lock;
 
 pub(crate) struct ClusterNodes {
     client: ClusterClient,
-    /// The addresses the client was made with.
+    /// The addresses that the client was built with.
     seeds: Vec<Address>,
-    /// Masters and replicas of the latest map.
-    known: Mutex<KnownNode>,
+    /// Masters and replicas of the latest slot map.
+    known: Mutex<KnownNodes>,
     /// The index of the next node to try.
     turn: AtomicUsize,
 }
 
 #[derive(Default)]
-struct KnownNode {
+struct KnownNodes {
     masters: Vec<Address>,
     all: Vec<Address>,
 }
@@ -45,12 +43,12 @@ impl ClusterNodes {
     pub(crate) fn new(client: ClusterClient) -> Self {
         let seeds = seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
-        // Starts at a random place: the inboxes of a fleet should spread over all nodes.
+        // Starts at a random node: the inboxes of a fleet should spread over all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
     }
 
-    /// All nodes that may know the slots: the client's own addresses, and masters and replicas of the latest map. The
-    /// replicas may be all that is left, and have taken over.
+    /// All nodes that may know the slots: the client's own addresses, and masters and replicas of the latest slot map.
+    /// Replicas are included, because they may have taken over and be the only nodes that are up.
     pub(crate) fn everyone(&self) -> Vec<Address> {
         self.seeds.iter().chain(&lock(&self.known).all).cloned().collect()
     }
@@ -80,7 +78,7 @@ impl ClusterNodes {
             list.sort();
             list.dedup();
         }
-        *lock(&self.known) = KnownNode { masters, all };
+        *lock(&self.known) = KnownNodes { masters, all };
     }
 
     /// A node to subscribe at, another one at each call: a message published at any node reaches all of them.
@@ -95,14 +93,14 @@ impl ClusterNodes {
         Ok((self.client_of(&address)?, address.to_string()))
     }
 
-    /// Whether this node is no part of the cluster any more. Messages would not reach it.
+    /// Whether this node is no longer part of the cluster. Messages would not reach it.
     pub(crate) fn has_lost(&self, address: &str) -> bool {
         let known = lock(&self.known);
         !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
     }
 }
 
-/// What the witness records, per thread.
+/// What [`ConnectionRecorder`] records, per thread.
 #[derive(Default)]
 struct RecordedConnection {
     /// The only node of the pretended cluster; without one, connecting fails.
@@ -114,14 +112,14 @@ thread_local! {
     static NOTES: RefCell<RecordedConnection> = RefCell::default();
 }
 
-/// The nodes that the client was made with.
+/// The nodes that the client was built with.
 pub(crate) fn seeds(client: &ClusterClient) -> Vec<ConnectionInfo> {
     ask(client, None)
 }
 
-/// How to connect to the node at `address`, after the client's own address map.
+/// How to connect to the node at `address`, with the client's own address map applied.
 pub(crate) fn node(client: &ClusterClient, address: &Address) -> RedisResult<ConnectionInfo> {
-    // The last recorded is the node that the slots led to, or the seed with the same address.
+    // The last connection is to the node that the slots led to, or to the seed with the same address.
     ask(client, Some(address.clone())).pop().ok_or_else(nowhere)
 }
 
@@ -199,7 +197,7 @@ impl ConnectionLike for ConnectionRecorder {
     }
 }
 
-/// A certain node. It is not asked whether it is a primary: a replica sends a command for a key to its master.
+/// One specific node. Its role is not checked: a replica redirects a command for a key to its master.
 pub(crate) struct ClusterEndpoint(Arc<ServerAddress>);
 
 impl ClusterEndpoint {
@@ -265,7 +263,7 @@ mod tests {
         ClusterNodes::new(ClusterClient::new(urls).expect("nodes"))
     }
 
-    /// The nodes that inboxes would go to, one after the other.
+    /// The nodes that successive inboxes would connect to, sorted.
     fn turns(cluster_nodes: &ClusterNodes, count: usize) -> Vec<String> {
         let mut turns: Vec<_> = (0..count).map(|_| cluster_nodes.next().expect("there are some").1).collect();
         turns.sort();
@@ -291,9 +289,9 @@ mod tests {
 
     #[test]
     fn inboxes_of_a_fleet_do_not_all_go_to_the_same_node() {
-        let atlases: Vec<_> = (0..64).map(|_| cluster_nodes(&[1, 2])).collect();
+        let processes: Vec<_> = (0..64).map(|_| cluster_nodes(&[1, 2])).collect();
         let mut first: Vec<_> =
-            atlases.iter().map(|cluster_nodes| turns(cluster_nodes, 1).remove(0)).collect();
+            processes.iter().map(|cluster_nodes| turns(cluster_nodes, 1).remove(0)).collect();
         first.sort();
         first.dedup();
         assert_eq!(first, ["h:1", "h:2"]);
@@ -344,18 +342,18 @@ mod info_tests {
 
     /// Fails if a new redis-rs connects in another way.
     #[test]
-    fn the_client_tells_how_it_would_connect() {
+    fn the_client_reveals_how_it_would_connect() {
         let nodes = ["redis://u:pw@10.0.0.1:7001/", "redis://u:pw@10.0.0.2:7002/"];
         let moved = HashMap::from([(NodeAddress::new("10.0.0.9", 7009), NodeAddress::new("gate", 9))]);
         let client = ClusterClient::builder(nodes).node_address_map(moved).build().expect("valid");
         let seeds: Vec<_> = seeds(&client).iter().map(|info| info.addr().to_string()).collect();
         assert_eq!(seeds, ["10.0.0.1:7001", "10.0.0.2:7002"]);
-        for (asked, leads_to) in [
+        for (address, leads_to) in [
             (at("10.0.0.3", 7003), "10.0.0.3:7003"),
             (at("10.0.0.1", 7001), "10.0.0.1:7001"),
             (at("10.0.0.9", 7009), "gate:9"),
         ] {
-            let info = node(&client, &asked).expect("it would connect");
+            let info = node(&client, &address).expect("it would connect");
             assert_eq!(info.addr().to_string(), leads_to);
             let settings = info.redis_settings();
             assert_eq!((settings.username(), settings.password()), (Some("u"), Some("pw")));
@@ -363,7 +361,7 @@ mod info_tests {
     }
 
     #[test]
-    fn settings_for_all_nodes_are_kept() {
+    fn settings_for_all_nodes_are_used() {
         let client = ClusterClient::builder(["redis://h:1/"])
             .username("u")
             .password("pw")

@@ -22,18 +22,18 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// `host:port`, as a server or redis-rs writes it; an empty host means that of `asked`.
-    pub(crate) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
+    /// `host:port`, as a server or redis-rs writes it; an empty host means that of `reporter`.
+    pub(crate) fn parse(text: &str, reporter: Option<&Self>) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
-        Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, asked)
+        Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, reporter)
     }
 
-    /// The address of a node as another node reports it: `?` for an unknown host, an empty host for the node that was
-    /// asked.
-    fn of(host: &str, port: u16, asked: Option<&Self>) -> Option<Self> {
+    /// The address of a node as another node reports it: `?` for an unknown host, an empty host for the reporting
+    /// node itself.
+    fn of(host: &str, port: u16, reporter: Option<&Self>) -> Option<Self> {
         let host = match host {
             "?" => return None,
-            "" => Arc::clone(&asked?.host),
+            "" => Arc::clone(&reporter?.host),
             host => host.into(),
         };
         Some(Self { host, port })
@@ -49,16 +49,17 @@ pub(crate) struct Range {
     pub(crate) replicas: Vec<Address>,
 }
 
-/// Reads the answer of the node at `asked` to CLUSTER SLOTS, in order of the slots. `None` for an invalid or an empty
+/// Reads the answer of the node at `reporter` to CLUSTER SLOTS, in order of the slots. `None` for an invalid or an empty
 /// answer: a node that was reset, or has not joined yet, knows no slots.
-pub(crate) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
+pub(crate) fn parse(answer: Value, reporter: &Address) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
-    let mut ranges = ranges.into_iter().map(|range| parse_range(range, asked)).collect::<Option<Vec<_>>>()?;
+    let mut ranges =
+        ranges.into_iter().map(|range| parse_range(range, reporter)).collect::<Option<Vec<_>>>()?;
     ranges.sort();
     Some(ranges).filter(|ranges| !ranges.is_empty())
 }
 
-fn parse_range(range: Value, asked: &Address) -> Option<Range> {
+fn parse_range(range: Value, reporter: &Address) -> Option<Range> {
     let Value::Array(parts) = range else { return None };
     let mut parts = parts.into_iter();
     let mut slot = || match parts.next()? {
@@ -66,14 +67,14 @@ fn parse_range(range: Value, asked: &Address) -> Option<Range> {
         _ => None,
     };
     let (first, last) = (slot()?, slot()?);
-    let mut nodes = parts.map(|node| parse_node(node, asked));
+    let mut nodes = parts.map(|node| parse_node(node, reporter));
     let master = nodes.next()??;
     let mut replicas: Vec<_> = nodes.flatten().collect();
     replicas.sort();
     Some(Range { first, last, master, replicas })
 }
 
-fn parse_node(node: Value, asked: &Address) -> Option<Address> {
+fn parse_node(node: Value, reporter: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let port = match parts.get(1)? {
         Value::Int(port) => u16::try_from(*port).ok()?,
@@ -84,7 +85,7 @@ fn parse_node(node: Value, asked: &Address) -> Option<Address> {
         Value::Nil => "",
         _ => return None,
     };
-    Address::of(host, port, Some(asked))
+    Address::of(host, port, Some(reporter))
 }
 
 /// The most frequent view; among equally frequent views one that differs from `known`, because a node that reports a
@@ -136,13 +137,13 @@ pub(crate) enum Redirect {
     TryAgain,
 }
 
-/// Reads an error of the node at `asked` as a redirection.
-pub(crate) fn redirect(code: &str, details: Option<&str>, asked: &Address) -> Option<Redirect> {
+/// Reads an error of the node at `reporter` as a redirection.
+pub(crate) fn redirect(code: &str, details: Option<&str>, reporter: &Address) -> Option<Redirect> {
     if code == "TRYAGAIN" {
         return Some(Redirect::TryAgain);
     }
     let (slot, node) = details?.split_once(' ')?;
-    let node = Address::parse(node.split(' ').next()?, Some(asked))?;
+    let node = Address::parse(node.split(' ').next()?, Some(reporter))?;
     match code {
         "MOVED" => {
             let slot = slot.parse().ok().filter(|slot| usize::from(*slot) < SLOTS)?;
@@ -228,8 +229,8 @@ mod tests {
 
     #[test]
     fn redirections_name_a_node() {
-        let asked = at("own", 1);
-        let read = |code, details| redirect(code, details, &asked);
+        let reporter = at("own", 1);
+        let read = |code, details| redirect(code, details, &reporter);
         assert_eq!(read("MOVED", Some("5 h:2")), Some(Redirect::Moved(5, at("h", 2))));
         assert_eq!(read("MOVED", Some("5 :2")), Some(Redirect::Moved(5, at("own", 2))));
         assert_eq!(read("MOVED", Some("16383 h:2 and more")), Some(Redirect::Moved(16_383, at("h", 2))));

@@ -1,4 +1,4 @@
-//! A cluster of scripted nodes: the requests that each node gets, how often, and the effect of the answers.
+//! A cluster of scripted nodes: which requests each node receives, how often, and the effect of its answers.
 
 mod node;
 mod start;
@@ -30,7 +30,7 @@ async fn halves() -> ([Node; 2], Arc<Cluster>) {
     let cluster = cluster(&[&nodes[0], &nodes[1]]);
     cluster.until_up().await.expect("they answer");
     // First by the answer of one node, and then by those of both.
-    eventually("it is drawn", || *cluster.changes().borrow() >= 2).await;
+    eventually("both views are used", || *cluster.changes().borrow() >= 2).await;
     (nodes, cluster)
 }
 
@@ -68,13 +68,13 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     second.says(&[]);
     let key = key_in(0);
     first.will_answer([sent_on("MOVED", &key, &second), NIL.to_owned()]);
-    let asked = first.asked();
+    let before = first.asked();
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
     assert_eq!(master(&cluster, slot_of(&key)), Some(second.address.clone()));
-    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 2, "it is known");
-    eventually("they are asked about it", || first.asked() > asked).await;
+    assert_eq!(cluster.coverage().expect("a map").masters.len(), 2, "it is known");
+    eventually("the nodes are queried", || first.asked() > before).await;
     cluster.moved(8_192, &third.address).expect("an address");
-    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 3, "it is new");
+    assert_eq!(cluster.coverage().expect("a map").masters.len(), 3, "it is new");
     assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
     assert_eq!(master(&cluster, 8_193), Some(second.address.clone()));
     // The correction of one slot does not override what all nodes report.
@@ -83,7 +83,7 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     }
     cluster.suspect();
     eventually("it is as they say", || master(&cluster, 8_192) == Some(second.address.clone())).await;
-    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 2);
+    assert_eq!(cluster.coverage().expect("a map").masters.len(), 2);
 }
 
 /// Six are sent at once; the seventh after a pause, to the node in the slot map.
@@ -117,33 +117,38 @@ async fn a_command_sent_back_and_forth_pauses_between_nodes() {
 async fn a_command_for_a_migrating_slot_is_retried_within_its_deadline() {
     let ([first, _second], cluster) = halves().await;
     first.will_answer(["-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned()]);
-    // A test process that wakes up too late has no time left for another try.
-    let (mut told, mut tried) = (Vec::new(), 0);
-    while told.len() < 5 && !told.contains(&StoreErrorKind::Transient) {
+    // A test process that wakes up too late has no time left for another attempt.
+    let (mut errors, mut attempts) = (Vec::new(), 0);
+    while errors.len() < 5 && !errors.contains(&StoreErrorKind::Transient) {
         let before = first.commands().len();
         let error = get(&cluster, &key_in(0), Duration::from_millis(300)).await.expect_err("it never ends");
-        told.push(error.kind);
-        tried = first.commands().len() - before;
+        errors.push(error.kind);
+        attempts = first.commands().len() - before;
     }
-    assert!(told.contains(&StoreErrorKind::Transient), "{told:?}");
-    assert!((2..=10).contains(&tried), "at first after 5 ms, then after 40: {tried}");
+    assert!(errors.contains(&StoreErrorKind::Transient), "{errors:?}");
+    assert!((2..=10).contains(&attempts), "at first after 5 ms, then after 40: {attempts}");
 }
 
 /// Two masters of three are down, and some slots have no master.
 #[tokio::test]
 async fn a_cluster_with_some_masters_down_is_not_down() {
-    let (node, gone) = (Node::start(0).await, [dead(), dead()]);
-    node.says(&[(4_000, Some(&gone[0])), (8_000, Some(&gone[1])), (8_191, None), (16_383, Some(&node))]);
+    let (node, down_nodes) = (Node::start(0).await, [dead(), dead()]);
+    node.says(&[
+        (4_000, Some(&down_nodes[0])),
+        (8_000, Some(&down_nodes[1])),
+        (8_191, None),
+        (16_383, Some(&node)),
+    ]);
     let cluster = cluster(&[&node]);
     timeout(SOON, cluster.until_up()).await.expect("in time").expect("one of them is up");
     let (down, up) = (key_in(0), key_in(1));
     get(&cluster, &down, SOON).await.expect_err("no server listens");
     assert!(cluster.is_down(&down) && !cluster.is_down(&up));
     assert!(cluster.down().is_none(), "not all of them");
-    assert!(!cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
+    assert!(!cluster.state().slot_map.layout().expect("a map").expect("a map").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
-    assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
+    assert!(why.as_ref().is_some_and(|why| why.starts_with(&down_nodes[0].address.to_string())), "{why:?}");
     // A caller that waits for this key keeps waiting.
     let reached = timeout(Duration::from_millis(100), cluster.reach(&down)).await;
     assert!(reached.is_err(), "{reached:?}");
@@ -155,32 +160,32 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     let error = get(&cluster, &unserved, SOON).await.expect_err("no master has it");
     assert_eq!(error.kind, StoreErrorKind::Transient);
     assert!(error.source.is_some_and(|why| why.to_string().contains("redis-cli --cluster check")));
-    assert_eq!(cluster.coverage().expect("drawn").unserved, 191);
+    assert_eq!(cluster.coverage().expect("a map").unserved, 191);
     cluster.moved(8_100, &node.address).expect("an address");
     assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until a node reports another");
 
     // A master for those slots is found, even without commands.
-    let asked = node.asked();
-    eventually("it is looked at again and again", || node.asked() >= asked + 4).await;
+    let before = node.asked();
+    eventually("it is queried again and again", || node.asked() >= before + 4).await;
     node.says(&[(16_383, Some(&node))]);
     eventually("all is well", || cluster.link().1 == Breaker::Closed).await;
-    assert_eq!(cluster.coverage().expect("drawn").unserved, 0);
-    assert!(cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
+    assert_eq!(cluster.coverage().expect("a map").unserved, 0);
+    assert!(cluster.state().slot_map.layout().expect("a map").expect("a map").is_well());
 }
 
 #[tokio::test]
 async fn a_cluster_with_all_masters_down_is_down() {
-    let (node, gone) = (Node::start(0).await, [dead(), dead()]);
-    node.says(&[(8_191, Some(&gone[0])), (16_383, Some(&gone[1]))]);
+    let (node, down_nodes) = (Node::start(0).await, [dead(), dead()]);
+    node.says(&[(8_191, Some(&down_nodes[0])), (16_383, Some(&down_nodes[1]))]);
     let cluster = cluster(&[&node]);
     let up = timeout(Duration::from_millis(300), cluster.until_up()).await;
     assert!(up.is_err(), "{up:?}");
     eventually("it is known", || cluster.down().is_some()).await;
-    assert!(!cluster.state().slot_map.layout().expect("drawn").expect("drawn").is_well());
+    assert!(!cluster.state().slot_map.layout().expect("a map").expect("a map").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
-    assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
-    // A node of the client's list may know more than the masters that are down.
+    assert!(why.as_ref().is_some_and(|why| why.starts_with(&down_nodes[0].address.to_string())), "{why:?}");
+    // A node of the client's list may have a newer view than the masters that are down.
     node.says(&[(16_383, Some(&node))]);
     eventually("it is up", || cluster.down().is_none() && cluster.link().0 == LinkState::Up).await;
 }
@@ -199,30 +204,30 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
 #[tokio::test]
 async fn a_suspicion_examines_masters_and_slots() {
     let (nodes, cluster) = halves().await;
-    let layout = cluster.state().slot_map.layout().expect("drawn").expect("drawn");
+    let layout = cluster.state().slot_map.layout().expect("a map").expect("a map");
     let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(nodes[0].asked(), before[0].0, "there is no reason to look");
     cluster.suspect();
-    for (node, (asked, looked_at)) in nodes.iter().zip(before) {
-        eventually("both", || node.asked() > asked && node.looked_at() > looked_at).await;
+    for (node, (slot_requests, time_requests)) in nodes.iter().zip(before) {
+        eventually("both", || node.asked() > slot_requests && node.looked_at() > time_requests).await;
     }
     sleep(Duration::from_millis(50)).await;
-    let again = cluster.state().slot_map.layout().expect("drawn").expect("drawn");
+    let again = cluster.state().slot_map.layout().expect("a map").expect("a map");
     assert!(Arc::ptr_eq(&layout, &again), "it is the same");
     // The number of examinations is limited, even if there is news all the time.
-    let asked = nodes[0].asked();
+    let before = nodes[0].asked();
     for _ in 0..50 {
         cluster.looks.news();
         sleep(Duration::from_millis(10)).await;
     }
-    assert!(nodes[0].asked() - asked <= 10, "{}", nodes[0].asked() - asked);
+    assert!(nodes[0].asked() - before <= 10, "{}", nodes[0].asked() - before);
 }
 
 #[tokio::test]
-async fn a_closed_cluster_does_nothing_more() {
+async fn a_closed_cluster_sends_no_commands() {
     let ([first, second], cluster) = halves().await;
-    let kept = cluster.server(&first.address).expect("an address");
+    let server = cluster.server(&first.address).expect("an address");
     assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
     let refresh_tasks = cluster.state().refresh_tasks;
     let waits = tokio::spawn({
@@ -234,10 +239,14 @@ async fn a_closed_cluster_does_nothing_more() {
     });
     tokio::task::yield_now().await;
     cluster.close();
-    timeout(SOON, waits).await.expect("they are told").expect("no panic").expect("it is there");
-    eventually("there is no surveyor", || Arc::strong_count(&cluster.looks) == 1).await;
+    timeout(SOON, waits)
+        .await
+        .expect("waiting callers are notified")
+        .expect("no panic")
+        .expect("it is there");
+    eventually("there is no refresh task", || Arc::strong_count(&cluster.looks) == 1).await;
     assert_eq!(cluster.link(), (LinkState::Closed, Breaker::Open, None));
-    assert_eq!(kept.down().map(|why| why.kind), Some(StoreErrorKind::Closed));
+    assert_eq!(server.down().map(|why| why.kind), Some(StoreErrorKind::Closed));
     let closed = |done: Result<(), StoreError>| done.expect_err("closed").kind == StoreErrorKind::Closed;
     assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
@@ -249,28 +258,28 @@ async fn a_closed_cluster_does_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_dropped_cluster_ends_its_surveyor() {
+async fn a_dropped_cluster_ends_its_refresh_task() {
     let (_nodes, cluster) = halves().await;
     let looks = Arc::clone(&cluster.looks);
     drop(cluster);
-    eventually("there is no surveyor", || Arc::strong_count(&looks) == 1).await;
+    eventually("there is no refresh task", || Arc::strong_count(&looks) == 1).await;
 }
 
-/// Slots may be migrating to it or from it although it has none. After a while its connection is closed.
+/// Slots may be migrating to the node or from it although it has none. After a while its connection is closed.
 #[tokio::test]
-async fn a_node_without_slots_is_kept_for_a_while() {
+async fn the_connection_to_a_node_without_slots_is_retained_for_a_while() {
     let (nodes, cluster) = halves().await;
-    let kept = || {
-        let mut kept: Vec<_> = cluster.state().servers.keys().cloned().collect();
-        kept.sort();
-        kept
+    let connected = || {
+        let mut addresses: Vec<_> = cluster.state().servers.keys().cloned().collect();
+        addresses.sort();
+        addresses
     };
     let (mut both, rest) = (nodes.each_ref().map(|node| node.address.clone()), [nodes[1].address.clone()]);
     both.sort();
     let looks = async || {
-        let asked = nodes[1].asked();
+        let before = nodes[1].asked();
         cluster.suspect();
-        eventually("it is asked", || nodes[1].asked() > asked).await;
+        eventually("it is queried", || nodes[1].asked() > before).await;
         sleep(Duration::from_millis(50)).await;
     };
     let pass = async || {
@@ -283,14 +292,14 @@ async fn a_node_without_slots_is_kept_for_a_while() {
     }
     looks().await;
     eventually("it has none", || master(&cluster, 0) == Some(nodes[1].address.clone())).await;
-    assert_eq!(kept(), both);
+    assert_eq!(connected(), both);
     pass().await;
     cluster.server(&nodes[0].address).expect("an address");
     looks().await;
-    assert_eq!(kept(), both, "it was used");
+    assert_eq!(connected(), both, "it was used");
     pass().await;
     looks().await;
-    eventually("it is let go", || kept() == rest).await;
+    eventually("it is let go", || connected() == rest).await;
     assert!(get(&cluster, &key_in(0), SOON).await.is_ok());
 }
 
@@ -298,8 +307,8 @@ async fn a_node_without_slots_is_kept_for_a_while() {
 async fn a_failed_command_examines_the_slots() {
     let ([first, second], cluster) = halves().await;
     sleep(Duration::from_millis(400)).await;
-    let asked = second.asked();
+    let before = second.asked();
     first.will_answer([String::new()]);
     get(&cluster, &key_in(0), Duration::from_millis(50)).await.expect_err("it is not answered");
-    eventually("the other is asked", || second.asked() > asked).await;
+    eventually("the other is queried", || second.asked() > before).await;
 }

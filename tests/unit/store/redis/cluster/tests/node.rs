@@ -17,15 +17,15 @@ pub(super) const NIL: &str = "$-1\r\n";
 pub(super) struct Node {
     pub(super) address: Address,
     pub(super) said: Arc<Mutex<Said>>,
-    /// How often it was asked for the slots, and for the time.
-    asked: Arc<AtomicUsize>,
-    looked_at: Arc<AtomicUsize>,
+    /// How many requests for the slots and for the time the node has received.
+    slot_requests: Arc<AtomicUsize>,
+    time_requests: Arc<AtomicUsize>,
     commands: Arc<Mutex<Vec<String>>>,
 }
 
 #[derive(Default)]
 pub(super) struct Said {
-    /// Ranges of slots: the last slot of each and its node. A range begins after the end of the one before.
+    /// Ranges of slots: the last slot of each and its node. A range begins after the end of the previous one.
     pub(super) slots: Vec<(u16, Option<Address>)>,
     /// Whether it refuses the request for the slots (NOPERM).
     pub(super) refuses: bool,
@@ -39,8 +39,8 @@ impl Node {
         Self {
             address: Address { host: "127.0.0.1".into(), port },
             said: Arc::new(Mutex::new(Said { seconds, ..Said::default() })),
-            asked: Arc::default(),
-            looked_at: Arc::default(),
+            slot_requests: Arc::default(),
+            time_requests: Arc::default(),
             commands: Arc::default(),
         }
     }
@@ -68,19 +68,19 @@ impl Node {
         node
     }
 
-    /// Called for each word. Answers the one word by which a command is recognised (`SLOTS` for `CLUSTER SLOTS`); `None` for all
-    /// others.
+    /// Called for each word. Answers the one word by which a command is recognised (`SLOTS` for `CLUSTER SLOTS`); returns
+    /// `None` for all others.
     fn answers(&self, word: &str) -> Option<String> {
         let mut said = lock(&self.said);
         Some(match word {
             "PING" => "+PONG\r\n".to_owned(),
             "TIME" => {
-                self.looked_at.fetch_add(1, Ordering::Relaxed);
+                self.time_requests.fetch_add(1, Ordering::Relaxed);
                 let seconds = said.seconds.to_string();
                 format!("*2\r\n${}\r\n{seconds}\r\n$1\r\n0\r\n", seconds.len())
             }
             "SLOTS" => {
-                self.asked.fetch_add(1, Ordering::Relaxed);
+                self.slot_requests.fetch_add(1, Ordering::Relaxed);
                 if said.refuses {
                     return Some("-NOPERM no permissions\r\n".to_owned());
                 }
@@ -121,11 +121,11 @@ impl Node {
     }
 
     pub(super) fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+        self.slot_requests.load(Ordering::Relaxed)
     }
 
     pub(super) fn looked_at(&self) -> usize {
-        self.looked_at.load(Ordering::Relaxed)
+        self.time_requests.load(Ordering::Relaxed)
     }
 
     pub(super) fn commands(&self) -> Vec<String> {
@@ -139,7 +139,7 @@ pub(super) fn dead() -> Node {
     Node::at(listener.local_addr().expect("bound").port(), 0)
 }
 
-/// An address that accepts connections while the listener is kept, and never answers.
+/// An address that accepts connections until the listener is dropped, and never answers.
 pub(super) fn hanging() -> (std::net::TcpListener, Address) {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("bound").port();

@@ -1,4 +1,4 @@
-//! The start of a cluster client, before it has a slot map and when it has the slot map of one node only.
+//! The start of a cluster client: before it has a slot map, and while it has only one node's view of the slots.
 
 use super::node::hanging;
 use super::*;
@@ -28,12 +28,12 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
         let (cluster, key) = (Arc::clone(&cluster), key.clone());
         tokio::spawn(async move { if all { cluster.until_up().await } else { cluster.reach(&key).await } })
     });
-    let asked = node.asked();
-    eventually("it is asked again", || node.asked() > asked + 2).await;
+    let before = node.asked();
+    eventually("it is queried again", || node.asked() > before + 2).await;
     assert_eq!(warnings.about("which slot").len(), 1);
-    let asked = node.asked();
+    let before = node.asked();
     sleep(Duration::from_millis(200)).await;
-    assert!(node.asked() - asked < 50, "{} times at once", node.asked() - asked);
+    assert!(node.asked() - before < 50, "{} times at once", node.asked() - before);
     // The latest reason is reported.
     lock(&node.said).refuses = false;
     let reason = || cluster.link().2.unwrap_or_default();
@@ -43,10 +43,10 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     for wait in waits {
         timeout(SOON, wait).await.expect("in time").expect("no panic").expect("it is up");
     }
-    // A cluster of one node does not keep asking for other nodes' views.
-    let asked = node.asked();
+    // In a cluster of one node, the task does not query again and again for other nodes' views.
+    let before = node.asked();
     sleep(Duration::from_millis(300)).await;
-    assert!(node.asked() <= asked + 2, "{} times", node.asked() - asked);
+    assert!(node.asked() <= before + 2, "{} times", node.asked() - before);
 }
 
 /// The first answer is used at once, and only until the other nodes have answered.
@@ -67,14 +67,14 @@ async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
 /// Of the client's nodes one is down, and one does not answer.
 #[tokio::test]
 async fn the_first_node_that_answers_is_enough() {
-    let (gone, hangs, node) = (dead(), hanging(), Node::start(0).await);
+    let (down_node, hangs, node) = (dead(), hanging(), Node::start(0).await);
     node.says(&[(16_383, Some(&node))]);
     let cluster =
         |nodes: &[String]| Cluster::new(ClusterClient::new(nodes.to_vec()).expect("nodes"), 2 * SOON);
     let url = |address: &Address| format!("redis://{address}/");
-    let all = cluster(&[url(&gone.address), url(&hangs.1), url(&node.address)]);
+    let all = cluster(&[url(&down_node.address), url(&hangs.1), url(&node.address)]);
     assert!(get(&all, "k", SOON).await.is_ok());
-    // Otherwise each node is given its time, and no more.
+    // Otherwise the client waits for each node until the time limit, and no longer.
     let alone = cluster(&[url(&hangs.1)]);
     let late = timeout(SOON, get(&alone, "k", Duration::from_millis(200))).await;
     let error = late.expect("in time").expect_err("it says nothing");
@@ -107,7 +107,7 @@ fn without_a_runtime_waiting_for_the_slot_map_fails() {
     assert!(known_layout.is_some_and(|known_layout| known_layout.is_err()));
 }
 
-/// A runtime that shuts down ends the surveyor, and also its finding that no node reports slots.
+/// A runtime that shuts down ends the refresh task, and resets its result that no node reports slots.
 #[tokio::test]
 async fn another_runtime_starts_over() {
     let (node, blank) = (Node::start(0).await, Node::start(0).await);
@@ -124,19 +124,19 @@ async fn another_runtime_starts_over() {
     elsewhere.shutdown_background();
     for cluster in [&known_layout, &unknown] {
         let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().refresh_task.is_none();
-        eventually("there is no surveyor", is_over).await;
+        eventually("there is no refresh task", is_over).await;
     }
-    assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no surveyor looks any more");
-    let asked = node.asked();
+    assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no task refreshes the map any more");
+    let before = node.asked();
     assert!(get(&known_layout, "k", SOON).await.is_ok());
-    eventually("it is surveyed", || node.asked() > asked).await;
+    eventually("it is queried", || node.asked() > before).await;
     blank.says(&[(16_383, Some(&node))]);
-    assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a chart as the first does");
+    assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a map as the first does");
 }
 
-/// A caller on another runtime is told of the surveyor's end, and starts another one.
+/// A caller on another runtime is notified of the end of the refresh task, and starts another one.
 #[tokio::test]
-async fn a_wait_outlives_the_surveyor() {
+async fn a_wait_outlives_the_refresh_task() {
     let node = Node::start(0).await;
     let cluster = cluster(&[&node]);
     let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
