@@ -1,4 +1,4 @@
-//! `docs/redis.md`. Clients are made, and not connected.
+//! `docs/redis.md`, `docs/credentials.md` and `docs/large-values.md`. Clients are made, and not connected.
 
 use std::error::Error;
 
