@@ -142,7 +142,7 @@ impl Error {
         )
     }
 
-    pub(crate) fn too_many_waiters(key: &Key, most: usize) -> Self {
+    pub(crate) fn too_many_fail_open_loads(key: &Key, most: usize) -> Self {
         let digest = key.digest();
         let text = format!(
             "the store can not be asked, and {most} loads (max_fail_open_loads) run without it while key #{digest} would"

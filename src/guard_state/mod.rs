@@ -146,7 +146,7 @@ impl<F> ReadResult<F> {
 
 impl GuardState {
     /// Identifies the `limit` permits of this namespace: a load that holds one of them records it.
-    pub(crate) fn permit_turn(&self, limit: u32) -> LoadPermitId {
+    pub(crate) fn permit_id(&self, limit: u32) -> LoadPermitId {
         LoadPermitId::Permit { store_id: self.store.store_id(), namespace: self.namespace.clone(), limit }
     }
 

@@ -189,7 +189,7 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// Invalidates the resource if the response names other `Vary` headers than its known variants. Later requests
     /// then do not find the variants under the old names.
-    pub(crate) async fn forget_old_names(&self, candidate: &mut StoreCandidate) {
+    pub(crate) async fn invalidate_if_names_changed(&self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
             self.load_request.variant.get().is_some_and(|slot| candidate.names() != Some(&slot.names));
         // Ignore a response that is not stored: an error page seldom has the `Vary` of its resource.
@@ -272,7 +272,7 @@ where
         if !is_replayable(head.status, ends_with_head) {
             candidate.not_stored();
         }
-        self.forget_old_names(&mut candidate).await;
+        self.invalidate_if_names_changed(&mut candidate).await;
         if !self.has_room(&candidate).await {
             candidate.not_stored();
         }

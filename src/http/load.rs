@@ -300,7 +300,7 @@ where
         let is_too_old = candidate.as_ref().is_ok_and(|candidate| candidate.is_too_old);
         let (ttl, result) = match candidate {
             Ok(mut candidate) => {
-                self.forget_old_names(&mut candidate).await;
+                self.invalidate_if_names_changed(&mut candidate).await;
                 let ttl = candidate.ttl();
                 let trailers = trailers.as_deref().cloned();
                 let unstored = self.unstored(head.status);

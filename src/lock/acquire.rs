@@ -143,7 +143,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
             let error = match self.claim.take(old, queue, within).await {
                 Ok(MutexTaken { taken, was_held }) => {
                     if let Some(hold) = self.instead.take() {
-                        hold.given_back(was_held);
+                        hold.mark_released(was_held);
                     }
                     return Ok(taken);
                 }

@@ -350,7 +350,7 @@ impl<T: LockTarget> Hold<T> {
 
     /// Records that a command other than [`free`](Self::free) released the lock, and whether that command found it still
     /// held.
-    pub(crate) fn given_back(&mut self, was_held: bool) {
+    pub(crate) fn mark_released(&mut self, was_held: bool) {
         self.was_held = was_held;
         self.end();
     }

@@ -154,7 +154,7 @@ impl FlightTask {
             return Ok(Some((share, turn)));
         }
         self.policy.count(Count::overloaded);
-        Err(Failure::Guard(Error::too_many_waiters(&self.flight.key, most)))
+        Err(Failure::Guard(Error::too_many_fail_open_loads(&self.flight.key, most)))
     }
 
     /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
@@ -443,7 +443,7 @@ impl FlightTask {
     ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
         let Self { state, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
-        let turn = state.permit_turn(limit);
+        let turn = state.permit_id(limit);
         if self.holds(&turn) {
             return Ok(None);
         }

@@ -320,7 +320,7 @@ impl CallState<'_> {
             ),
             // Loading alone would bypass `max_concurrent_loads`, unless this runs inside a load that holds a permit.
             (NoCapacity::TooManyFlights(loader), Some(cap))
-                if policy.on_overload == OnOverload::Shed && !loader.is_within(&state.permit_turn(cap)) =>
+                if policy.on_overload == OnOverload::Shed && !loader.is_within(&state.permit_id(cap)) =>
             {
                 (
                     loader,

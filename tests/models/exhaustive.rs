@@ -34,7 +34,7 @@ use flight::{Flights, Joined};
 use loom::future::block_on;
 use loom::thread;
 use sync::{Arc, AtomicUsize};
-use wave::{Map, call, everyone_is_answered};
+use wave::{Map, call, every_caller_is_answered};
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -44,7 +44,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 
 #[test]
 fn every_waiter_receives_the_outcome() {
-    check(|| everyone_is_answered(3));
+    check(|| every_caller_is_answered(3));
 }
 
 /// A detached flight ends while others begin a new one: it removes only itself from the map.
@@ -78,10 +78,10 @@ fn an_older_flight_removes_no_newer_one() {
 
 #[test]
 fn no_wake_up_is_lost_between_registering_and_waiting() {
-    check(|| registry::everyone_who_waits_is_told(2));
+    check(|| registry::every_waiter_is_notified(2));
 }
 
 #[test]
 fn a_grant_is_received_or_handed_on() {
-    check(|| registry::a_grant_is_heard_or_handed_on(2));
+    check(|| registry::a_grant_is_received_or_handed_on(2));
 }

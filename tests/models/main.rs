@@ -48,7 +48,7 @@ use shuttle::future::block_on;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
-use wave::{Hashing, Map, everyone_is_answered};
+use wave::{Hashing, Map, every_caller_is_answered};
 
 const SCHEDULES: usize = 4_000;
 
@@ -68,7 +68,7 @@ fn alone(model: impl Fn() + Send + Sync + 'static) {
 /// Invariants 1, 2 and 4 of `flight`: each caller is answered, and there is one leader per wave.
 #[test]
 fn every_waiter_receives_the_outcome() {
-    check(|| everyone_is_answered(4));
+    check(|| every_caller_is_answered(4));
 }
 
 /// An announcement reaches each waiter that joined before or after it, and never the waiter with the running loader.
@@ -410,10 +410,10 @@ fn dropped_callers_and_readers_leave_no_caller_waiting() {
 
 #[test]
 fn no_wake_up_is_lost_between_registering_and_waiting() {
-    check(|| registry::everyone_who_waits_is_told(3));
+    check(|| registry::every_waiter_is_notified(3));
 }
 
 #[test]
 fn a_grant_is_received_or_handed_on() {
-    check(|| registry::a_grant_is_heard_or_handed_on(3));
+    check(|| registry::a_grant_is_received_or_handed_on(3));
 }

@@ -9,7 +9,7 @@ use super::{block_on, thread};
 pub(crate) struct Token(u8);
 
 /// Invariant 3 of the store: a waiter that registers before it finds the lease held is notified when the lease ends, whenever that is.
-pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
+pub(crate) fn every_waiter_is_notified(waiters: u8) {
     let watches = Arc::new(LeaseWaiters::default());
     let held = Arc::new(AtomicUsize::new(1));
     let waiters: Vec<_> = (0..waiters)
@@ -40,7 +40,7 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
 }
 
 /// The waiter receives a grant exactly if `notify` returns true. Other waiters come and go meanwhile.
-pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
+pub(crate) fn a_grant_is_received_or_handed_on(others: u8) {
     let watches = Arc::new(LeaseWaiters::default());
     let received = Arc::new(AtomicUsize::new(0));
     let watch = watches.register("k", &Token(0));

@@ -25,7 +25,7 @@ pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
 }
 
 /// Each of `callers` is answered. There is one leader per wave.
-pub(crate) fn everyone_is_answered(callers: usize) {
+pub(crate) fn every_caller_is_answered(callers: usize) {
     let flights: Arc<Map> = Arc::new(Flights::new(10));
     let led = Arc::new(AtomicUsize::new(0));
     let callers: Vec<_> = (0..callers)

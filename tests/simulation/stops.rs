@@ -16,7 +16,7 @@ use crate::testing::ChaosStore;
 use crate::{Policy, StampedeGuard};
 
 /// Sets this world's random stream apart from that of the plans.
-const STREAM: u64 = 0x7374_6f70_73;
+const STREAM: u64 = 0x0073_746f_7073;
 const NODES: usize = 3;
 const LASTS: Duration = Duration::from_secs(4);
 /// The store's clock counts milliseconds, and a value is stamped when its load's task runs again.

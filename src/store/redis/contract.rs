@@ -548,7 +548,7 @@ impl RedisStore {
     /// Handles the answer to a take. If the token had lost its position in the queue, the other waiters of this process
     /// may have lost theirs, too: the process was paused for so long that it was considered dead, or the data was lost.
     fn handle_take_answer(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
-        self.grants.is_answered(token);
+        self.grants.record_answer(token);
         // The waiters of a process without an inbox lose their positions again and again, so the search waits until the
         // inbox is up.
         if remarks.lost_position
@@ -587,7 +587,7 @@ impl LockStore for RedisStore {
     ) -> Reply<'a, MutexTaken> {
         Box::pin(async move {
             self.inbox.open();
-            let again = self.grants.asks_again(ask.token);
+            let again = self.grants.begin_take(ask.token);
             let (taken, remarks) = lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?;
             self.handle_take_answer(name, ask.token, remarks);
             Ok(taken)
@@ -608,12 +608,12 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
             let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
-            if matches!(joined, LeaveRole::Gone) {
+            if matches!(joined, LeaveRole::Removed) {
                 return Ok(());
             }
             leave_alone(self, name, leave, within).await?;
             if let LeaveRole::First(mut job) = joined {
-                while job.see_to_others(&self.commands, name, within).await? {
+                while job.remove_others(&self.commands, name, within).await? {
                     // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
                     // lock on.
                     leave_alone(self, name, leave, within).await?;
@@ -659,7 +659,7 @@ impl LockStore for RedisStore {
     ) -> Reply<'a, PermitTaken> {
         Box::pin(async move {
             self.inbox.open();
-            let again = self.grants.asks_again(ask.token);
+            let again = self.grants.begin_take(ask.token);
             let (taken, remarks) =
                 lock_steps::take_permit(&self.commands, name, (ask, again), within).await?;
             self.handle_take_answer(name, ask.token, remarks);

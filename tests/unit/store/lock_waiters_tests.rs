@@ -94,8 +94,8 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let four = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
     let take = |waiter: &LockWaiter| {
-        let again = grants.asks_again(&waiter.waiter.token);
-        grants.is_answered(&waiter.waiter.token);
+        let again = grants.begin_take(&waiter.waiter.token);
+        grants.record_answer(&waiter.waiter.token);
         again
     };
     for waiter in [&one, &two, &three] {
@@ -123,7 +123,7 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
         panic!("one lock")
     };
     assert!(take(&two));
-    assert!(grants.asks_again(&three.waiter.token));
+    assert!(grants.begin_take(&three.waiter.token));
     absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
     assert_eq!(notified(&two).await, None, "it was answered since");
     assert_eq!(notified(&three).await, None, "it will be");

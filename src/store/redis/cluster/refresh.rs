@@ -154,7 +154,7 @@ impl Discovery {
         let mut nodes: Vec<_> =
             known_layout.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
         if lost || nodes.is_empty() {
-            nodes.extend(cluster.cluster_nodes.everyone());
+            nodes.extend(cluster.cluster_nodes.all_known_nodes());
             nodes.sort();
             nodes.dedup();
         }

@@ -45,7 +45,7 @@ pub(crate) enum LeaveRole<'a> {
     /// This waiter is the first: it leaves alone, and then removes the others.
     First(LeaveJob<'a>),
     /// Its entry was removed from the queue.
-    Gone,
+    Removed,
     /// It had no entry in the queue: the waiter may hold the lock, or must leave alone.
     Alone,
 }
@@ -75,7 +75,11 @@ impl LeaveBatches {
                 }
             }
         };
-        if matches!(timeout(within, removal).await, Ok(Ok(()))) { LeaveRole::Gone } else { LeaveRole::Alone }
+        if matches!(timeout(within, removal).await, Ok(Ok(()))) {
+            LeaveRole::Removed
+        } else {
+            LeaveRole::Alone
+        }
     }
 }
 
@@ -94,7 +98,7 @@ impl LeaveJob<'_> {
     }
 
     /// Removes from the queue the waiters that have come since the last call; returns whether there were any.
-    pub(crate) async fn see_to_others(
+    pub(crate) async fn remove_others(
         &mut self,
         commands: &Commands,
         name: &LockName,
@@ -152,7 +156,7 @@ const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Called when the subscription is lost, and when it is settled again: confirmed, or permanently refused.
-pub(crate) async fn look_for_losses(
+pub(crate) async fn find_lost_messages(
     (commands, node, within): (Commands, Uuid, Duration),
     grants: Arc<LockWaiters>,
     is_settled: bool,

@@ -7,7 +7,7 @@ use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::examination::GuideLink;
+use super::examination::ExaminedServer;
 use super::examination::{ALONE, ANSWER, one};
 use super::rights;
 use super::server::settings;
@@ -29,7 +29,7 @@ pub(super) async fn examine(
     name: &str,
     user: &str,
     findings: &mut Vec<Finding>,
-) -> Option<GuideLink> {
+) -> Option<ExaminedServer> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
         let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
@@ -87,7 +87,7 @@ pub(super) async fn examine(
     let (connector, name) = target.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
     // At any node: a message that is published at one node must reach all.
     let inbox = cluster.any_node(ANSWER);
-    Some(GuideLink { connector, inbox, name, reached })
+    Some(ExaminedServer { connector, inbox, name, reached })
 }
 
 /// Examines what differs by node: users, rights and settings. The findings from index `from` on are about the node that

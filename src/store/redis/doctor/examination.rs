@@ -19,7 +19,7 @@ pub(super) struct Examination<'a> {
 }
 
 /// The server to examine further.
-pub(super) struct GuideLink {
+pub(super) struct ExaminedServer {
     pub(super) connector: Connector,
     /// For the subscription.
     pub(super) inbox: Connector,
@@ -40,7 +40,7 @@ impl Examination<'_> {
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// The cost of missing notifications.
-pub(super) const NOT_EXAMINED: &str =
+pub(super) const WITHOUT_NOTIFICATIONS: &str =
     "no process is told that a load has ended: waits in other processes end by their timers, later";
 
 /// The cost of an unreachable server.

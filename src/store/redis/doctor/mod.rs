@@ -24,7 +24,7 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use self::examination::{ALONE, ANSWER, Examination, GuideLink, one, words};
+use self::examination::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
 use super::RedisStore;
 use super::commands::Servers;
 use super::errors::{bounded, unquoted};
@@ -59,7 +59,7 @@ impl Examination<'_> {
             Servers::One(server) => {
                 let connector = server.connector.clone();
                 let name = self.ask.key.name().to_owned();
-                GuideLink { inbox: connector.clone(), connector, name, reached: Vec::new() }
+                ExaminedServer { inbox: connector.clone(), connector, name, reached: Vec::new() }
             }
             Servers::Cluster(cluster) => {
                 let name = self.ask.key.name();
@@ -71,7 +71,7 @@ impl Examination<'_> {
         };
         // The guard allows little time for an answer. With more, the report can say how slow the server is.
         (target.connector.answer, target.inbox.answer) = (ANSWER, ANSWER);
-        let GuideLink { connector, inbox, name, reached } = &target;
+        let ExaminedServer { connector, inbox, name, reached } = &target;
         let started = Instant::now();
         let (mut commands, reading) = match connector.commands().await {
             Ok(opened) => opened,
@@ -108,7 +108,7 @@ impl Examination<'_> {
         }
         // The sink is dropped only here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {
-            self.listen(&mut messages, trial.published_at, trial.heard).await;
+            self.listen(&mut messages, trial.published_at, trial.receivers).await;
             drop(sink);
         }
         self.slots();

@@ -3,7 +3,7 @@
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 
-use super::examination::GuideLink;
+use super::examination::ExaminedServer;
 use crate::health::Finding;
 use crate::store::redis::cluster::Cluster;
 use crate::store::redis::connection::connector::Connector;
@@ -13,7 +13,7 @@ pub(super) async fn examine(
     _name: &str,
     _user: &str,
     _findings: &mut Vec<Finding>,
-) -> Option<GuideLink> {
+) -> Option<ExaminedServer> {
     match *cluster {}
 }
 

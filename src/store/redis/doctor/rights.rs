@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 
-use super::examination::{ALONE, ANSWER, Examination, NOT_EXAMINED, all, one};
+use super::examination::{ALONE, ANSWER, Examination, WITHOUT_NOTIFICATIONS, all, one};
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Servers;
@@ -61,7 +61,7 @@ pub(super) struct RightsTrial {
     /// When the message was published, if it was.
     pub(super) published_at: Option<Instant>,
     /// How many clients received the message.
-    pub(super) heard: i64,
+    pub(super) receivers: i64,
 }
 
 /// The refusals, by their cost.
@@ -156,7 +156,9 @@ impl RefusedRights {
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
-            findings.push(found.cost(NOT_EXAMINED).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
+            findings.push(
+                found.cost(WITHOUT_NOTIFICATIONS).advice(format!("ACL SETUSER {user} +publish &sg1:*")),
+            );
         }
         if let Some(writes) = writes {
             let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
@@ -227,7 +229,7 @@ pub(super) async fn examine(
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
-    Ok(RightsTrial { findings: refused.findings(user, name), published_at, heard: receivers })
+    Ok(RightsTrial { findings: refused.findings(user, name), published_at, receivers })
 }
 
 /// Reads from the script's answer which commands of loads it could not call. Leaves out the commands that only locks or
@@ -334,7 +336,7 @@ impl Examination<'_> {
                 };
                 let found =
                     Finding::warning("notifications", format!("can not subscribe: {}", unquoted(error)));
-                self.findings.push(found.cost(NOT_EXAMINED).advice(advice));
+                self.findings.push(found.cost(WITHOUT_NOTIFICATIONS).advice(advice));
                 None
             }
         }
@@ -370,7 +372,7 @@ impl Examination<'_> {
         self.findings.push(match received {
             Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
             _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
-                .cost(NOT_EXAMINED)
+                .cost(WITHOUT_NOTIFICATIONS)
                 .advice("+publish and &sg1:* for this user; a proxy between here and the server must pass messages on"),
         });
     }

@@ -17,7 +17,7 @@ use crate::health::LinkState;
 use crate::store::Token;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::entry_steps::hand_over;
-use crate::store::redis::commands::lock_queue::look_for_losses;
+use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
 use crate::store::volume_store::VolumeListener;
 use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
@@ -192,9 +192,9 @@ impl Recipient for Inbox {
         }
     }
 
-    fn look_for_losses(&self, status: InboxStatus) {
+    fn find_lost_messages(&self, status: InboxStatus) {
         let request = (self.commands.clone(), self.node(), self.subscriber.connector.answer);
-        tokio::spawn(look_for_losses(request, Arc::clone(&self.grants), status != InboxStatus::Shut));
+        tokio::spawn(find_lost_messages(request, Arc::clone(&self.grants), status != InboxStatus::Shut));
     }
 }
 

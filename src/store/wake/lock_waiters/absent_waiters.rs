@@ -87,6 +87,6 @@ impl Absent {
         {
             return;
         }
-        waiter.notify(LockHints::hear_nothing);
+        waiter.notify(LockHints::mark_silent);
     }
 }

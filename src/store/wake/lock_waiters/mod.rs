@@ -112,7 +112,7 @@ impl LockWaiters {
             (firsts, holders.cloned().collect())
         };
         for holder in holders {
-            holder.notify(LockHints::hear_nothing);
+            holder.notify(LockHints::mark_silent);
         }
         drop(firsts);
     }
@@ -120,7 +120,7 @@ impl LockWaiters {
     /// Notifies the waiters and holders of one node that messages may have been lost, where several nodes share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn notify_node_missed(&self, node: Uuid) {
-        self.notify_each(RegisteredLockWaiter::of(node), LockHints::hear_nothing);
+        self.notify_each(RegisteredLockWaiter::of(node), LockHints::mark_silent);
     }
 
     /// Notifies the waiters and holders of this node that the store is closed.
@@ -145,7 +145,7 @@ impl LockWaiters {
 
     /// Whether a take may have been sent with this token before. Records that one is sent now.
     #[cfg(feature = "redis")]
-    pub(crate) fn asks_again(&self, token: &Token) -> bool {
+    pub(crate) fn begin_take(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
         registry.by_token.get(token).is_none_or(|waiter| {
             let next = |takes: u32| Some((takes + 2) & !1);
@@ -155,7 +155,7 @@ impl LockWaiters {
 
     /// Records that the last take with this token was answered.
     #[cfg(feature = "redis")]
-    pub(crate) fn is_answered(&self, token: &Token) {
+    pub(crate) fn record_answer(&self, token: &Token) {
         if let Some(waiter) = lock(&self.registry).by_token.get(token) {
             waiter.asked.fetch_or(1, Ordering::Relaxed);
         }
@@ -508,7 +508,7 @@ pub(crate) struct LockHints {
 
 impl LockHints {
     #[cfg(any(feature = "redis", feature = "testing"))]
-    fn hear_nothing(&mut self) {
+    fn mark_silent(&mut self) {
         (self.missed, self.is_silent) = (true, true);
     }
 }

@@ -265,11 +265,11 @@ async fn a_connection_that_is_cut_while_idle_is_replaced_without_a_command_or_a_
 #[tokio::test]
 async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
-    for (breaks, sent, is_answered) in [(1, 2, true), (3, 2, false)] {
+    for (breaks, sent, record_answer) in [(1, 2, true), (3, 2, false)] {
         let (url, seen) = breaking_server(breaks).await;
         let supervisor = patient_supervisor(&url).await;
         let read = supervisor.send_noting(&get, Duration::from_secs(10), OnBreak::Repeat).await;
-        assert_eq!((*seen.borrow(), read.is_ok()), (sent, is_answered), "{breaks} breaks: {read:?}");
+        assert_eq!((*seen.borrow(), read.is_ok()), (sent, record_answer), "{breaks} breaks: {read:?}");
     }
 }
 

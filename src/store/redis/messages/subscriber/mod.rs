@@ -169,7 +169,7 @@ pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
     fn notify_missed(&self);
 
     /// Queries in a background task which other waiters of locks have missed a message. `status` has just changed.
-    fn look_for_losses(&self, status: InboxStatus);
+    fn find_lost_messages(&self, status: InboxStatus);
 }
 
 /// Whether a node's messages arrive.
@@ -246,7 +246,7 @@ impl MessageReader {
     fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
         let entered = self.subscriber.upgrade().is_some_and(|to| to.enter(self.number, status, recipients));
         if entered {
-            recipients.iter().for_each(|recipient| recipient.look_for_losses(status));
+            recipients.iter().for_each(|recipient| recipient.find_lost_messages(status));
         }
         entered
     }

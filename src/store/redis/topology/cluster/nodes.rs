@@ -49,7 +49,7 @@ impl ClusterNodes {
 
     /// All nodes that may know the slots: the client's own addresses, and masters and replicas of the latest slot map.
     /// Replicas are included, because they may have taken over and be the only nodes that are up.
-    pub(crate) fn everyone(&self) -> Vec<Address> {
+    pub(crate) fn all_known_nodes(&self) -> Vec<Address> {
         self.seeds.iter().chain(&lock(&self.known).all).cloned().collect()
     }
 
@@ -310,9 +310,9 @@ mod tests {
     #[test]
     fn everyone_lists_the_clients_nodes_and_all_known_nodes_with_replicas() {
         let cluster_nodes = cluster_nodes(&[1]);
-        assert_eq!(cluster_nodes.everyone(), [at(1)]);
+        assert_eq!(cluster_nodes.all_known_nodes(), [at(1)]);
         cluster_nodes.learn(&ranges());
-        assert_eq!(cluster_nodes.everyone(), [at(1), at(3), at(4), at(5)]);
+        assert_eq!(cluster_nodes.all_known_nodes(), [at(1), at(3), at(4), at(5)]);
     }
 
     #[test]
