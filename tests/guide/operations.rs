@@ -1,4 +1,4 @@
-//! `docs/operations.md`.
+//! `docs/operations.md`, `docs/metrics.md` and `docs/rolling-updates.md`.
 
 use std::error::Error;
 use std::time::Duration;

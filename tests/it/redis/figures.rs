@@ -1,4 +1,4 @@
-//! The figures that docs/operations.md promises for each fault, unless another file asserts them: a network that flaps, a
+//! The figures that docs/faults.md promises for each fault, unless another file asserts them: a network that flaps, a
 //! herd at a failover, and lost messages. The modules below test the promised times over several rounds.
 
 mod ailments;

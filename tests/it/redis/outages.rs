@@ -1,6 +1,6 @@
 //! Promises 3 and 6 in the middle of a wait: a leader loads, other processes wait for it, and then the server is
 //! killed, restarted, stopped, emptied or cuts connections. Every caller receives a correct value, there are no more
-//! loads than docs/operations.md allows ("Figures"), and afterwards all processes work as before.
+//! loads than docs/faults.md allows, and afterwards all processes work as before.
 
 use super::*;
 use crate::support::origin::Answer;
