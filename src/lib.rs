@@ -43,8 +43,9 @@
 //!
 //! The repository has a guide, a page per question, in `docs/`: `getting-started.md` step by step, `keys.md` (what is
 //! cached), `stack.md` (where the layer belongs), `freshness.md`, `local-tier.md` (hits from memory), `errors.md`,
-//! `invalidation.md`, `attribute.md`, `redis-down.md`, `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users, TLS,
-//! Sentinel, Cluster), `operations.md`, `guarantees.md` (each promise with its tests and its limits) and `how-it-works.md`.
+//! `invalidation.md`, `attribute.md`, `redis-down.md`, `rest-clients.md`, `locks.md`, `settings.md`, `testing.md`, `redis.md` (users,
+//! Sentinel, Cluster), `credentials.md` (TLS, tokens), `large-values.md`, `operations.md`, `guarantees.md` (each promise with its tests),
+//! `limits.md` (what is not promised) and `how-it-works.md`.
 //!
 //! Here: [`StampedeGuard`] is what a service calls, [`Policy`] how it behaves; [`LoadContext`] lets a loader set the
 //! lifetime, tags and validator of its value; [`lock`] has a mutex and a fair semaphore on the same connections;
@@ -116,7 +117,7 @@ pub mod bounds {
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
     pub use crate::guard::memoize::MemoizedService;
-    pub use crate::guard::memoize::{CloneService, ServiceError, SharedError, StoredResponse};
+    pub use crate::guard::memoize::{CloneService, ServiceError, SharedError, CacheableResponse};
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub use crate::http::HttpService;

@@ -32,7 +32,7 @@ type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> 
 #[derive(Debug)]
 pub(crate) struct Announcer {
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
-    pub(crate) waiters: flight::Announcer<Loader, FlightOutcome>,
+    pub(crate) waiters: flight::FlightAnnouncer<Loader, FlightOutcome>,
     /// The id of the load, if spans are enabled.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) flight: Option<FlightId>,
@@ -254,12 +254,12 @@ impl Drop for AbortOnDrop {
 #[derive(Debug)]
 pub(crate) struct LoadScope {
     /// One load, or all loads that one call for many keys makes.
-    loads: Vec<RunningLoad>,
+    loads: Vec<ScopedLoad>,
     outer: Option<Arc<Self>>,
 }
 
 #[derive(Clone, Debug)]
-struct RunningLoad {
+struct ScopedLoad {
     /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
     store_id: u64,
     key: Key,
@@ -308,7 +308,7 @@ impl LoadScope {
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let loads = vec![RunningLoad { store_id, key: key.clone(), turn }];
+        let loads = vec![ScopedLoad { store_id, key: key.clone(), turn }];
         LOADING.scope(Arc::new(Self { loads, outer }), load)
     }
 
@@ -339,7 +339,7 @@ impl LoadScope {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }
 
-    fn any(&self, is: impl Fn(&RunningLoad) -> bool) -> bool {
+    fn any(&self, is: impl Fn(&ScopedLoad) -> bool) -> bool {
         std::iter::successors(Some(self), |scope| scope.outer.as_deref())
             .flat_map(|scope| &scope.loads)
             .any(is)
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
         let scope = |n: u32| {
-            let load = RunningLoad { store_id: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
+            let load = ScopedLoad { store_id: 1, key: Key::new("ns", &CacheKey::from(n)), turn: None };
             Arc::new(LoadScope { loads: vec![load], outer: None })
         };
         let small = std::thread::Builder::new().stack_size(128 * 1024);

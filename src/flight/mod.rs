@@ -6,7 +6,7 @@
 //! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, an [`Announcer`] may publish
+//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, an [`FlightAnnouncer`] may publish
 //!    another outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
@@ -221,8 +221,8 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     }
 
     /// A handle that gives the waiters an outcome ahead of the end.
-    pub(crate) fn announcer(&self) -> Announcer<L, O> {
-        Announcer { flight: Arc::clone(&self.flight) }
+    pub(crate) fn announcer(&self) -> FlightAnnouncer<L, O> {
+        FlightAnnouncer { flight: Arc::clone(&self.flight) }
     }
 
     /// Gives all present and later waiters this outcome ahead of the end, if none was announced. Callers that join later do not
@@ -279,18 +279,18 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
 }
 
 /// Gives a flight's waiters an outcome ahead of its end, except the caller whose loader runs.
-pub(crate) struct Announcer<L, O> {
+pub(crate) struct FlightAnnouncer<L, O> {
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     flight: Arc<Flight<L, O>>,
 }
 
-impl<L, O> fmt::Debug for Announcer<L, O> {
+impl<L, O> fmt::Debug for FlightAnnouncer<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Announcer").finish_non_exhaustive()
     }
 }
 
-impl<L, O: Clone> Announcer<L, O> {
+impl<L, O: Clone> FlightAnnouncer<L, O> {
     /// Gives all present and later waiters this outcome instead of the flight's. Only the first call counts.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {

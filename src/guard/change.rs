@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::{ChangeTarget, RetainedInvalidation};
 use crate::key::Key;
-use crate::local::Change;
+use crate::local::AnnouncedChange;
 use crate::observe::GuardCount;
 use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, ChangedName};
@@ -83,11 +83,11 @@ impl StampedeGuard {
     /// Makes a change, and waits until the server has confirmed it.
     async fn confirmed(
         &self,
-        change: &Change<'_>,
+        change: &AnnouncedChange<'_>,
         target: &ChangeTarget,
         until: Instant,
         insert: Option<Insert>,
-    ) -> Result<Answer, StoreError> {
+    ) -> Result<ChangeOutcome, StoreError> {
         let (store, key) = (&self.state.store, &target.key);
         let command = |within| {
             if target.is_tag {
@@ -118,7 +118,7 @@ impl StampedeGuard {
     }
 
     /// Removes the id of a tag as a part of another change; that change waits until the announcement has reached all processes.
-    async fn remove_tag(&self, change: &Change<'_>, tag: &Key, until: Instant) -> Result<Answer, StoreError> {
+    async fn remove_tag(&self, change: &AnnouncedChange<'_>, tag: &Key, until: Instant) -> Result<ChangeOutcome, StoreError> {
         let forget =
             |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as Reply<'_, _>;
         self.retry_until(tag, until, forget).await
@@ -151,7 +151,7 @@ impl StampedeGuard {
         state.retained.confirmed(name, attempt, loads_end)
     }
 
-    fn forget_id<'a>(&'a self, change: &Change<'_>, tag: &'a Key, within: Duration) -> Reply<'a, Answer> {
+    fn forget_id<'a>(&'a self, change: &AnnouncedChange<'_>, tag: &'a Key, within: Duration) -> Reply<'a, ChangeOutcome> {
         let (announcement, tags) = (change.attempt(), self.state.store.tags());
         let id = announcement.id;
         answered(self.state.local.attempt_sent(), id, async move {
@@ -160,7 +160,7 @@ impl StampedeGuard {
     }
 
     /// Begins a change: this process drops its copies first, even if the store cannot be reached.
-    fn change(&self, name: ChangedName) -> Change<'_> {
+    fn change(&self, name: ChangedName) -> AnnouncedChange<'_> {
         self.state.local.forget(&name);
         self.state.local.change(name, self.policy.local_elsewhere)
     }
@@ -205,13 +205,13 @@ impl StampedeGuard {
 }
 
 /// The answer to one attempt at a change: the id of its announcement, and how the store handled that.
-pub(super) type Answer = (Uuid, Announced);
+pub(super) type ChangeOutcome = (Uuid, Announced);
 
 fn answered<'a>(
     sent: SentAttempt<'a>,
     id: Uuid,
     step: impl Future<Output = Result<Announced, StoreError>> + Send + 'a,
-) -> Reply<'a, Answer> {
+) -> Reply<'a, ChangeOutcome> {
     Box::pin(async move {
         let announced = step.await?;
         sent.answered();

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::{Arc, RwLock, Weak};
 
 use super::StampedeGuard;
-use super::memoize::{SharedError, StoredResponse};
+use super::memoize::{SharedError, CacheableResponse};
 use crate::error::{Error, LoadError};
 use crate::key::CacheKey;
 use crate::policy::{Policy, PolicyBuilder};
@@ -155,7 +155,7 @@ pub fn receiver<T: LoaderReceiver>() -> fn(&T) -> T {
 /// One call of a memoized function.
 pub async fn load<R, G, F, Fut>(guard: Result<G, Error>, key: CacheKey, load: F) -> R
 where
-    R: FunctionResult<Value: StoredResponse, Error: FunctionError<Failure: SharedError>>,
+    R: FunctionResult<Value: CacheableResponse, Error: FunctionError<Failure: SharedError>>,
     G: Borrow<StampedeGuard>,
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = BodyOf<R>> + Send + 'static,

@@ -28,7 +28,7 @@ use crate::key::{CacheKey, Key};
 use crate::loader::{LoadOutput, LoadResult, LoadScope, Loader};
 use crate::observe::Outcome;
 use crate::policy::{OnAbsent, Policy};
-use crate::read_through::batch::{Batch, Member};
+use crate::read_through::batch::{Batch, BatchMember};
 use crate::read_through::call::Call;
 use crate::read_through::flight_task::has_room;
 use crate::read_through::look_up::{Lookup, look_many};
@@ -45,7 +45,7 @@ type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 const MOST_TOGETHER: usize = 1_000;
 
 /// How one key's caller was answered.
-pub(super) struct Answer<T, E> {
+pub(super) struct KeyAnswer<T, E> {
     pub(super) outcome: Outcome,
     /// Whether the value is stored, if this caller has loaded it.
     pub(super) storage: Storage,
@@ -53,13 +53,13 @@ pub(super) struct Answer<T, E> {
 }
 
 // Not derived: a derived implementation would require `E: Clone`.
-impl<T: Clone, E> Clone for Answer<T, E> {
+impl<T: Clone, E> Clone for KeyAnswer<T, E> {
     fn clone(&self) -> Self {
         Self { result: self.result.clone(), ..*self }
     }
 }
 
-impl<T, E> Answer<T, E> {
+impl<T, E> KeyAnswer<T, E> {
     fn refused(error: &Error) -> Self {
         let result = Err(LoadError::Guard(error.clone()));
         Self { outcome: Outcome::Failed, storage: Storage::NotStored, result }
@@ -67,14 +67,14 @@ impl<T, E> Answer<T, E> {
 }
 
 /// One key's part of the result of a call.
-enum Part<T, E> {
+enum LoadedPart<T, E> {
     Loaded(Option<T>),
     Failed(Arc<E>),
     Panicked(Arc<str>),
 }
 
 /// The sender to a loader that waits for its part.
-type Awaits<T, E> = oneshot::Sender<Part<T, E>>;
+type Awaits<T, E> = oneshot::Sender<LoadedPart<T, E>>;
 
 /// How one call ended.
 enum CallEnd<K, T, E> {
@@ -110,7 +110,7 @@ where
 
 impl StampedeGuard {
     /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
-    pub(super) async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<Answer<T, E>>
+    pub(super) async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<KeyAnswer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Clone + Send + 'static,
@@ -150,7 +150,7 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: Arc<Load<K, T, E>>) -> Vec<Answer<T, E>>
+    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: Arc<Load<K, T, E>>) -> Vec<KeyAnswer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -175,7 +175,7 @@ impl StampedeGuard {
         for name in &names {
             match name {
                 Ok(_) => all.extend(answers.next()),
-                Err(error) => all.push(Answer::refused(error)),
+                Err(error) => all.push(KeyAnswer::refused(error)),
             }
         }
         all
@@ -207,10 +207,10 @@ impl StampedeGuard {
     async fn answer_one<K, T, E>(
         &self,
         Ask { key, call, lookup }: Ask<'_, K, T>,
-        member: Option<(usize, Member)>,
+        member: Option<(usize, BatchMember)>,
         reader: &StorageReader<Option<T>>,
         parts: &Arc<Parts<K, T, E>>,
-    ) -> Answer<T, E>
+    ) -> KeyAnswer<T, E>
     where
         K: Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -233,7 +233,7 @@ impl StampedeGuard {
             Ok((value, storage)) => (storage, Ok(value)),
             Err(error) => (Storage::NotStored, Err(error)),
         };
-        Answer { outcome, storage, result }
+        KeyAnswer { outcome, storage, result }
     }
 }
 
@@ -262,7 +262,7 @@ where
     E: fmt::Display + Send + Sync + 'static,
 {
     /// Makes the batch of these keys, with a member for each.
-    fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<Member>) {
+    fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
         let size = keys.len();
         let awaited = keys.iter().map(|_| Mutex::default()).collect();
         let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });
@@ -292,7 +292,7 @@ where
     /// The loader of one key: joins the next round, and waits for its part.
     fn loader(
         self: &Arc<Self>,
-        (index, member): (usize, Member),
+        (index, member): (usize, BatchMember),
         (state, policy): (&Arc<GuardState>, &Arc<Policy>),
         key: &Key,
         own: &OwnResult<Option<T>, E>,
@@ -306,11 +306,11 @@ where
             drop(parts);
             member.lead(LoadScope::current());
             let loaded = match part.await {
-                Ok(Part::Loaded(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, &own),
-                Ok(Part::Loaded(value)) => Ok(value),
-                Ok(Part::Failed(error)) => Err(error),
+                Ok(LoadedPart::Loaded(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, &own),
+                Ok(LoadedPart::Loaded(value)) => Ok(value),
+                Ok(LoadedPart::Failed(error)) => Err(error),
                 // This task panics as the call did, without a second report of the panic.
-                Ok(Part::Panicked(text)) => resume_unwind(Box::new(text.to_string())),
+                Ok(LoadedPart::Panicked(text)) => resume_unwind(Box::new(text.to_string())),
                 Err(_) => resume_unwind(Box::new("the runtime of the call of many keys was shut down")),
             };
             let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
@@ -352,15 +352,15 @@ where
 }
 
 impl<K: Eq + Hash, T, E> CallEnd<K, T, E> {
-    fn part(&mut self, key: &K) -> Part<T, E> {
+    fn part(&mut self, key: &K) -> LoadedPart<T, E> {
         match self {
             Self::Values(values) => match values.remove(key) {
-                Some(Ok(value)) => Part::Loaded(Some(value)),
-                Some(Err(error)) => Part::Failed(Arc::new(error)),
-                None => Part::Loaded(None),
+                Some(Ok(value)) => LoadedPart::Loaded(Some(value)),
+                Some(Err(error)) => LoadedPart::Failed(Arc::new(error)),
+                None => LoadedPart::Loaded(None),
             },
-            Self::Failed(error) => Part::Failed(Arc::clone(error)),
-            Self::Panicked(text) => Part::Panicked(Arc::clone(text)),
+            Self::Failed(error) => LoadedPart::Failed(Arc::clone(error)),
+            Self::Panicked(text) => LoadedPart::Panicked(Arc::clone(text)),
         }
     }
 }

@@ -74,8 +74,8 @@ impl<K, R> fmt::Debug for MemoizeLayer<K, R> {
 impl<K, S, R, T, E, F> Layer<S> for MemoizeLayer<K, R>
 where
     K: Clone,
-    S: MemoizedService<R, Answer = T, Failure = E, Pending = F> + CloneService,
-    T: StoredResponse,
+    S: MemoizedService<R, Value = T, Failure = E, Pending = F> + CloneService,
+    T: CacheableResponse,
     E: SharedError,
 {
     type Service = Memoize<K, S>;
@@ -111,22 +111,22 @@ impl<K, S: fmt::Debug> fmt::Debug for Memoize<K, S> {
 pub trait MemoizedService<R>:
     Service<
         R,
-        Response = <Self as MemoizedService<R>>::Answer,
+        Response = <Self as MemoizedService<R>>::Value,
         Error = <Self as MemoizedService<R>>::Failure,
         Future = <Self as MemoizedService<R>>::Pending,
     >
 {
     /// Its response.
-    type Answer;
+    type Value;
     /// Its error.
     type Failure;
     /// Its future.
-    type Pending: Future<Output = Result<Self::Answer, Self::Failure>>;
+    type Pending: Future<Output = Result<Self::Value, Self::Failure>>;
 }
 
 #[diagnostic::do_not_recommend]
 impl<S: Service<R>, R> MemoizedService<R> for S {
-    type Answer = S::Response;
+    type Value = S::Response;
     type Failure = S::Error;
     type Pending = S::Future;
 }
@@ -136,8 +136,8 @@ impl<K, S, R, T, E, F> Service<R> for Memoize<K, S>
 where
     K: Fn(&R) -> CacheKey,
     R: Send + 'static,
-    S: MemoizedService<R, Answer = T, Failure = E, Pending = F> + CloneService + Send + 'static,
-    T: StoredResponse,
+    S: MemoizedService<R, Value = T, Failure = E, Pending = F> + CloneService + Send + 'static,
+    T: CacheableResponse,
     E: SharedError,
     F: Future<Output = Result<T, E>> + Send + 'static,
 {
@@ -236,7 +236,7 @@ impl<E: fmt::Display + fmt::Debug + Send + Sync + 'static> SharedError for E {}
             `tower::ServiceBuilder::map_response` or `and_then`",
     note = "docs/compile-errors.md: a response that can not be stored"
 )]
-pub trait StoredResponse: Serialize + DeserializeOwned + Send + 'static {}
+pub trait CacheableResponse: Serialize + DeserializeOwned + Send + 'static {}
 
 #[diagnostic::do_not_recommend]
-impl<T: Serialize + DeserializeOwned + Send + 'static> StoredResponse for T {}
+impl<T: Serialize + DeserializeOwned + Send + 'static> CacheableResponse for T {}

@@ -458,7 +458,7 @@ struct PolicySlot {
 }
 
 /// A policy that a thread has read from a slot.
-struct Found {
+struct FoundPolicy {
     slot: u64,
     /// The version, read before the policy. If the policy is newer than this version, the only cost is that it is read once more.
     version: u64,
@@ -469,7 +469,7 @@ struct Found {
 const SLOTS: usize = 8;
 
 thread_local! {
-    static REMEMBERED: [Cell<Option<Found>>; SLOTS] = const { [const { Cell::new(None) }; SLOTS] };
+    static REMEMBERED: [Cell<Option<FoundPolicy>>; SLOTS] = const { [const { Cell::new(None) }; SLOTS] };
 }
 
 impl PolicySlot {
@@ -487,7 +487,7 @@ impl PolicySlot {
 
     /// The policy of this version, or a newer one.
     #[inline]
-    fn find(&self, version: u64) -> Found {
+    fn find(&self, version: u64) -> FoundPolicy {
         // Taken out of the cache, and put back by `remember`: a clone would write to the reference count.
         let found = with_cached(self.id, Cell::take).flatten();
         match found {
@@ -512,12 +512,12 @@ impl PolicySlot {
     }
 
     #[cold]
-    fn read(&self, version: u64) -> Found {
-        Found { slot: self.id, version, policy: Arc::clone(&lock(&self.newest)) }
+    fn read(&self, version: u64) -> FoundPolicy {
+        FoundPolicy { slot: self.id, version, policy: Arc::clone(&lock(&self.newest)) }
     }
 }
 
-impl Found {
+impl FoundPolicy {
     #[inline]
     fn remember(self) {
         with_cached(self.slot, |cell| cell.set(Some(self)));
@@ -526,7 +526,7 @@ impl Found {
 
 /// Calls `change` with this thread's cache cell for a slot; returns `None` while the thread ends.
 #[inline]
-fn with_cached<R>(slot: u64, change: impl FnOnce(&Cell<Option<Found>>) -> R) -> Option<R> {
+fn with_cached<R>(slot: u64, change: impl FnOnce(&Cell<Option<FoundPolicy>>) -> R) -> Option<R> {
     let change_cell = |cells: &[_; SLOTS]| change(&cells[slot as usize % SLOTS]);
     REMEMBERED.try_with(change_cell).ok()
 }

@@ -25,7 +25,7 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 /// A change and its announcement, which is repeated under new ids until one has an answer.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
+pub(crate) struct AnnouncedChange<'a> {
     tier: &'a Arc<LocalTier>,
     name: ChangedName,
     /// Whether other processes keep copies although none is known.
@@ -36,7 +36,7 @@ pub(crate) struct Change<'a> {
     unfinished: Mutex<Option<MemberWait>>,
 }
 
-impl Drop for Change<'_> {
+impl Drop for AnnouncedChange<'_> {
     /// If the caller leaves during the wait for a silent member, the wait goes on in a task: no other caller may ever wait to the end.
     fn drop(&mut self) {
         let attempts = std::mem::take(&mut *lock(&self.attempts));
@@ -97,8 +97,8 @@ impl MemberWait {
 
 impl LocalTier {
     /// A change of this name. With `expected`, other processes keep copies although none is known.
-    pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> Change<'_> {
-        Change { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
+    pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> AnnouncedChange<'_> {
+        AnnouncedChange { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
     }
 
     /// Records an attempt at a change as in flight, until the reply to it is known.
@@ -156,7 +156,7 @@ impl LocalTier {
     }
 }
 
-impl Change<'_> {
+impl AnnouncedChange<'_> {
     /// The announcement of the next attempt at the change.
     pub(crate) fn attempt(&self) -> Announcement {
         let tier = self.tier;

@@ -28,7 +28,7 @@ use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-pub(crate) use self::announcing::Change;
+pub(crate) use self::announcing::AnnouncedChange;
 pub(crate) use self::tickets::LocalCopy;
 pub(crate) use self::tickets::Ticket;
 pub(crate) use self::tier::{DEFAULT_CAPACITY, DEFAULT_TERM, LocalTier};

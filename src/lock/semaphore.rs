@@ -15,7 +15,7 @@ use super::hold::{Hold, HoldState};
 use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
 use super::target::{LockRegistry, LockTarget as _, SemaphoreTarget, WaitTerms};
 use super::{LockError, Locks, Scope, Waiting};
-use crate::store::lock_store::{Change, Create, PermitFreed, SemaphoreState};
+use crate::store::lock_store::{SemaphoreChange, Create, PermitFreed, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// A number of permits for all processes together, granted in the order in which callers came.
@@ -222,7 +222,7 @@ impl Semaphore {
     ///
     /// If dropped, it may or may not have happened.
     pub async fn release_stale(&self) -> Result<u32, LockError> {
-        Ok(self.change(Change::Sweep).await?.map_or(0, |state| state.recovered))
+        Ok(self.change(SemaphoreChange::Sweep).await?.map_or(0, |state| state.recovered))
     }
 
     /// Adds this many permits, creating the semaphore if needed, and returns the new total. They stay until the
@@ -238,7 +238,7 @@ impl Semaphore {
     /// If dropped, it may or may not have happened.
     pub async fn add_permits(&self, permits: u32) -> Result<u32, LockError> {
         let create = self.target.create;
-        let state = self.change(Change::Add { permits, semaphore: create }).await?;
+        let state = self.change(SemaphoreChange::Add { permits, semaphore: create }).await?;
         Ok(state.map_or(create.capacity, |state| state.capacity))
     }
 
@@ -254,7 +254,7 @@ impl Semaphore {
     /// If dropped, it may or may not have happened.
     pub async fn ensure_created(&self) -> Result<bool, LockError> {
         let expected = self.target.create.capacity;
-        match self.change(Change::Ensure(self.target.create)).await? {
+        match self.change(SemaphoreChange::Ensure(self.target.create)).await? {
             Some(state) if state.created_with != expected => {
                 Err(LockError::CapacityMismatch { expected, actual: state.created_with })
             }
@@ -274,7 +274,7 @@ impl Semaphore {
     ///
     /// If dropped, it may or may not have happened.
     pub async fn delete(&self) -> Result<bool, LockError> {
-        Ok(self.change(Change::Delete).await?.is_some())
+        Ok(self.change(SemaphoreChange::Delete).await?.is_some())
     }
 
     /// Releases the permit with this token, in whichever process it is held; `None` if it is not held. For a
@@ -311,7 +311,7 @@ impl Semaphore {
         state.await.map_err(self.failed("looking at"))
     }
 
-    async fn change(&self, change: Change) -> Result<Option<SemaphoreState>, LockError> {
+    async fn change(&self, change: SemaphoreChange) -> Result<Option<SemaphoreState>, LockError> {
         let SemaphoreTarget { registry, name, .. } = &*self.target;
         let state =
             registry.ask(name, async |within| registry.locks()?.change_semaphore(name, change, within).await);

@@ -39,7 +39,7 @@ pub(crate) const LATER: Duration = Duration::from_millis(15);
 type Call = Box<dyn Fn(Vec<usize>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// One caller's keys that are loaded together.
-pub(crate) struct Batch {
+pub(crate) struct LoadBatch {
     id: BatchId,
     members: Mutex<Members>,
     call: Call,
@@ -80,13 +80,13 @@ pub(crate) struct BatchShare {
     pub(super) slot: OnceLock<Option<Tracked>>,
 }
 
-impl Batch {
+impl LoadBatch {
     /// Makes a batch and returns its members. Each member attempts, until its [`Attempt`] rests or it leads or is dropped.
     ///
     /// # Panics
     ///
     /// Outside a Tokio runtime.
-    pub(crate) fn of<F, Fut>(size: usize, call: F) -> Vec<Member>
+    pub(crate) fn of<F, Fut>(size: usize, call: F) -> Vec<BatchMember>
     where
         F: Fn(Vec<usize>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
@@ -107,7 +107,7 @@ impl Batch {
             runtime: Handle::current(),
             span: Span::current(),
         });
-        (0..size).map(|index| Member { batch: Arc::clone(&batch), index }).collect()
+        (0..size).map(|index| BatchMember { batch: Arc::clone(&batch), index }).collect()
     }
 
     /// The share of the flights with members in the next round.
@@ -186,7 +186,7 @@ impl Members {
     }
 }
 
-impl fmt::Debug for Batch {
+impl fmt::Debug for LoadBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch").finish_non_exhaustive()
     }
@@ -194,12 +194,12 @@ impl fmt::Debug for Batch {
 
 /// One key's membership in a batch, held by the key's loader, which leads or is dropped.
 #[derive(Debug)]
-pub(crate) struct Member {
-    batch: Arc<Batch>,
+pub(crate) struct BatchMember {
+    batch: Arc<LoadBatch>,
     index: usize,
 }
 
-impl Member {
+impl BatchMember {
     /// The first attempt of this member, for the caller that looks for its value.
     pub(crate) fn attempt(&self) -> Attempt {
         Attempt::new(&self.batch, self.index)
@@ -220,7 +220,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for BatchMember {
     fn drop(&mut self) {
         self.batch.change(self.index, |_, _| Slot::Done);
     }
@@ -229,13 +229,13 @@ impl Drop for Member {
 /// One member's attempt to get the lease of its key, or to join a flight.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    batch: Arc<Batch>,
+    batch: Arc<LoadBatch>,
     index: usize,
     number: u64,
 }
 
 impl Attempt {
-    fn new(batch: &Arc<Batch>, index: usize) -> Self {
+    fn new(batch: &Arc<LoadBatch>, index: usize) -> Self {
         let mut attempt = Self { batch: Arc::clone(batch), index, number: 0 };
         attempt.again();
         attempt

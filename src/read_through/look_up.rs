@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::batch::Member;
+use super::batch::BatchMember;
 use super::call::{Call, CallState, LookUpState};
 use super::read::read_many;
 use crate::error::{Error, Failure};
@@ -34,7 +34,7 @@ pub(crate) enum Lookup<'a, V> {
 
 impl<V> Lookup<'_, V> {
     /// Makes this key load together with the other keys of the member's batch.
-    pub(crate) fn join_batch(&mut self, member: &Member) {
+    pub(crate) fn join_batch(&mut self, member: &BatchMember) {
         match self {
             Self::Miss(caller) => caller.batch = Some(Box::new(member.attempt())),
             Self::Hit { refresh: Some(caller), .. } => caller.batch = Some(Box::new(member.attempt())),

@@ -106,7 +106,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
-        change: Change,
+        change: SemaphoreChange,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>>;
 
@@ -242,7 +242,7 @@ pub(crate) struct SemaphoreState {
 
 /// A change of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum SemaphoreChange {
     /// Create it, if there is none.
     Ensure(Create),
     /// Create it if there is none, and add `permits` permits.

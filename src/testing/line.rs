@@ -18,7 +18,7 @@ use super::wire::{VolumeEnd, Wire};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
+    SemaphoreChange, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use crate::store::names::LockName;
@@ -460,7 +460,7 @@ impl LockStore for WireStore {
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
-        change: Change,
+        change: SemaphoreChange,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
         self.ask_of(name, true, within, move |node, name| async move {

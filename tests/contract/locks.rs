@@ -21,7 +21,7 @@ mod semaphores;
 
 use super::*;
 use crate::store::lock_store::{
-    Change, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    SemaphoreChange, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
     Taken,
 };
 use crate::store::names::LockName;
@@ -241,7 +241,7 @@ impl Asker {
         self.node.locks().look_at_semaphore(&self.name, WITHIN).await.expect("look")
     }
 
-    async fn change(&self, change: Change) -> Option<SemaphoreState> {
+    async fn change(&self, change: SemaphoreChange) -> Option<SemaphoreState> {
         self.node.locks().change_semaphore(&self.name, change, WITHIN).await.expect("change")
     }
 }

@@ -242,7 +242,7 @@ impl World {
         let (began, id) = (Instant::now(), node.id);
         let asking = self.asks(node, key, does);
         let asked = asking.seq;
-        let mut change = Change::of(self, id, key, does, asked);
+        let mut change = SemaphoreChange::of(self, id, key, does, asked);
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
             move |cx| async move { world.load(&node, key, does, began, load, cx).await }
@@ -349,14 +349,14 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
 }
 
 /// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or was given an error.
-struct Change<'a> {
+struct SemaphoreChange<'a> {
     oracle: &'a Oracle,
     node: usize,
     keys: Vec<u8>,
     began: u64,
 }
 
-impl<'a> Change<'a> {
+impl<'a> SemaphoreChange<'a> {
     fn of(world: &'a World, node: usize, key: u8, does: Does, began: u64) -> Self {
         let keys = match does {
             Does::Invalidate => vec![key],
@@ -367,7 +367,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for SemaphoreChange<'_> {
     fn drop(&mut self) {
         for &key in &self.keys {
             self.oracle.unconfirmed(self.node, key, self.began);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use redis::cluster::ClusterClient;
 
 use super::Backend;
-use super::servers::Servers;
+use super::servers::ServerSource;
 use crate::store::redis::{Connections, Login};
 
-impl Servers for ClusterClient {
+impl ServerSource for ClusterClient {
     fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
         Connections::spread(self.clone(), command_timeout, login)
     }

@@ -8,11 +8,11 @@ use redis::RedisResult;
 use redis::sentinel::SentinelClient;
 
 use super::Backend;
-use super::servers::Servers;
+use super::servers::ServerSource;
 use crate::store::credentials::{Credentials, CredentialsProvider};
 use crate::store::redis::{Connections, Login, SentinelClients};
 
-impl Servers for SentinelClients {
+impl ServerSource for SentinelClients {
     fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
         Connections::watched(self, command_timeout, login)
     }

@@ -11,7 +11,7 @@ use crate::store::redis::{Connections, Login, RedisStore};
 use crate::sync::lock;
 
 /// A client of one kind of servers.
-pub(super) trait Servers: Clone + fmt::Debug + Send + Sync + 'static {
+pub(super) trait ServerSource: Clone + fmt::Debug + Send + Sync + 'static {
     /// New connections, none of which is open yet.
     fn connections(&self, command_timeout: Duration, login: Login) -> Connections;
 }
@@ -25,7 +25,7 @@ struct Shared<S> {
     latest: Mutex<Weak<Connections>>,
 }
 
-impl<S: Servers> IntoStore for Shared<S> {
+impl<S: ServerSource> IntoStore for Shared<S> {
     fn node(&self, command_timeout: Duration) -> StoreHandle {
         let mut latest = lock(&self.latest);
         let shared = latest.upgrade().filter(|connections| connections.join());
@@ -43,7 +43,7 @@ impl<S: Servers> IntoStore for Shared<S> {
 }
 
 impl Backend {
-    pub(super) fn on(servers: impl Servers, provider: Option<CredentialsProvider>) -> Self {
+    pub(super) fn on(servers: impl ServerSource, provider: Option<CredentialsProvider>) -> Self {
         Self::of(Shared { servers, provider, latest: Mutex::default() })
     }
 }

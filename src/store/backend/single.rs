@@ -5,10 +5,10 @@ use std::time::Duration;
 use redis::{Client, ConnectionInfo, RedisError};
 
 use super::Backend;
-use super::servers::Servers;
+use super::servers::ServerSource;
 use crate::store::redis::{Connections, Login};
 
-impl Servers for Client {
+impl ServerSource for Client {
     fn connections(&self, command_timeout: Duration, login: Login) -> Connections {
         Connections::single(self, command_timeout, login)
     }

@@ -11,7 +11,7 @@ use super::records::{Sweep, later};
 use super::relay::FaultInjection;
 use crate::store::Token;
 use crate::store::lock_store::{
-    Change, Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
+    SemaphoreChange, Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 
@@ -369,17 +369,17 @@ impl Semaphores {
         &mut self,
         step: &mut MutexStep<'_>,
         key: &Arc<str>,
-        change: Change,
+        change: SemaphoreChange,
     ) -> Option<SemaphoreState> {
         let (record, created) = match change {
-            Change::Ensure(semaphore) => self.created(step.now, key, semaphore),
-            Change::Add { permits, semaphore } => {
+            SemaphoreChange::Ensure(semaphore) => self.created(step.now, key, semaphore),
+            SemaphoreChange::Add { permits, semaphore } => {
                 let (record, created) = self.created(step.now, key, semaphore);
                 record.capacity = record.capacity.saturating_add(permits);
                 (record, created)
             }
-            Change::Sweep => (self.existing(step.now, key)?, false),
-            Change::Delete => {
+            SemaphoreChange::Sweep => (self.existing(step.now, key)?, false),
+            SemaphoreChange::Delete => {
                 self.existing(step.now, key)?;
                 let mut record = self.by_key.remove(key)?;
                 let (recovered, _) = record.sweep(step.now);

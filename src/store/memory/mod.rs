@@ -31,7 +31,7 @@ use self::relay::FaultInjection;
 use self::volume_table::Volumes;
 use super::attempt::{AttemptNumber, VOIDED_FOR};
 use super::lock_store::{
-    Change, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
+    SemaphoreChange, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use super::names::LockName;
@@ -526,7 +526,7 @@ impl LockStore for MemoryNode {
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
-        change: Change,
+        change: SemaphoreChange,
         _within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
         self.step(|locks, step| locks.semaphores.change(step, &name.key, change))

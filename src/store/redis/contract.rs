@@ -12,7 +12,7 @@
 //! | key | holds |
 //! |---|---|
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
-//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, in the order in which they came; before the entry of a barging waiter, `t` and the microseconds of the server's clock when the waiter came |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, in the order in which they came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
 //! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`roll.lua`) |
@@ -36,7 +36,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::commands::entry_steps::{
-    Announcing, Attempt, REST, acquire, announce, hand_over, renew_member, wake_rest,
+    Announcing, CommandAttempt, REST, acquire, announce, hand_over, renew_member, wake_rest,
 };
 use super::commands::lock_queue::{LeaveRole, find_lost};
 use super::commands::lock_steps::{
@@ -50,7 +50,7 @@ use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    Change, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    SemaphoreChange, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;
@@ -440,7 +440,7 @@ impl RedisStore {
     async fn forget_id(
         &self,
         tag: &Key,
-        attempt: Attempt<'_>,
+        attempt: CommandAttempt<'_>,
         within: Duration,
     ) -> Result<Announced, StoreError> {
         let (script, size) = match attempt.announces {
@@ -699,7 +699,7 @@ impl LockStore for RedisStore {
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
-        change: Change,
+        change: SemaphoreChange,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
         Box::pin(lock_steps::change_semaphore(&self.commands, name, change, within))

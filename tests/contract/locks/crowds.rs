@@ -190,7 +190,7 @@ async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
         waiter.must_wait_for_permit(1).await;
     }
     let steps = scripts(world);
-    let state = holder.change(Change::Add { permits: 250, semaphore: create }).await.expect("there");
+    let state = holder.change(SemaphoreChange::Add { permits: 250, semaphore: create }).await.expect("there");
     assert_eq!((state.capacity, state.available, state.waiting, state.holders.len()), (251, 0, 0, 251));
     assert!(!state.created);
     assert!(scripts(world) - steps >= 6, "a call tries 100 waiters");
@@ -206,7 +206,7 @@ async fn a_thousand_waiters_are_notified_of_the_end(world: &World) {
     fill(world, "sq", 1_200, 1_200);
     waiter.must_wait_for_permit(1).await;
     let steps = scripts(world);
-    let state = holder.change(Change::Delete).await.expect("there");
+    let state = holder.change(SemaphoreChange::Delete).await.expect("there");
     assert_eq!((state.capacity, state.waiting, state.holders.len()), (1, 1_201, 1));
     assert!(waiter.notified().await.closed);
     assert!(holder.state().await.is_none());

@@ -103,10 +103,10 @@ impl Side<'_> {
             }
             4..=6 => format!("{:?}", asker.free_permit().await),
             7 => format!("refreshed {}", asker.refresh(LEASE).await),
-            8 if capacity == 1 => state(asker.change(Change::Delete).await),
-            8 if queue => state(asker.change(Change::Add { permits: 1, semaphore: create }).await),
-            8 => state(asker.change(Change::Ensure(create)).await),
-            9 => state(asker.change(Change::Sweep).await),
+            8 if capacity == 1 => state(asker.change(SemaphoreChange::Delete).await),
+            8 if queue => state(asker.change(SemaphoreChange::Add { permits: 1, semaphore: create }).await),
+            8 => state(asker.change(SemaphoreChange::Ensure(create)).await),
+            9 => state(asker.change(SemaphoreChange::Sweep).await),
             _ => state(asker.state().await),
         }
     }

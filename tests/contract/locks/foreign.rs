@@ -120,7 +120,7 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
             let asker = Asker::on(&node, &name);
             for there_first in [true, false] {
                 if !there_first && kind != "sm" {
-                    asker.change(Change::Ensure(asker.ask_permit(1).semaphore)).await;
+                    asker.change(SemaphoreChange::Ensure(asker.ask_permit(1).semaphore)).await;
                 }
                 server.run::<()>(&write);
                 server.run::<()>(&["PEXPIRE", &key, "600000"]);
@@ -130,8 +130,8 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
                 refused(locks.free_permit(&name, &asker.token, LEASE, WITHIN).await);
                 refused(locks.refresh_permit(&name, &asker.token, LEASE, WITHIN).await);
                 let create = asker.ask_permit(1).semaphore;
-                let add = Change::Add { permits: 1, semaphore: create };
-                for change in [Change::Ensure(create), add, Change::Sweep, Change::Delete] {
+                let add = SemaphoreChange::Add { permits: 1, semaphore: create };
+                for change in [SemaphoreChange::Ensure(create), add, SemaphoreChange::Sweep, SemaphoreChange::Delete] {
                     refused(locks.change_semaphore(&name, change, WITHIN).await);
                 }
                 if kind == "sm" || !there_first {

@@ -101,7 +101,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     let (one, two) = (Asker::apart(world, &semaphore).await, Asker::apart(world, &semaphore).await);
     let three = Asker::apart(world, &semaphore).await;
     let create = Create { capacity: 1, idle_ttl: ms(10_000) };
-    one.change(Change::Ensure(create)).await;
+    one.change(SemaphoreChange::Ensure(create)).await;
     check("made", &[meta]);
     one.must_take_permit(1).await;
     check("granted", &[holders, meta]);
@@ -116,9 +116,9 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("refreshed", &[holders, meta, queue]);
     assert!(one.free_permit().await.was_held);
     check("handed over", &[holders, meta, queue]);
-    one.change(Change::Add { permits: 1, semaphore: create }).await;
+    one.change(SemaphoreChange::Add { permits: 1, semaphore: create }).await;
     check("added to", &[holders, meta]);
-    one.change(Change::Sweep).await;
+    one.change(SemaphoreChange::Sweep).await;
     check("swept", &[holders, meta]);
     assert!(two.free_permit().await.was_held && three.free_permit().await.was_held);
     check("freed", &[meta]);
@@ -126,7 +126,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     one.must_take_permit(1).await;
     two.must_take_permit(1).await;
     three.must_wait_for_permit(1).await;
-    one.change(Change::Delete).await;
+    one.change(SemaphoreChange::Delete).await;
     check("deleted", &[]);
 }
 
@@ -258,7 +258,7 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     assert!(with_permit.free_permit().await.was_held);
     for_permit.granted().await;
     assert!(for_permit.free_permit().await.was_held);
-    for_permit.change(Change::Delete).await;
+    for_permit.change(SemaphoreChange::Delete).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(own_keys(server), [at("mf", "k")]);
 }

@@ -47,13 +47,13 @@ async fn at_most_capacity_tokens_hold_permits(world: &World) {
 /// S4.33.
 async fn the_first_creation_wins_and_says_so(world: &World) {
     let asker = Asker::apart(world, &semaphore("k")).await;
-    let state = asker.change(Change::Ensure(create(5))).await.expect("made");
+    let state = asker.change(SemaphoreChange::Ensure(create(5))).await.expect("made");
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (true, 5, 5, 5));
-    let state = asker.change(Change::Ensure(create(3))).await.expect("there");
+    let state = asker.change(SemaphoreChange::Ensure(create(3))).await.expect("there");
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (false, 5, 5, 5));
     let taken = asker.must_take_permit(3).await;
     assert_eq!((taken.created_with, taken.available), (5, 4));
-    let state = asker.change(Change::Add { permits: 1, semaphore: create(3) }).await.expect("there");
+    let state = asker.change(SemaphoreChange::Add { permits: 1, semaphore: create(3) }).await.expect("there");
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (false, 5, 6, 5));
 }
 
@@ -190,7 +190,7 @@ async fn a_lease_that_ended_is_recovered_once(world: &World) {
     assert_eq!(steady.state().await.expect("there").available, 2, "a look says what a take would find");
     let mut recovered = 0;
     for _ in 0..10 {
-        recovered += steady.change(Change::Sweep).await.expect("there").recovered;
+        recovered += steady.change(SemaphoreChange::Sweep).await.expect("there").recovered;
     }
     assert_eq!(recovered, 1);
     assert_eq!(stale.free_permit().await, PermitFreed { was_held: false, available: 2 });
@@ -210,7 +210,7 @@ async fn recovered_permits_go_to_the_waiters(world: &World) {
                 assert_eq!(taken.available, 0);
             }
             "sweep" => {
-                let state = waiters[0].change(Change::Sweep).await.expect("there");
+                let state = waiters[0].change(SemaphoreChange::Sweep).await.expect("there");
                 assert_eq!((state.recovered, state.available, state.waiting), (2, 0, 1));
                 waiters[1].granted().await;
             }
@@ -253,7 +253,7 @@ async fn added_permits_go_to_the_waiters(world: &World) {
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
-    let add = |permits| Change::Add { permits, semaphore: create(1) };
+    let add = |permits| SemaphoreChange::Add { permits, semaphore: create(1) };
     let state = holder.change(add(3)).await.expect("there");
     assert_eq!((state.created_with, state.capacity, state.available, state.waiting), (1, 4, 1, 0));
     one.granted().await;
@@ -268,14 +268,14 @@ async fn added_permits_go_to_the_waiters(world: &World) {
 /// S4.12.
 async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
-    assert!(holder.change(Change::Delete).await.is_none(), "there is none");
+    assert!(holder.change(SemaphoreChange::Delete).await.is_none(), "there is none");
     holder.must_take_permit(1).await;
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
-    let before = two.change(Change::Delete).await.expect("it was there");
+    let before = two.change(SemaphoreChange::Delete).await.expect("it was there");
     assert_eq!((before.capacity, before.waiting, before.holders.len()), (1, 2, 1));
-    assert!(two.change(Change::Delete).await.is_none(), "and is no more");
+    assert!(two.change(SemaphoreChange::Delete).await.is_none(), "and is no more");
     assert!(one.notified().await.closed && two.notified().await.closed);
     assert!(one.state().await.is_none());
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: false, available: 0 });
@@ -308,7 +308,7 @@ async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
 async fn a_look_creates_nothing(world: &World) {
     let asker = Asker::apart(world, &semaphore("k")).await;
     assert!(asker.state().await.is_none());
-    assert!(asker.change(Change::Sweep).await.is_none());
+    assert!(asker.change(SemaphoreChange::Sweep).await.is_none());
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: false, available: 0 });
     assert!(asker.state().await.is_none());
     asker.must_take_permit(2).await;

@@ -12,10 +12,10 @@ use crate::sync::lock;
 /// The rounds that were called, each with its members.
 type Rounds = Arc<Mutex<Vec<Vec<usize>>>>;
 
-fn batch(size: usize) -> (Rounds, Vec<Member>) {
+fn batch(size: usize) -> (Rounds, Vec<BatchMember>) {
     let rounds = Rounds::default();
     let called = Arc::clone(&rounds);
-    let members = Batch::of(size, move |round| {
+    let members = LoadBatch::of(size, move |round| {
         lock(&called).push(round);
         std::future::ready(())
     });

@@ -112,7 +112,7 @@ pub(crate) async fn invalidate(
     commands: &Commands,
     key: &Key,
     insert: Option<&Insert>,
-    attempt: Attempt<'_>,
+    attempt: CommandAttempt<'_>,
     within: Duration,
 ) -> Result<Announced, StoreError> {
     let sent = Instant::now();
@@ -410,14 +410,14 @@ fn record(entry: &Value) -> Option<LogRecord> {
 
 /// An attempt at a change, with its announcement if the change's script also announces it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt<'a> {
+pub(crate) struct CommandAttempt<'a> {
     pub(crate) announcement: &'a Announcement,
     pub(crate) node: Uuid,
     /// Whether the script announces the change: it can if the volume is on the server of the changed key.
     pub(crate) announces: bool,
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> CommandAttempt<'a> {
     pub(crate) fn announcing(&self) -> Option<Announcing<'a>> {
         self.announces.then_some(Announcing { announcement: self.announcement, announcer: self.node })
     }

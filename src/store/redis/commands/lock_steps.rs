@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::{Commands, refused, run_call};
 use crate::store::lock_store::{
-    Change, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    SemaphoreChange, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
     Taken,
 };
 use crate::store::names::LockName;
@@ -217,19 +217,19 @@ async fn serve(
 pub(crate) async fn change_semaphore(
     commands: &Commands,
     name: &LockName,
-    change: Change,
+    change: SemaphoreChange,
     within: Duration,
 ) -> Result<Option<SemaphoreState>, StoreError> {
     let args = |cmd: &mut Cmd| match change {
-        Change::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
-        Change::Add { permits, semaphore } => {
+        SemaphoreChange::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
+        SemaphoreChange::Add { permits, semaphore } => {
             push_create(cmd.arg("add"), semaphore);
             cmd.arg(permits);
         }
-        Change::Sweep => {
+        SemaphoreChange::Sweep => {
             cmd.arg("sweep");
         }
-        Change::Delete => {
+        SemaphoreChange::Delete => {
             cmd.arg("delete");
         }
     };
@@ -243,7 +243,7 @@ pub(crate) async fn change_semaphore(
         let [notified_now, made, ended] = ints(answer).ok_or_else(|| refused(unexpected()))?;
         notified += u32::try_from(notified_now).unwrap_or(u32::MAX);
         recovered += u32::try_from(ended).unwrap_or(u32::MAX);
-        if change != Change::Delete {
+        if change != SemaphoreChange::Delete {
             was_created = made == 1;
             serve(commands, name, more, within).await?;
             let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);

@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::commands::Commands;
-use super::commands::entry_steps::Attempt;
+use super::commands::entry_steps::CommandAttempt;
 use super::commands::lock_queue::LeaveBatches;
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
@@ -101,13 +101,13 @@ impl RedisStore {
         &self,
         announcement: &'a Announcement,
         within: Duration,
-        change: impl Fn(Attempt<'a>, Duration) -> F,
+        change: impl Fn(CommandAttempt<'a>, Duration) -> F,
     ) -> Result<Announced, StoreError>
     where
         F: Future<Output = Result<Announced, StoreError>>,
     {
         let sent = Instant::now();
-        let mut attempt = Attempt { announcement, node: self.node(), announces: true };
+        let mut attempt = CommandAttempt { announcement, node: self.node(), announces: true };
         if !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed) {
             match change(attempt, within).await {
                 // The server is a node of a cluster, or a proxy in front of one. It has refused the call before the script

@@ -130,7 +130,7 @@ impl Endpoint for SingleEndpoint {
 /// A server, with a client for each kind of connection.
 pub(crate) struct ServerAddress {
     pub(crate) commands: Client,
-    /// Always RESP2, where messages and replies cannot be confused.
+    /// In RESP2, where messages and replies cannot be confused. Not used where credentials rotate: see `connector.rs`.
     pub(crate) inbox: Client,
     /// Whether it has refused ROLE.
     hides_role: AtomicBool,

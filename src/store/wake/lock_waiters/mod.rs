@@ -35,11 +35,11 @@ use crate::sync::lock;
 /// All registered waiters.
 #[derive(Debug, Default)]
 pub(crate) struct LockWaiters {
-    registry: Mutex<Registry>,
+    registry: Mutex<WaiterMap>,
 }
 
 #[derive(Debug, Default)]
-struct Registry {
+struct WaiterMap {
     /// How many waiters have registered so far.
     registered: u64,
     by_token: HashMap<Token, Arc<RegisteredLockWaiter>>,
@@ -168,7 +168,7 @@ impl LockWaiters {
     }
 }
 
-impl Registry {
+impl WaiterMap {
     /// Removes a waiter from its line; returns the waiters to wake.
     fn stop_waiting(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         let Entry::Occupied(mut line) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
