@@ -117,7 +117,7 @@ pub mod bounds {
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
     pub use crate::guard::memoize::MemoizedService;
-    pub use crate::guard::memoize::{CloneService, ServiceError, SharedError, CacheableResponse};
+    pub use crate::guard::memoize::{CacheableResponse, CloneService, ServiceError, SharedError};
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub use crate::http::HttpService;

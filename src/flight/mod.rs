@@ -6,7 +6,7 @@
 //! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, an [`FlightAnnouncer`] may publish
+//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, a [`FlightAnnouncer`] may publish
 //!    another outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.

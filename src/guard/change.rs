@@ -118,7 +118,12 @@ impl StampedeGuard {
     }
 
     /// Removes the id of a tag as a part of another change; that change waits until the announcement has reached all processes.
-    async fn remove_tag(&self, change: &AnnouncedChange<'_>, tag: &Key, until: Instant) -> Result<ChangeOutcome, StoreError> {
+    async fn remove_tag(
+        &self,
+        change: &AnnouncedChange<'_>,
+        tag: &Key,
+        until: Instant,
+    ) -> Result<ChangeOutcome, StoreError> {
         let forget =
             |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as Reply<'_, _>;
         self.retry_until(tag, until, forget).await
@@ -151,7 +156,12 @@ impl StampedeGuard {
         state.retained.confirmed(name, attempt, loads_end)
     }
 
-    fn forget_id<'a>(&'a self, change: &AnnouncedChange<'_>, tag: &'a Key, within: Duration) -> Reply<'a, ChangeOutcome> {
+    fn forget_id<'a>(
+        &'a self,
+        change: &AnnouncedChange<'_>,
+        tag: &'a Key,
+        within: Duration,
+    ) -> Reply<'a, ChangeOutcome> {
         let (announcement, tags) = (change.attempt(), self.state.store.tags());
         let id = announcement.id;
         answered(self.state.local.attempt_sent(), id, async move {

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::sync::{Arc, RwLock, Weak};
 
 use super::StampedeGuard;
-use super::memoize::{SharedError, CacheableResponse};
+use super::memoize::{CacheableResponse, SharedError};
 use crate::error::{Error, LoadError};
 use crate::key::CacheKey;
 use crate::policy::{Policy, PolicyBuilder};

@@ -28,7 +28,7 @@ use crate::key::{CacheKey, Key};
 use crate::loader::{LoadOutput, LoadResult, LoadScope, Loader};
 use crate::observe::Outcome;
 use crate::policy::{OnAbsent, Policy};
-use crate::read_through::batch::{Batch, BatchMember};
+use crate::read_through::batch::{BatchMember, LoadBatch};
 use crate::read_through::call::Call;
 use crate::read_through::flight_task::has_room;
 use crate::read_through::look_up::{Lookup, look_many};
@@ -268,7 +268,7 @@ where
         let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });
         let members = {
             let parts = Arc::clone(&parts);
-            Batch::of(size, move |round| Arc::clone(&parts).call(round))
+            LoadBatch::of(size, move |round| Arc::clone(&parts).call(round))
         };
         (parts, members)
     }
@@ -306,7 +306,9 @@ where
             drop(parts);
             member.lead(LoadScope::current());
             let loaded = match part.await {
-                Ok(LoadedPart::Loaded(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, &own),
+                Ok(LoadedPart::Loaded(None)) if policy.on_absent == OnAbsent::Fail => {
+                    return absent(&key, &own);
+                }
                 Ok(LoadedPart::Loaded(value)) => Ok(value),
                 Ok(LoadedPart::Failed(error)) => Err(error),
                 // This task panics as the call did, without a second report of the panic.

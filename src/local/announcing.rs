@@ -98,7 +98,13 @@ impl MemberWait {
 impl LocalTier {
     /// A change of this name. With `expected`, other processes keep copies although none is known.
     pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> AnnouncedChange<'_> {
-        AnnouncedChange { tier: self, name, expected, attempts: Mutex::default(), unfinished: Mutex::default() }
+        AnnouncedChange {
+            tier: self,
+            name,
+            expected,
+            attempts: Mutex::default(),
+            unfinished: Mutex::default(),
+        }
     }
 
     /// Records an attempt at a change as in flight, until the reply to it is known.

@@ -18,8 +18,8 @@ use super::wire::{VolumeEnd, Wire};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    SemaphoreChange, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
-    Take, TakePermit,
+    KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange,
+    SemaphoreState, Take, TakePermit,
 };
 use crate::store::names::LockName;
 use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};

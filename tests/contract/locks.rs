@@ -21,8 +21,8 @@ mod semaphores;
 
 use super::*;
 use crate::store::lock_store::{
-    SemaphoreChange, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
-    Taken,
+    Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take,
+    TakePermit, Taken,
 };
 use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::{LockHints, LockWaiter};

@@ -11,7 +11,7 @@ use super::records::{Sweep, later};
 use super::relay::FaultInjection;
 use crate::store::Token;
 use crate::store::lock_store::{
-    SemaphoreChange, Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
+    Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
 

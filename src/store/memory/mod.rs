@@ -31,8 +31,8 @@ use self::relay::FaultInjection;
 use self::volume_table::Volumes;
 use super::attempt::{AttemptNumber, VOIDED_FOR};
 use super::lock_store::{
-    SemaphoreChange, KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState,
-    Take, TakePermit,
+    KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange,
+    SemaphoreState, Take, TakePermit,
 };
 use super::names::LockName;
 use super::tag_store::{ListMember, TagStore, TaggedLookUp};

@@ -50,7 +50,7 @@ use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::lock_store::{
-    SemaphoreChange, KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange,
     SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;

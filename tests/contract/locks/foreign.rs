@@ -131,7 +131,9 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
                 refused(locks.refresh_permit(&name, &asker.token, LEASE, WITHIN).await);
                 let create = asker.ask_permit(1).semaphore;
                 let add = SemaphoreChange::Add { permits: 1, semaphore: create };
-                for change in [SemaphoreChange::Ensure(create), add, SemaphoreChange::Sweep, SemaphoreChange::Delete] {
+                for change in
+                    [SemaphoreChange::Ensure(create), add, SemaphoreChange::Sweep, SemaphoreChange::Delete]
+                {
                     refused(locks.change_semaphore(&name, change, WITHIN).await);
                 }
                 if kind == "sm" || !there_first {

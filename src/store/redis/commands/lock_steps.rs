@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use super::{Commands, refused, run_call};
 use crate::store::lock_store::{
-    SemaphoreChange, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
-    Taken,
+    Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take,
+    TakePermit, Taken,
 };
 use crate::store::names::LockName;
 use crate::store::redis::errors::unexpected;
