@@ -94,8 +94,8 @@ pub struct Health {
     /// The latest reading of the store's clock. `None` if the store uses this host's clock, and before the first
     /// reading.
     pub clock: Option<ClockReading>,
-    /// How long ago the inbox last received anything. While it is [`Up`](LinkState::Up) the guard pings the server each
-    /// second; if the answer takes longer than a second, it closes the connection. `None` before the first time.
+    /// How long ago the inbox last received anything; `None` if it never did. While the inbox is [`Up`](LinkState::Up), the guard pings
+    /// the server each second through it, and closes the inbox's connection if the answer takes longer than a second.
     pub silent_for: Option<Duration>,
     /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
     /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.

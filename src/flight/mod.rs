@@ -75,8 +75,8 @@ where
         self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). With `has_looked_up`, the caller's look-up found nothing: it does not join a flight that lost the store,
-    /// but replaces it, once.
+    /// As [`join`](Self::join). With `has_looked_up`, the caller's look-up found nothing: the caller does not join a flight that has lost its
+    /// connection to the store, but starts another one in its place. That flight is not replaced again.
     pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,
@@ -220,7 +220,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.checks(tags);
     }
 
-    /// A handle that gives the waiters an outcome ahead of the end.
+    /// A handle by which a load gives the waiters an outcome before the flight ends.
     pub(crate) fn announcer(&self) -> FlightAnnouncer<L, O> {
         FlightAnnouncer { flight: Arc::clone(&self.flight) }
     }

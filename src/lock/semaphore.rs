@@ -471,7 +471,7 @@ pub struct PermitView {
 pub struct Released {
     /// Whether it was still held: its lease had not ended, and it was not released before.
     pub was_held: bool,
-    /// How many permits were free afterwards, not handed on to waiters.
+    /// How many permits were free after the release, without those that it granted to waiters.
     pub available: u32,
 }
 

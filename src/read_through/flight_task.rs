@@ -350,7 +350,7 @@ pub(crate) struct LoadStart {
 }
 
 impl LoadStart {
-    /// The value for a flight that ends without a load.
+    /// The start time and tags of a flight that ends without a load.
     pub(crate) fn none() -> Self {
         Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
     }

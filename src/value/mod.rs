@@ -192,8 +192,8 @@ impl FlightOutcome {
         }
     }
 
-    /// The bytes that FAIL publishes to waiters in other processes. A value that is not stored is not compressed either; it is no
-    /// longer than its stored form, so `max_body` bounds it.
+    /// The bytes that FAIL publishes to waiters in other processes. A value in it is not compressed: `max_body` bounds values
+    /// before compression, so it bounds these bytes too.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
@@ -252,7 +252,7 @@ impl FlightOutcome {
     }
 }
 
-/// The text and the name of the type, each after its length in two bytes, in which both lengths fit; then the error. A process
+/// The error's text and the name of its type, each after its length in two bytes (neither is longer than that), then the encoded error. A process
 /// that does not know this form loads for itself.
 fn encode_error(text: &str, error: &EncodedError) -> Bytes {
     let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());

@@ -37,7 +37,7 @@ pub(super) struct Plan {
     pub(super) keys: u8,
     /// All values have one tag.
     pub(super) tagged: bool,
-    /// The longest round trip of all nodes except those of the first slot.
+    /// The longest round trip of a node, except the nodes at index 0 of `nodes`, which may be far away.
     pub(super) latency: Duration,
     /// How much longer a round trip of the first slot's nodes takes.
     pub(super) detour: Duration,

@@ -129,7 +129,7 @@ async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     warm(&guard, &service).await;
     ask(&other, &service, Request::post("http://shop/page")).await;
     ask(&other, &service, get("de")).await;
-    // The copy is gone here, and the reply to this read comes late. (No other caller joins the read of a call for many keys.)
+    // `guard` has dropped its copy. The reply to its next read comes late. (It asks by a call for many keys, whose reads are not shared.)
     chaos.latency(late, late);
     let key = guard.http_key(&get("de").body(()).expect("a request")).expect("a key");
     let mut reads = std::pin::pin!(guard.get_many::<u32, _>([key]));

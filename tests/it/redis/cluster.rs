@@ -58,7 +58,7 @@ async fn one_invalidation_on_all_masters_names_what_one_of_them_has_not_confirme
     for key in &keys {
         answer(&guard, key, 1).await;
     }
-    // Not the one that has the list of the processes with copies, where each change is announced.
+    // Not the master of the registry of processes with copies: each change is announced there.
     let away = (cluster.home_of("") + 1) % 3;
     cluster.node(away).pause();
     let began = Instant::now();

@@ -76,7 +76,7 @@ pub(crate) struct PresentClient {
 }
 
 pub(crate) struct SentinelEndpoint {
-    /// Under a lock. Every caller bounds its wait for it.
+    /// Locked while a sentinel is queried. Callers wait for the lock within their own time limits.
     client: Arc<tokio::sync::Mutex<PresentClient>>,
     build: Option<Build>,
     login: Login,

@@ -216,7 +216,8 @@ impl LockWaiter {
         drop(self.in_line(|line| line.ask(&self.waiter)));
     }
 
-    /// Makes this waiter the first if the first was silent; true if it did, and then it must ask at once.
+    /// Makes this waiter the first of its lock in this process if the present first one was silent. Returns whether it did; then the
+    /// waiter must send a TAKE at once.
     pub(crate) fn stands_in(&self) -> bool {
         self.in_line(|line| line.stand_in(&self.waiter)).unwrap_or_default()
     }

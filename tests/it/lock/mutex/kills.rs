@@ -51,7 +51,7 @@ async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     (crowd, calls)
 }
 
-/// A child that is a crowd until it is killed.
+/// A child process whose many callers take and free the mutex until it is killed.
 pub(super) fn crowd(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();

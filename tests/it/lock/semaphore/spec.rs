@@ -202,7 +202,7 @@ async fn any_client_sees_which_tokens_hold(stage: Stage) {
     }
 }
 
-/// S4.29, S4.32: a refused acquisition returns no permit, and the counts stay.
+/// S4.29, S4.32: a caller whose acquisition is refused holds no permit, and the counts are as before.
 async fn a_refused_acquisition_holds_nothing(stage: Stage) {
     let [a, b] = stage.handles(1);
     let held = free(&a).await;
