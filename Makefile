@@ -4,7 +4,7 @@
 #        the lab in a headless Chromium: each preset is clicked, and the page's numbers are compared with the origin's (ONLY=preset for one)
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
-# bench  the numbers of docs/performance.md
+# bench  the numbers of docs/performance.md, docs/measurements.md and docs/lock-speed.md
 # alerts-test
 #        a real Prometheus scrapes the lab's fleet: each alert of ops/ fires by a fault and ends after it; the dashboard has data
 # conformance, conformance-current, conformance-both

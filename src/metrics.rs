@@ -19,7 +19,7 @@
 //! }
 //! ```
 //!
-//! The repository has a dashboard, alerts and a runbook for them (`ops/`, `docs/operations.md`).
+//! The repository has a dashboard, alerts and a runbook for them (`ops/`, `docs/metrics.md`, `docs/runbook.md`).
 
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

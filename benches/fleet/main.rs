@@ -1,4 +1,5 @@
-//! Measures what README.md and docs/performance.md state, on real processes and a real `redis-server`, and prints it as a table.
+//! Measures what README.md, docs/performance.md, docs/measurements.md and docs/lock-speed.md state, on real processes and a real
+//! `redis-server`, and prints it as a table.
 //!
 //! ```text
 //! cargo bench --bench fleet                    everything, about four minutes; needs redis-server, and wrk for `wrk`
