@@ -37,7 +37,6 @@ pub enum InvalidationTarget {
     Tag(CacheKey),
     /// A path with its query, as the caller wrote it.
     #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     Path(String),
 }
 

@@ -84,7 +84,6 @@ mod guard;
 mod guard_state;
 pub mod health;
 #[cfg(feature = "http")]
-#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
 #[cfg(feature = "http")]
 mod http_rules;
@@ -93,7 +92,6 @@ mod loader;
 mod local;
 pub mod lock;
 #[cfg(feature = "metrics")]
-#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub mod metrics;
 mod observe;
 mod policy;
@@ -103,7 +101,6 @@ mod setting;
 mod store;
 mod sync;
 #[cfg(feature = "testing")]
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;
 mod tracker;
 mod value;
@@ -112,14 +109,12 @@ mod value;
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
     #[cfg(feature = "macros")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
     pub use crate::guard::function::{
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
     pub use crate::guard::memoize::MemoizedService;
     pub use crate::guard::memoize::{CacheableResponse, CloneService, ServiceError, SharedError};
     #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub use crate::http::HttpService;
     pub use crate::store::backend::IntoBackend;
 }
@@ -138,7 +133,6 @@ pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
 pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
 
@@ -211,12 +205,10 @@ pub mod __macros {
 /// # Ok(()) }
 /// ```
 #[cfg(feature = "macros")]
-#[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
 pub use stampede_guard_macros::memoize;
 
 /// The version of `redis` that a client for [`StampedeGuard::new`] must come from.
 #[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use redis;
 
 #[cfg(all(test, feature = "testing", feature = "local"))]

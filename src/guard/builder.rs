@@ -66,7 +66,6 @@ impl StampedeGuard {
     /// # Ok::<(), stampede_guard::Error>(())
     /// ```
     #[cfg(feature = "redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     pub fn open<A>(address: A) -> Result<Self, Error>
     where
         A: TryInto<Backend>,
