@@ -22,7 +22,7 @@ use super::StampedeGuard;
 use super::steps::with_storage;
 use super::typed::{LoadSettings, OwnResult, StorageReader, TypedReader, concluded};
 use crate::error::{Error, ErrorKind, Failure, LoadError};
-use crate::failure_text::panic_text;
+use crate::observe::panic_text;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::{LoadOutput, LoadResult, LoadScope, Loader};

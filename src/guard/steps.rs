@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use super::StampedeGuard;
 use super::typed::{ForcedReader, OwnResult, StorageReader, TypedReader};
 use crate::error::{Failure, LoadError};
-use crate::failure_text::panic_text;
+use crate::observe::panic_text;
 use crate::key::Key;
 use crate::loader::Loader;
 use crate::observe::Outcome;

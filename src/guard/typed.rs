@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, Failure, LoadError};
-use crate::failure_text::failure_text;
+use crate::observe::failure_text;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};

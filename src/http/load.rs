@@ -23,7 +23,7 @@ use super::side_commit::SideCommit;
 use super::stored::ResponseMeta;
 use super::stored::StoredResponse;
 use crate::error::Failure;
-use crate::failure_text::failure_text;
+use crate::observe::failure_text;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;

@@ -25,7 +25,7 @@ use super::flight_task::admit;
 use super::look_up::{Lookup, look, read_entry};
 use super::miss::MissOutcome;
 use crate::error::{Error, Failure};
-use crate::failure_text::panic_text;
+use crate::observe::panic_text;
 use crate::guard_state::GuardState;
 use crate::key::{FlightKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader};
