@@ -14,11 +14,13 @@ use std::sync::{Arc, Mutex};
 use quick_cache::sync::Cache;
 use quick_cache::{Equivalent, Lifecycle, OptionsBuilder, Weighter};
 
-use super::Moment;
 use crate::key::{Hashed, Key, KeyProbe};
 use crate::store::volume::ChangedName;
 use crate::sync::lock;
 use crate::value::StoredEntry;
+
+/// Microseconds since the node began.
+pub(super) type Moment = u64;
 
 /// Set when its name is dropped.
 type Flag = Arc<AtomicBool>;

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 pub(crate) use self::announcing::AnnouncedChange;
-use self::copies::{Copies, Tickets};
+use self::copies::{Copies, Moment, Tickets};
 pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::{Key, KeyProbe};
@@ -451,9 +451,6 @@ fn announcer_waits(term: Duration) -> Duration {
 /// The moments of a node's clock as numbers, which threads share without a lock.
 #[derive(Clone, Copy, Debug)]
 struct NodeClock(Instant);
-
-/// Microseconds since the node began.
-type Moment = u64;
 
 impl NodeClock {
     fn new() -> Self {
