@@ -86,7 +86,6 @@ impl Encoding {
     pub(crate) const RAW: Self = Self(0);
     pub(crate) const MESSAGE_PACK: Self = Self(1);
     pub(crate) const JSON: Self = Self(2);
-    #[cfg(feature = "http")]
     pub(crate) const HTTP: Self = Self(3);
 }
 
@@ -288,7 +287,7 @@ impl Packed {
 
     /// The payload of `length` bytes that was stored as `packed`; `None` if `packed` is not such a payload. The caller has checked
     /// the length, because so many bytes are allocated before the block is read.
-    fn unpack(packed: Bytes, length: usize) -> Option<(Self, Bytes)> {
+    pub(crate) fn unpack(packed: Bytes, length: usize) -> Option<(Self, Bytes)> {
         let payload = lz4::decompressed(packed.get(size_of::<u32>()..)?, length)?;
         Some((Self(Some(Arc::new(packed))), payload.into()))
     }
