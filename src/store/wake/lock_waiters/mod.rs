@@ -25,6 +25,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+#[cfg(feature = "redis")]
 pub(crate) use self::absent_waiters::AbsentWaiters;
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
