@@ -103,7 +103,7 @@ bench: redis wrk
 # Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
 # dependencies of all other tests (Cargo.toml optimises those that matter).
 SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
-  cargo test --no-default-features --features testing,local --lib --
+  cargo test --no-default-features --features testing --lib --
 
 # So that a run that becomes slower is noticed: all 20,000 seeds on two cores.
 SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -lt 2 || echo 300))
@@ -207,7 +207,7 @@ deny:
 PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
   $(addprefix src/store/redis/,scripts.rs messages/message.rs contract.rs errors/mod.rs doctor/server.rs)
-ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/http.rs
+ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/cache_key.rs
 RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis

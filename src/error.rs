@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure_text::{EncodedError, with_causes};
+use bytes::Bytes;
+
 use crate::key::{CacheKey, Key};
+use crate::observe::with_causes;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a call of the guard itself failed.
@@ -37,7 +39,6 @@ pub enum InvalidationTarget {
     Tag(CacheKey),
     /// A path with its query, as the caller wrote it.
     #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     Path(String),
 }
 
@@ -204,6 +205,7 @@ impl std::error::Error for Error {
 /// This is a [`std::error::Error`] for every `E`, also for types that are not errors themselves, such
 /// as `String` and `anyhow::Error`. So the loader's error is in the text and not among the sources: `{:#}` prints the loader's
 /// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) returns the error itself.
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum LoadError<E> {
     /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error. Or in
@@ -274,17 +276,6 @@ impl<E: fmt::Display> fmt::Display for LoadError<E> {
     }
 }
 
-impl<E: fmt::Debug> fmt::Debug for LoadError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Loader(error) => f.debug_tuple("Loader").field(error).finish(),
-            Self::Remote(text) => f.debug_tuple("Remote").field(text).finish(),
-            Self::Panicked(text) => f.debug_tuple("Panicked").field(text).finish(),
-            Self::Guard(error) => f.debug_tuple("Guard").field(error).finish(),
-        }
-    }
-}
-
 impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
@@ -293,6 +284,18 @@ impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
             Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
         }
     }
+}
+
+/// A loader's error as bytes, for callers in other processes with errors of the same type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EncodedError {
+    pub(crate) type_name: Box<str>,
+    pub(crate) payload: Bytes,
+}
+
+impl EncodedError {
+    /// The longest payload, in bytes. It is limited because a published failure reaches each waiting process.
+    pub(crate) const LONGEST: usize = 1024;
 }
 
 /// Why a load ended without a value: the failure that all waiters of the flight receive.

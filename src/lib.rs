@@ -59,7 +59,6 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the layer for HTTP services and clients |
-//! | `local` | yes | hits from this process's memory, which every invalidation reaches: `PolicyBuilder::local_for` |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
@@ -73,9 +72,19 @@
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What names no type of a feature is there without the feature, too. What no feature uses is found when all are on.
+#![cfg_attr(
+    not(all(
+        feature = "cluster",
+        feature = "http",
+        feature = "metrics",
+        feature = "redis",
+        feature = "testing"
+    )),
+    allow(dead_code)
+)]
 
 mod error;
-mod failure_text;
 mod flight;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -84,7 +93,6 @@ mod guard;
 mod guard_state;
 pub mod health;
 #[cfg(feature = "http")]
-#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
 #[cfg(feature = "http")]
 mod http_rules;
@@ -93,7 +101,6 @@ mod loader;
 mod local;
 pub mod lock;
 #[cfg(feature = "metrics")]
-#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub mod metrics;
 mod observe;
 mod policy;
@@ -103,7 +110,6 @@ mod setting;
 mod store;
 mod sync;
 #[cfg(feature = "testing")]
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;
 mod tracker;
 mod value;
@@ -112,14 +118,12 @@ mod value;
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
     #[cfg(feature = "macros")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
     pub use crate::guard::function::{
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
     pub use crate::guard::memoize::MemoizedService;
     pub use crate::guard::memoize::{CacheableResponse, CloneService, ServiceError, SharedError};
     #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub use crate::http::HttpService;
     pub use crate::store::backend::IntoBackend;
 }
@@ -138,7 +142,6 @@ pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
 pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
 
@@ -211,14 +214,12 @@ pub mod __macros {
 /// # Ok(()) }
 /// ```
 #[cfg(feature = "macros")]
-#[cfg_attr(docsrs, doc(cfg(feature = "macros")))]
 pub use stampede_guard_macros::memoize;
 
 /// The version of `redis` that a client for [`StampedeGuard::new`] must come from.
 #[cfg(feature = "redis")]
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use redis;
 
-#[cfg(all(test, feature = "testing", feature = "local"))]
+#[cfg(all(test, feature = "testing"))]
 #[path = "../tests/simulation/mod.rs"]
 mod simulation;

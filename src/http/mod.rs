@@ -284,7 +284,6 @@ mod explain;
 pub(crate) mod fuzzed;
 mod load;
 #[cfg(feature = "reqwest")]
-#[cfg_attr(docsrs, doc(cfg(feature = "reqwest")))]
 pub mod reqwest;
 mod service;
 mod side_commit;
@@ -332,7 +331,6 @@ impl StampedeGuard {
     /// }
     /// # Ok(()) }
     /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn http_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         self.current().parts().1.http.cache_key(request)
     }
@@ -371,7 +369,6 @@ impl StampedeGuard {
     /// guard.invalidate_path("/product/7").await?;
     /// # Ok(()) }
     /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub async fn invalidate_path(&self, path: &str) -> Result<(), Error> {
         self.invalidation().path(path).send().await
     }
@@ -379,7 +376,6 @@ impl StampedeGuard {
 
 impl Invalidation {
     /// Adds a path with its query, as in [`invalidate_path`](StampedeGuard::invalidate_path).
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn path(self, path: impl Into<String>) -> Self {
         let path = path.into();
         let keys = path_keys(&path, &self.guard().parts().1.http.requests);

@@ -214,7 +214,6 @@ impl HttpPolicy {
 
 /// Reads the settings that a file has; all others keep the defaults of its `kind`: `"default"`, `"strict"` or `"private"`.
 /// Durations are texts, such as `"30s"`. `key` and `personal_extension` are not data, so they are refused.
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl<'de> Deserialize<'de> for HttpPolicy {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let http: Self = setting::read(SETTINGS, from)?;
@@ -223,7 +222,6 @@ impl<'de> Deserialize<'de> for HttpPolicy {
 }
 
 /// Writes all settings, defaults included, except `key` and `personal_extension`.
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Serialize for HttpPolicy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.to_value().ok_or_else(|| ser::Error::custom(NOT_WRITABLE))?.serialize(to)

@@ -26,13 +26,11 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
         set: |builder, value| value.duration().map(|time| builder.policy.fresh_for = time),
         get: |policy| Some(policy.fresh_for.into()),
     },
-    #[cfg(feature = "local")]
     Setting {
         name: "local_for",
         set: |builder, value| value.duration().map(|time| builder.policy.local_for = time),
         get: |policy| Some(policy.local_for.into()),
     },
-    #[cfg(feature = "local")]
     Setting {
         name: "local_while_down",
         set: |builder, value| value.duration().map(|time| builder.policy.local_while_down = time),
@@ -292,7 +290,6 @@ fn replicas(value: Value) -> Result<(u32, Duration), String> {
 /// # let _ = policy;
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl<'de> Deserialize<'de> for Policy {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         setting::read(SETTINGS, from)?.build().map_err(de::Error::custom)
@@ -311,7 +308,6 @@ impl<'de> Deserialize<'de> for Policy {
 /// assert_eq!(serde_json::from_str::<Policy>(&text)?, Policy::default());
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[cfg_attr(docsrs, doc(cfg(feature = "serde")))]
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let value = Value::Table(setting::get(SETTINGS, self));

@@ -8,7 +8,6 @@ use http::uri::Scheme;
 use super::{Policy, PolicyBuilder};
 use crate::http::HttpPolicy;
 
-#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 impl Policy {
     /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
     ///
@@ -28,7 +27,6 @@ impl Policy {
     }
 }
 
-#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 impl PolicyBuilder {
     /// Which responses the HTTP layer shares, with which clients, and for how long. In whichever order the methods are called,
     /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) override the same settings of this policy,

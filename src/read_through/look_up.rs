@@ -351,14 +351,13 @@ pub(crate) fn hit_at_once<R: EntryReader>(
         return None;
     }
     let probe = state.prober.probe(key);
-    let (copy, at) = state.local.find(probe, policy.local_for)?;
+    let (copy, at) = state.local.copy(&probe, policy.local_for)?;
     let CopyLookup::Fresh(value) = decide(state, policy, &copy, at, reader) else { return None };
     state.hit_at_once(&policy.counters, probe);
     Some(value)
 }
 
 /// As [`hit_at_once`], for a caller that has its key already and counts the hit itself.
-#[cfg(feature = "http")]
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     match may_hit_at_once(call.policy).then(|| look_for_copy(call, reader)) {

@@ -363,14 +363,12 @@ impl IntoStore for Replica {
     }
 }
 
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 impl<S> From<ChaosStore<S>> for Backend {
     fn from(chaos: ChaosStore<S>) -> Self {
         chaos.replica().into()
     }
 }
 
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 impl From<Replica> for Backend {
     fn from(replica: Replica) -> Self {
         Self::of(replica)

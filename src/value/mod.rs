@@ -6,11 +6,6 @@
 
 pub(crate) mod codec;
 pub(crate) mod entry;
-#[cfg(feature = "lz4")]
-pub(crate) mod lz4;
-#[cfg(not(feature = "lz4"))]
-#[path = "no_lz4.rs"]
-pub(crate) mod lz4;
 
 use std::any::Any;
 use std::fmt;
@@ -20,8 +15,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use self::entry::{Entry, EntryKind, Freshness};
-use crate::error::{Error, ErrorKind, Failure};
-use crate::failure_text::EncodedError;
+use crate::error::{EncodedError, Error, ErrorKind, Failure};
 use crate::key::Key;
 
 /// The value that the first caller of a shared read has made of the entry, reused by the others.
@@ -131,7 +125,6 @@ pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
     /// A value that is still incoming, for waiters of this process: they can begin to read it.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Incoming(IncomingValue),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
@@ -156,7 +149,7 @@ pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
 
 impl fmt::Debug for IncomingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Arriving")
+        f.write_str("IncomingValue")
     }
 }
 

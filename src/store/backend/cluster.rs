@@ -29,7 +29,6 @@ impl ServerSource for ClusterClient {
 /// # let _ = guard;
 /// # Ok(()) }
 /// ```
-#[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
 impl From<ClusterClient> for Backend {
     fn from(client: ClusterClient) -> Self {
         Self::on(client, None)

@@ -40,7 +40,6 @@ impl Backend {
     /// # let _ = guard;
     /// # Ok::<(), redis::RedisError>(())
     /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[must_use]
     pub fn credentials<F, Fut, E>(self, provider: F) -> Self
     where

@@ -45,7 +45,6 @@ impl Backend {
     /// let guard = StampedeGuard::new(redis);
     /// # let _ = guard;
     /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
     pub fn sentinels<F, Fut, E, B>(provider: F, build: B) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -75,7 +74,6 @@ impl Backend {
 /// # let _ = guard;
 /// # Ok(()) }
 /// ```
-#[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
 impl From<SentinelClient> for Backend {
     fn from(client: SentinelClient) -> Self {
         Self::on(SentinelClients::own(client), None)

@@ -14,7 +14,6 @@ impl ServerSource for Client {
     }
 }
 
-#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 impl From<Client> for Backend {
     fn from(client: Client) -> Self {
         Self::on(client, None)
@@ -24,7 +23,6 @@ impl From<Client> for Backend {
 macro_rules! from_address {
     ($($address:ty),*) => {$(
         /// The server at this address. Does no I/O. A URL may name user, password and database.
-        #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
         impl TryFrom<$address> for Backend {
             type Error = RedisError;
 

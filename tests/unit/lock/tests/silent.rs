@@ -9,8 +9,8 @@ use futures_util::poll;
 use super::faults::TERMS;
 use super::faulty::{Fate, Faulty};
 use super::*;
+use crate::lock::WaitTerms;
 use crate::lock::acquire::acquire;
-use crate::lock::target::WaitTerms;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);
@@ -198,7 +198,7 @@ async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Futur
     let all: Vec<_> = (0..waiters)
         .map(|_| {
             let target = Arc::clone(&target);
-            tokio::spawn(async move { acquire(&target, &terms).await.map(drop) })
+            tokio::spawn(async move { acquire(&target, &terms, None).await.map(drop) })
         })
         .collect();
     settle().await;
