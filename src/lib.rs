@@ -102,10 +102,10 @@ mod read_through;
 mod setting;
 mod store;
 mod sync;
+mod task;
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;
-mod tracker;
 mod value;
 
 /// Traits that are implemented for every suitable type. For an unsuitable type the compiler names what is missing. There is nothing to

@@ -32,7 +32,7 @@ use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Lo
 use crate::observe;
 use crate::observe::{Count, Outcome, log, warn_if};
 use crate::policy::{Encoded, Policy};
-use crate::tracker::Tracked;
+use crate::task::Tracked;
 use crate::value::entry::Entry;
 use crate::value::{EntryReader, SharedValue};
 

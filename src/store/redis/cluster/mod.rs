@@ -8,8 +8,9 @@
 //! A background task refreshes the slot map ([`refresh`]). If the map is out of date, the node that receives a command
 //! redirects it (MOVED, ASK), and the command follows the redirections within the caller's deadline.
 
+mod nodes;
 mod refresh;
-mod slot_map;
+pub(super) mod slots;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/cluster/tests/mod.rs"]
 mod tests;
@@ -26,16 +27,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::slot_map::SlotMap;
-pub(super) use self::slot_map::{Coverage, MasterNode};
+use self::nodes::{ClusterEndpoint, ClusterNodes};
+use self::slots::{Address, Redirect, SlotMap, redirect, slot_of};
+pub(super) use self::slots::{Coverage, MasterNode};
 use super::connection::connector::{Connector, Outages};
 use super::connection::{OnBreak, Supervisor};
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
-use super::topology::cluster::nodes::{ClusterEndpoint, ClusterNodes};
-use super::topology::cluster::slots::{Address, Redirect, redirect, slot_of};
-#[cfg(any(test, fuzzing))]
-pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 use crate::sync::lock;

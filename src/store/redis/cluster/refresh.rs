@@ -10,13 +10,13 @@ use futures_util::stream::FuturesUnordered;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::slot_map::{SlotLayout, SlotMap};
+use super::slots::{SlotLayout, SlotMap};
 use super::{Cluster, DiscoveryWake, Supervisor};
 use crate::observe::log;
-use crate::store::redis::backoff::Backoff;
+use crate::store::redis::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::redis::errors::{reason, store_error};
-use crate::store::redis::topology::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
+use crate::task::Backoff;
 
 /// How often the map is refreshed without a sign that it has changed.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -331,7 +331,7 @@ mod tests {
     use redis::cluster::ClusterClient;
 
     use super::*;
-    use crate::store::redis::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
+    use crate::task::tests::{are_anywhere_below, begins_anew_after_a_second};
 
     /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
     #[tokio::test]

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use super::cluster::Cluster;
 use super::connection::connector::Connector;
 use super::connection::{OnBreak, Supervisor};
+use super::endpoint::host_ms;
 use super::errors::{classify, reason, store_error};
 use super::scripts::{CallForm, Script};
-use super::topology::endpoint::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 

@@ -22,14 +22,13 @@ use redis::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
-use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
 use crate::observe::log;
-use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
-use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
-use crate::store::redis::topology::endpoint::{
+use crate::store::redis::endpoint::{
     Endpoint, Located, ServerAddress, SingleEndpoint, TimedReading, read_clock,
 };
+use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
+use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often an unused connection is checked. The server's `timeout` or a load balancer closes idle connections, mostly
@@ -341,6 +340,16 @@ impl Connector {
     /// which cannot be limited here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
+    }
+}
+
+/// Installs a provider of cryptography for TLS if there is none. rustls selects none by itself if the program's crates
+/// contain two providers, and panics. Without the feature `tls`, TLS connections use the program's provider, or fail.
+fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Fails if another thread has installed a provider meanwhile, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 

@@ -11,17 +11,10 @@
 
 pub(crate) mod connector;
 mod monitor;
-#[cfg(feature = "cluster")]
-mod node;
 mod reconnect;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(not(feature = "tls"))]
-#[path = "no_tls.rs"]
-mod tls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -37,13 +30,13 @@ use tokio::time::error::Elapsed;
 
 use self::connector::{Connector, Outage};
 use self::monitor::{BulkLimit, RefusalLog, Silence, silent};
-use super::backoff::STABLE;
+use super::endpoint::{TimedReading, host_ms};
 use super::errors::{ConnectionFate, OutageLog, classify, code, is_protocol, store_error};
-use super::topology::endpoint::{TimedReading, host_ms};
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::STABLE;
 
 /// How many connections this process has opened.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);

@@ -4,18 +4,12 @@
 //! Uses separate connections: slow, refused or broken commands here must not count against the guard's connection,
 //! and the guard's deadline for one command must not hide how slow the server is.
 
-#[cfg(feature = "cluster")]
-mod cluster;
-#[cfg(not(feature = "cluster"))]
-#[path = "no_cluster.rs"]
-mod cluster;
-mod examination;
 mod rights;
-mod sentinels;
 pub(crate) mod server;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/doctor_tests.rs"]
 mod tests;
+mod topology;
 
 use std::time::Duration;
 
@@ -24,12 +18,12 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use self::examination::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
+use self::rights::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
 use super::RedisStore;
 use super::commands::Servers;
+use super::endpoint::{TimedReading, host_ms, read_clock};
 use super::errors::{bounded, unquoted};
-use super::messages::message;
-use super::topology::endpoint::{TimedReading, host_ms, read_clock};
+use super::subscriber::channel;
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
@@ -63,7 +57,8 @@ impl Examination<'_> {
             }
             Servers::Cluster(cluster) => {
                 let name = self.ask.key.name();
-                let Some(target) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
+                let Some(target) = topology::examine_cluster(cluster, name, &user, &mut self.findings).await
+                else {
                     return Ok(());
                 };
                 target
@@ -91,11 +86,11 @@ impl Examination<'_> {
             connector.address().as_deref(),
         ));
         if let (Some(sentinel), Some(primary)) = (connector.sentinel(), connector.address()) {
-            self.findings.push(sentinels::examine(sentinel, &primary).await);
+            self.findings.push(topology::examine_sentinels(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
         self.measure_round_trips(&mut commands, reading.is_some()).await?;
-        let channel = message::channel(Uuid::new_v4());
+        let channel = channel(Uuid::new_v4());
         let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
         let trial = rights::examine(&mut commands, name, &channel, &user).await?;
@@ -103,7 +98,7 @@ impl Examination<'_> {
         self.findings.extend(trial.findings);
         if let Servers::Cluster(cluster) = &self.store.commands.to {
             let findings = (&mut self.findings, before);
-            cluster::examine_nodes(cluster, connector, (name, reached), &user, &mut commands, findings)
+            topology::examine_nodes(cluster, connector, (name, reached), &user, &mut commands, findings)
                 .await?;
         }
         // The sink is dropped only here, because messages arrive only while the connection is open.

@@ -11,13 +11,13 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
 use uuid::Uuid;
 
-use super::examination::{ALONE, one, pairs, text};
 use super::rights::lacked_by_loads;
+use super::rights::{ALONE, one, pairs, text};
 use crate::health::{Finding, Topology};
 use crate::store::redis::commands::{Commands, Servers, refused, run};
 use crate::store::redis::errors::{Cause, advised, code_of, unexpected};
-use crate::store::redis::messages::message;
 use crate::store::redis::scripts;
+use crate::store::redis::subscriber::channel;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The oldest version that all scripts run on.
@@ -253,7 +253,7 @@ async fn probe_at(
     name: &str,
     within: Duration,
 ) -> Result<Option<StoreError>, StoreError> {
-    let unused_channel = message::channel(Uuid::new_v4());
+    let unused_channel = channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&unused_channel);
     };

@@ -197,7 +197,7 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let server_clock = cluster.clock_at(Instant::now()).expect("it was read");
     assert!((1_000_000..1_900_000).contains(&server_clock), "{server_clock}");
     let ahead = cluster.clock().expect("it was read").ahead_ms;
-    let host = i64::try_from(crate::store::redis::topology::endpoint::host_ms()).expect("a time");
+    let host = i64::try_from(crate::store::redis::endpoint::host_ms()).expect("a time");
     assert!((1_000_000..1_900_000).contains(&(host + ahead)), "{ahead}");
 }
 

@@ -4,7 +4,7 @@
 //! as a [`Recipient`], which it notifies of changes of its status. [`Liveness`] records pings and received messages.
 
 #[cfg(test)]
-#[path = "../../../../../tests/unit/store/redis/subscriber_tests.rs"]
+#[path = "../../../tests/unit/store/redis/subscriber_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
@@ -20,15 +20,25 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
-use super::message;
 use crate::health::LinkState;
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
-use crate::store::redis::backoff::{Backoff, STABLE};
 use crate::store::redis::commands::Commands;
+use crate::store::redis::commands::entry_steps::read_id;
 use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
 use crate::store::redis::errors::{OutageLog, bounded, classify, reason, store_error};
 use crate::sync::lock;
+use crate::task::{Backoff, STABLE};
+
+/// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
+pub(crate) fn channel(node: Uuid) -> String {
+    format!("sg1:i:{}", node.simple())
+}
+
+/// The node that this channel belongs to.
+pub(crate) fn node_of(channel: &str) -> Option<Uuid> {
+    read_id(channel.strip_prefix("sg1:i:")?.as_bytes())
+}
 
 pub(crate) struct Subscriber {
     pub(super) connector: Connector,
@@ -155,7 +165,7 @@ impl fmt::Debug for Subscriber {
 }
 
 /// The part of a node that receives its messages.
-pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
+pub(super) trait Recipient: Send + Sync {
     /// Changes the status, under the subscriber's lock. Returns whether it has changed; `Closed` is final.
     fn set(&self, status: InboxStatus) -> bool;
 
@@ -174,7 +184,7 @@ pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
 
 /// Whether a node's messages arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store::redis::messages) enum InboxStatus {
+pub(super) enum InboxStatus {
     /// No subscription, or not yet.
     Shut,
     /// The subscription was confirmed, and every ping since then was answered in time.
@@ -194,7 +204,7 @@ const REFUSED: Duration = Duration::from_secs(30);
 
 impl Subscriber {
     /// Opens the connection in the background, if it is not open.
-    pub(in crate::store::redis::messages) fn open(self: &Arc<Self>) {
+    pub(super) fn open(self: &Arc<Self>) {
         if self.running.load(Ordering::Acquire) {
             return;
         }
@@ -377,7 +387,7 @@ async fn subscribed(
             message = messages.next() => match message {
                 Some(message) => match reader.subscriber.upgrade() {
                     Some(subscriber) => {
-                        if let Some(node) = message::node_of(message.get_channel_name()) {
+                        if let Some(node) = node_of(message.get_channel_name()) {
                             subscriber.deliver(node, message.get_payload_bytes());
                         }
                     }
@@ -413,13 +423,13 @@ impl Channels<'_> {
         let present = recipients.borrow_and_update().clone();
         let joined: Vec<_> = present.iter().filter(|(node, _)| !self.subscribed.contains(node)).collect();
         if !joined.is_empty() {
-            let channels: Vec<_> = joined.iter().map(|(node, _)| message::channel(**node)).collect();
+            let channels: Vec<_> = joined.iter().map(|(node, _)| channel(**node)).collect();
             bounded(PING, self.sink.subscribe(channels)).await?;
             let joined: Vec<_> = joined.iter().filter_map(|(_, recipient)| recipient.upgrade()).collect();
             self.reader.enter(InboxStatus::Confirmed, &joined);
         }
         let ended = self.subscribed.iter().filter(|node| !present.contains_key(node));
-        let ended: Vec<_> = ended.map(|node| message::channel(*node)).collect();
+        let ended: Vec<_> = ended.map(|node| channel(*node)).collect();
         if !ended.is_empty() {
             bounded(PING, self.sink.unsubscribe(ended)).await?;
         }

@@ -19,8 +19,8 @@ use redis::{
 };
 
 use super::slots::{Address, Range, SLOTS};
+use crate::store::redis::endpoint::{Endpoint, Located, ServerAddress, is_by_tls};
 use crate::store::redis::errors::{on_connecting, on_refusal};
-use crate::store::redis::topology::endpoint::{Endpoint, Located, ServerAddress, is_by_tls};
 use crate::sync::lock;
 
 pub(crate) struct ClusterNodes {

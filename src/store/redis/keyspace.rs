@@ -7,7 +7,7 @@
 //! connection, which is open only while there are waiters.
 
 #[cfg(test)]
-#[path = "../../../../../tests/unit/store/redis/keyspace_tests.rs"]
+#[path = "../../../tests/unit/store/redis/keyspace_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
@@ -24,13 +24,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::observe::log;
 use crate::store::lock_store::KeyspaceAnswer;
-use crate::store::redis::backoff::Backoff;
 use crate::store::redis::commands::{Commands, refused};
 use crate::store::redis::connection::connector::{Connector, Inbound};
 use crate::store::redis::errors::{bounded, classify, reason, store_error, unexpected};
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::Backoff;
 
 /// How long a refusal is remembered: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
