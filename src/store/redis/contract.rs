@@ -247,7 +247,7 @@ impl Store for RedisStore {
             // A command that stays unanswered for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout()) {
                 Duration::ZERO => Ok(()),
-                within => doctor::server::probe(&self.commands, key.name(), within).await,
+                within => doctor::probe(&self.commands, key.name(), within).await,
             }
         })
     }

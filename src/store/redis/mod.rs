@@ -19,9 +19,6 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
-#[cfg(not(feature = "cluster"))]
-#[path = "no_cluster.rs"]
-mod cluster;
 mod commands;
 mod connection;
 mod contract;

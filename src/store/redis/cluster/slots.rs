@@ -449,8 +449,8 @@ mod slot_map_tests {
     use redis::Client;
 
     use super::*;
-    use crate::store::redis::cluster::nodes::ClusterEndpoint;
     use crate::store::redis::connection::connector::Connector;
+    use crate::store::redis::endpoint::SingleEndpoint;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")
@@ -458,7 +458,10 @@ mod slot_map_tests {
 
     fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
         let client = Client::open(format!("redis://{address}"))?;
-        Ok(Supervisor::new(Connector::to(Arc::new(ClusterEndpoint::new(&client)), Duration::from_millis(50))))
+        Ok(Supervisor::new(Connector::to(
+            Arc::new(SingleEndpoint::new(&client, true)),
+            Duration::from_millis(50),
+        )))
     }
 
     #[tokio::test]

@@ -68,7 +68,7 @@ pub(crate) struct Opened {
 impl Connector {
     /// Leads to one server.
     pub(crate) fn new(client: &Client, answer: Duration) -> Self {
-        Self::to(Arc::new(SingleEndpoint::new(client)), answer)
+        Self::to(Arc::new(SingleEndpoint::new(client, false)), answer)
     }
 
     pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
@@ -309,8 +309,7 @@ impl Connector {
 
     /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(crate) fn user(&self) -> Option<String> {
-        let own = || Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned());
-        self.login.user().or_else(own)
+        self.login.user().or_else(|| self.endpoint.username())
     }
 
     /// The database; 0 while the server is not known.

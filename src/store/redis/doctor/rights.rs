@@ -14,7 +14,6 @@ use tokio::time::{Instant, timeout};
 
 use crate::health::Finding;
 use crate::store::redis::RedisStore;
-use crate::store::redis::commands::Servers;
 use crate::store::redis::connection::connector::{Connector, MessageSink, MessageStream};
 use crate::store::redis::errors::{bounded, classify, reason, store_error, unquoted};
 use crate::store::redis::scripts;
@@ -36,13 +35,14 @@ pub(super) struct ExaminedServer {
     /// A name whose keys are on this server.
     pub(super) name: String,
     /// The masters of a cluster that can be reached.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "written for every target"))]
     pub(super) reached: Vec<String>,
 }
 
 impl Examination<'_> {
     /// The user name of the guard's connections.
     pub(super) fn user(&self) -> String {
-        self.store.commands.user().unwrap_or_else(|| "default".to_owned())
+        self.store.connections.connector.user().unwrap_or_else(|| "default".to_owned())
     }
 }
 
@@ -386,7 +386,7 @@ impl Examination<'_> {
         channel: &str,
     ) -> Option<(MessageSink, MessageStream)> {
         let mut subscribed = subscribe_at(connector, channel).await;
-        for _ in 1..self.subscribable_servers().min(MAX_SUBSCRIBE_ATTEMPTS) {
+        for _ in 1..self.store.commands.count().min(MAX_SUBSCRIBE_ATTEMPTS) {
             match &subscribed {
                 Err(error) if classify(error).0 != StoreErrorKind::Refused => {
                     // As the guard does: any other node will do.
@@ -411,14 +411,6 @@ impl Examination<'_> {
                 self.findings.push(found.cost(WITHOUT_NOTIFICATIONS).advice(advice));
                 None
             }
-        }
-    }
-
-    /// At how many servers a client can subscribe.
-    fn subscribable_servers(&self) -> usize {
-        match &self.store.commands.to {
-            Servers::One(_) => 1,
-            Servers::Cluster(cluster) => cluster.count(),
         }
     }
 

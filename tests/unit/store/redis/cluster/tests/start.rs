@@ -20,7 +20,7 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let error = get(&cluster, &key, 2 * SOON).await.expect_err("there is no slot map");
     assert_eq!(error.kind, StoreErrorKind::Unavailable, "it was not the command that is refused");
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
-    assert!(cluster.is_down(&key) && cluster.down().is_some());
+    assert!(commands(&cluster).is_down(&key) && commands(&cluster).down().is_some());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.contains("no permissions")), "{why:?}");

@@ -1,30 +1,32 @@
-//! Examines what belongs to one kind of deployment. A cluster: coverage of the slots, replicas, whether each master can be
-//! reached, and clocks. Sentinels: the primary that they report, and whether enough of them run to replace it.
+//! Examines a cluster: coverage of the slots, replicas, whether each master can be reached, and clocks.
 
-use std::collections::HashMap;
-use std::future::Future;
+use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ConnectionAddr, RedisResult, Value};
+use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::rights::{self, ALONE, ANSWER, ExaminedServer, all, one};
-use super::server::settings;
+use super::rights::{self, ALONE, ANSWER, ExaminedServer, one};
+use super::server::{probe_at, settings};
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
+use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::endpoint::TimedReading;
-use crate::store::redis::errors::{THEIR_PASSWORD, bounded, is_login, reason, unquoted};
+use crate::store::redis::errors::{Cause, bounded, code_of, reason, unquoted};
 use crate::store::redis::subscriber::channel;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// A larger difference between two clocks is reported.
 const MAX_CLOCK_DIFFERENCE_MS: u64 = 1_000;
 
 /// Examines all masters. Returns the master to examine further, if possible one that can be reached, and a name like
 /// `name` whose keys it has. `None` if there is nothing more to examine; the findings say why.
-pub(super) async fn examine_cluster(
+pub(super) async fn examine(
     cluster: &Arc<Cluster>,
     name: &str,
     user: &str,
@@ -32,7 +34,7 @@ pub(super) async fn examine_cluster(
 ) -> Option<ExaminedServer> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
-        let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
+        let why = cluster.all().err().map_or_else(|| format!("{up:?}"), |why| reason(&why));
         let found = Finding::problem("cluster", format!("no node tells which node has which slot: {why}"));
         let advice = format!(
             "the addresses given to the ClusterClient; ACL SETUSER {user} +cluster|slots; are they nodes of a cluster?"
@@ -122,7 +124,7 @@ fn clock_difference(clocks: &[(String, TimedReading)]) -> Option<Finding> {
 }
 
 /// Examines the masters other than the one that has the keys of `name`, because users, rights and settings differ by node.
-/// Skips those that cannot be reached, which [`examine_cluster`] has reported.
+/// Skips those that cannot be reached, which [`examine`] has reported.
 async fn examine_others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
     let (mut findings, mut sound) = (Vec::new(), 0);
     for (master, name) in cluster.samples(name).into_iter().skip(1) {
@@ -174,102 +176,59 @@ async fn may_ask(commands: &mut MultiplexedConnection, user: &str) -> RedisResul
     }))
 }
 
-/// Asks a sentinel about the primary at `address`.
-pub(super) async fn examine_sentinels(
-    sentinel: impl Future<Output = RedisResult<Client>>,
-    address: &str,
-) -> Finding {
-    let query = async { ask_sentinel(&sentinel.await?, address).await };
-    query.await.unwrap_or_else(|error| {
-        let advice = match is_login(&error) {
-            true => THEIR_PASSWORD,
-            false => "start them, and let this user send them SENTINEL and ROLE",
-        };
-        Finding::warning("sentinels", format!("could not be asked: {}", unquoted(error)))
-            .cost(format!("while none answers a new primary is not found: {ALONE}"))
-            .advice(advice)
-    })
-}
-
-async fn ask_sentinel(client: &Client, address: &str) -> RedisResult<Finding> {
-    let mut connection = bounded(ANSWER, client.get_multiplexed_async_connection()).await?;
-    let masters = one(&mut connection, redis::cmd("SENTINEL").arg("MASTERS")).await?.extract_error()?;
-    let masters: Vec<HashMap<String, String>> = redis::from_redis_value(masters)?;
-    let word = |master: &HashMap<String, String>, field: &str| master.get(field).cloned().unwrap_or_default();
-    let at = |master: &HashMap<String, String>| format!("{}:{}", word(master, "ip"), word(master, "port"));
-    let ours = masters.iter().find(|master| at(master) == address).or_else(|| masters.first());
-    let Some(master) = ours.filter(|master| at(master) == address || masters.len() == 1) else {
-        let found = Finding::warning("sentinels", format!("none of their primaries is at {address}"));
-        return Ok(found.advice("a failover may be under way; look again"));
-    };
-    let name = word(master, "name");
-    let others: u32 = word(master, "num-other-sentinels").parse().unwrap_or(0);
-    let mut check = redis::pipe();
-    check.cmd("SENTINEL").arg("CKQUORUM").arg(&name);
-    let verdict = all(&mut connection, &check).await?.into_iter().next().unwrap_or(Value::Nil);
-    let (enough, reply) = match verdict {
-        Value::ServerError(error) if error.code() == "NOQUORUM" => {
-            (false, error.details().unwrap_or_default().to_owned())
-        }
-        Value::ServerError(error) => return Err(error.into()),
-        reply => (true, redis::from_redis_value(reply).unwrap_or_default()),
-    };
-    // `OK 3 usable Sentinels. ..`, or the same after `NOQUORUM`.
-    let usable = reply.split(' ').find_map(|word| word.parse::<u32>().ok()).unwrap_or(0);
-    let found = format!(
-        "{usable} of {} can be used, quorum is {}; {name} is at {}, with {} replicas",
-        others + 1,
-        word(master, "quorum"),
-        at(master),
-        word(master, "num-slaves")
-    );
-    if !enough {
-        let found = Finding::problem("sentinels", found);
-        let cost = format!("a primary that dies is not replaced: {ALONE}, until an operator does it by hand");
-        return Ok(found.cost(cost).advice("more sentinels than half must run and reach one another"));
-    }
-    if word(master, "num-slaves") == "0" {
-        let found =
-            Finding::warning("sentinels", found).cost("there is nothing that could replace the primary");
-        return Ok(found.advice("a replica"));
-    }
-    let refusals = refusals(client, &mut connection, &name).await?;
-    if !refusals.is_empty() {
-        let found = Finding::warning("sentinels", format!("{found}; but {}", refusals.join(", ")));
-        let cost = "when the others are gone too a new primary is not found";
-        return Ok(found.cost(cost).advice(THEIR_PASSWORD));
-    }
-    Ok(Finding::ok("sentinels", found))
-}
-
-/// Which other sentinels refuse this client: each has its own users and passwords. A sentinel that
-/// cannot be reached here is not reported: it may have another address for this host than for the
-/// other sentinels.
-async fn refusals(
-    client: &Client,
-    connection: &mut MultiplexedConnection,
+/// Probes each master at a name like `name`.
+pub(super) async fn probe(
+    cluster: &Cluster,
+    commands: &Commands,
     name: &str,
-) -> RedisResult<Vec<String>> {
-    let others = one(connection, redis::cmd("SENTINEL").arg("SENTINELS").arg(name)).await?;
-    let others: Vec<HashMap<String, String>> = redis::from_redis_value(others).unwrap_or_default();
-    let each = others.iter().filter_map(|other| Some((other.get("ip")?, other.get("port")?.parse().ok()?)));
-    let checks = each.map(|(host, port)| async move {
-        let error = bounded(ANSWER, greet(client, host, port)).await.err()?;
-        is_login(&error).then(|| format!("{host}:{port} refuses this client ({})", unquoted(error)))
+    within: Duration,
+) -> Result<(), StoreError> {
+    let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
+        match probe_at(commands, &name, within).await {
+            Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
+            Err(error) => Err(at(master.name(), error)),
+        }
     });
-    Ok(futures_util::future::join_all(checks).await.into_iter().flatten().collect())
+    takes_commands(futures_util::future::try_join_all(each).await?)
 }
 
-/// Sends the guard's first command to the sentinel at this address, with the settings of `client`.
-async fn greet(client: &Client, host: &str, port: u16) -> RedisResult<()> {
-    let info = client.get_connection_info().clone();
-    let addr = match info.addr().clone() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure, tls_params }
+/// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
+/// probe.
+fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
+    let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
+    let mut down = None;
+    for passing in passing {
+        match passing {
+            Some((address, error)) if code_of(&error) == Some("CLUSTERDOWN") => {
+                down.get_or_insert_with(|| at(address, error));
+            }
+            Some((_, error)) if !answers(&error) => {}
+            _ => return Ok(()),
         }
-        _ => ConnectionAddr::Tcp(host.to_owned(), port),
-    };
-    let client = Client::open(info.set_addr(addr))?;
-    let mut connection = client.get_multiplexed_async_connection().await?;
-    one(&mut connection, redis::cmd("ROLE")).await?.extract_error().map(drop)
+    }
+    down.map_or(Ok(()), Err)
+}
+
+/// Adds the node's address to its error: rights differ by node.
+fn at(address: String, error: StoreError) -> StoreError {
+    let StoreError { kind, source } = error;
+    StoreError { kind, source: Some(Arc::new(Probe { address, source })) }
+}
+
+#[derive(Debug)]
+struct Probe {
+    address: String,
+    source: Option<Cause>,
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the master at {}", self.address)
+    }
+}
+
+impl Error for Probe {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
 }
