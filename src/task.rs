@@ -1,13 +1,18 @@
-//! Background work: counts of tasks, leases and waiters, which can be awaited until they are zero, and the pauses between
-//! attempts at an operation that fails.
+//! Background work: the one task of an owner, counts of tasks, leases and waiters, which can be awaited until they are zero,
+//! and the pauses between attempts at an operation that fails.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only what speaks to a server tries again"))]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::sync::lock;
 
 /// A count that can be awaited until it is zero.
 #[derive(Debug, Default)]
@@ -96,6 +101,173 @@ impl Drop for Tracked {
 
 /// A connection that broke sooner than this was never stable.
 pub(crate) const STABLE: Duration = Duration::from_secs(1);
+
+/// The one background task of an owner. It runs in the runtime of the caller that has started it; when it has ended, with that
+/// runtime or by a panic, the next caller starts another. It holds a weak reference, so it ends when its owner is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct OwnedTask {
+    /// Whether there is a task; outside the lock, because callers on the path of a hit check it.
+    running: AtomicBool,
+    latest: Mutex<LatestTask>,
+}
+
+#[derive(Debug, Default)]
+struct LatestTask {
+    /// A task with a lower number must not change the owner's state any more.
+    number: u64,
+    handle: Option<AbortHandle>,
+    closed: bool,
+}
+
+pub(crate) trait TaskOwner: Send + Sync + 'static {
+    fn owned_task(&self) -> &OwnedTask;
+
+    /// Called when the task has ended without having been asked to. No other task starts before `ended` is dropped.
+    fn task_ended(&self, ended: EndedTask<'_>) {
+        drop(ended);
+    }
+}
+
+impl OwnedTask {
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.latest).closed
+    }
+
+    /// Starts the task that `run` returns, unless there is one, or the owner is closed, or the caller is in no runtime. Returns
+    /// whether it did. `run` is called under the lock: it must not start or close the task.
+    pub(crate) fn start<T: TaskOwner, F>(&self, owner: &Arc<T>, run: impl FnOnce(TaskRef<T>) -> F) -> bool
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let (number, task) = {
+            let mut latest = lock(&self.latest);
+            if latest.closed || self.running.swap(true, Ordering::AcqRel) {
+                return false;
+            }
+            latest.number += 1;
+            (latest.number, run(TaskRef { owner: Arc::downgrade(owner), number: latest.number }))
+        };
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and that drop takes the lock.
+        let handle = runtime.spawn(task).abort_handle();
+        let mut latest = lock(&self.latest);
+        if latest.number == number && !latest.closed {
+            latest.handle = Some(handle);
+        } else {
+            handle.abort();
+        }
+        true
+    }
+
+    /// Ends the task. No other can be started.
+    pub(crate) fn close(&self) {
+        let handle = {
+            let mut latest = lock(&self.latest);
+            latest.closed = true;
+            latest.handle.take()
+        };
+        if let Some(handle) = handle {
+            handle.abort();
+        }
+    }
+}
+
+impl Drop for OwnedTask {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A task's reference to its owner. The task must not hold a strong reference across an await: otherwise a dropped owner would
+/// live as long as the task.
+pub(crate) struct TaskRef<T: TaskOwner> {
+    owner: Weak<T>,
+    number: u64,
+}
+
+impl<T: TaskOwner> TaskRef<T> {
+    pub(crate) fn owner(&self) -> Option<Arc<T>> {
+        self.owner.upgrade()
+    }
+
+    /// Changes the owner's state, unless the owner was dropped or closed or has another task. `act` is called under the lock: it
+    /// must not start or close the task.
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
+        let owner = self.owner()?;
+        let latest = lock(&owner.owned_task().latest);
+        (latest.number == self.number && !latest.closed).then(|| act(&owner))
+    }
+
+    /// Ends the task if `is_done`, so that the next caller starts another. Returns whether the task must end.
+    pub(crate) fn end_if(&self, is_done: impl FnOnce(&T) -> bool) -> bool {
+        let Some(owner) = self.owner() else { return true };
+        let task = owner.owned_task();
+        let mut latest = lock(&task.latest);
+        if latest.number != self.number || latest.closed {
+            return true;
+        }
+        let ends = is_done(&owner);
+        if ends {
+            latest.number += 1;
+            latest.handle = None;
+            task.running.store(false, Ordering::Release);
+        }
+        ends
+    }
+}
+
+impl<T: TaskOwner> Drop for TaskRef<T> {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner() else { return };
+        let task = owner.owned_task();
+        let is_closed = {
+            let latest = lock(&task.latest);
+            if latest.number != self.number {
+                return;
+            }
+            latest.closed
+        };
+        let ended = EndedTask(task);
+        if !is_closed {
+            owner.task_ended(ended);
+        }
+    }
+}
+
+/// A task that has ended. Until this is dropped, no other is started.
+pub(crate) struct EndedTask<'a>(&'a OwnedTask);
+
+impl Drop for EndedTask<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.latest).handle = None;
+        self.0.running.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+impl<T: TaskOwner> TaskRef<T> {
+    /// The reference of a task that was started `later` tasks after the latest.
+    pub(crate) fn of_task(owner: &Arc<T>, later: u64) -> Self {
+        let number = lock(&owner.owned_task().latest).number + later;
+        Self { owner: Arc::downgrade(owner), number }
+    }
+}
+
+#[cfg(test)]
+impl OwnedTask {
+    /// How many tasks were started.
+    pub(crate) fn started(&self) -> u64 {
+        lock(&self.latest).number
+    }
+
+    pub(crate) fn pretend_running(&self) {
+        self.running.store(true, Ordering::Release);
+    }
+}
 
 /// The pauses between attempts.
 ///

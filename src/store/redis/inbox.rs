@@ -52,7 +52,6 @@ pub(crate) struct Inbox {
     volume: OnceLock<Weak<dyn VolumeListener>>,
     /// Whether the subscriber has this node; every ACQUIRE checks it.
     has_joined: AtomicBool,
-    /// Changed under the subscriber's lock only.
     status: watch::Sender<InboxStatus>,
 }
 

@@ -17,14 +17,12 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::nodes::ClusterNodes;
@@ -38,14 +36,15 @@ use super::login::Login;
 use crate::health::{Breaker, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::OwnedTask;
 
 pub(super) struct Cluster {
     cluster_nodes: Arc<ClusterNodes>,
     /// The deadline of one command.
     answer: Duration,
     state: Mutex<ClusterState>,
-    /// Whether there is a refresh task; outside the lock, because every command checks it.
-    running: AtomicBool,
+    /// The refresh task.
+    task: OwnedTask,
     /// Increases at every change that may concern a waiting caller.
     changes: watch::Sender<u64>,
     /// Wakes the refresh task: the map may be out of date.
@@ -62,9 +61,6 @@ struct ClusterState {
     outage_log: OutageLog,
     /// The nodes that are in the map or were recently sent a command.
     servers: HashMap<Address, NodeEntry>,
-    /// Counts the refresh tasks: an earlier one must not change the state any more.
-    refresh_tasks: u64,
-    refresh_task: Option<AbortHandle>,
 }
 
 struct NodeEntry {
@@ -105,10 +101,8 @@ impl Cluster {
                 slot_map: SlotMap::Blank,
                 outage_log: OutageLog::default(),
                 servers: HashMap::new(),
-                refresh_tasks: 0,
-                refresh_task: None,
             }),
-            running: AtomicBool::new(false),
+            task: OwnedTask::default(),
             changes: watch::Sender::new(0),
             looks: Arc::default(),
             outages: Arc::default(),
@@ -220,14 +214,12 @@ impl Cluster {
     }
 
     pub(super) fn close(&self) {
-        let (before, servers, refresh_task) = {
+        self.task.close();
+        let (before, servers) = {
             let mut state = self.state();
             let before = std::mem::replace(&mut state.slot_map, SlotMap::Closed);
-            (before, std::mem::take(&mut state.servers), state.refresh_task.take())
+            (before, std::mem::take(&mut state.servers))
         };
-        if let Some(refresh_task) = refresh_task {
-            refresh_task.abort();
-        }
         for node in servers.values() {
             node.server.close();
         }
@@ -241,14 +233,6 @@ impl Cluster {
 
     fn state(&self) -> MutexGuard<'_, ClusterState> {
         lock(&self.state)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if let Some(refresh_task) = self.state().refresh_task.take() {
-            refresh_task.abort();
-        }
     }
 }
 

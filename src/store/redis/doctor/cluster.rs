@@ -15,7 +15,6 @@ use super::server::{probe_at, settings};
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
 use crate::store::redis::commands::Commands;
-use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::endpoint::TimedReading;
 use crate::store::redis::errors::{Cause, bounded, code_of, reason, unquoted};
 use crate::store::redis::subscriber::channel;
@@ -92,21 +91,23 @@ pub(super) async fn examine(
     Some(ExaminedServer { connector, inbox, name, reached })
 }
 
-/// Examines what differs by node: users, rights and settings. The findings from index `from` on are about the node that
-/// `target` and `commands` lead to; the other masters follow.
+/// Examines what differs by node: users, rights and settings. `findings` are about the node that `target` and `commands` lead
+/// to; those about the other masters are added, unless that fails.
 pub(super) async fn examine_nodes(
-    cluster: &Arc<Cluster>,
-    target: &Connector,
-    (name, reached): (&str, &[String]),
+    cluster: &Cluster,
+    target: &ExaminedServer,
     user: &str,
     commands: &mut MultiplexedConnection,
-    (findings, from): (&mut Vec<Finding>, usize),
-) -> RedisResult<()> {
-    let Some(at) = target.address() else { return Ok(()) };
-    findings.extend(may_ask(commands, user).await?);
-    prefix_address(&at, &mut findings[from..]);
-    findings.extend(examine_others(cluster, name, user, reached).await);
-    Ok(())
+    mut findings: Vec<Finding>,
+) -> (Vec<Finding>, RedisResult<()>) {
+    let Some(at) = target.connector.address() else { return (findings, Ok(())) };
+    match may_ask(commands, user).await {
+        Ok(found) => findings.extend(found),
+        Err(error) => return (findings, Err(error)),
+    }
+    prefix_address(&at, &mut findings);
+    findings.extend(examine_others(cluster, &target.name, user, &target.reached).await);
+    (findings, Ok(()))
 }
 
 /// Reports the clock that differs most from the first master's, which decides whether entries are fresh.

@@ -60,7 +60,6 @@ pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
 impl Examination<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
-        let user = self.user();
         let name = self.ask.key.name();
         let target = by_route!(
             &self.store.commands.route,
@@ -69,7 +68,7 @@ impl Examination<'_> {
                 let (inbox, name) = (connector.clone(), name.to_owned());
                 Some(ExaminedServer { inbox, connector, name, reached: Vec::new() })
             },
-            |cluster| cluster::examine(cluster, name, &user, &mut self.findings).await
+            |cluster| cluster::examine(cluster, name, &self.user(), &mut self.findings).await
         );
         let Some(mut target) = target else { return Ok(()) };
         // The guard allows little time for an answer. With more, the report can say how slow the server is.
@@ -102,12 +101,12 @@ impl Examination<'_> {
         let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
         let trial = rights::examine(&mut commands, name, &channel, &user).await?;
-        let before = self.findings.len();
-        self.findings.extend(trial.findings);
-        by_route!(&self.store.commands.route, |_server| (), |cluster| {
-            let (place, findings) = ((&**name, &*target.reached), (&mut self.findings, before));
-            cluster::examine_nodes(cluster, connector, place, &user, &mut commands, findings).await?;
-        });
+        let (findings, examined) =
+            by_route!(&self.store.commands.route, |_server| (trial.findings, Ok(())), |cluster| {
+                cluster::examine_nodes(cluster, &target, &user, &mut commands, trial.findings).await
+            });
+        self.findings.extend(findings);
+        examined?;
         // The sink is dropped only here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {
             self.listen(&mut messages, trial.published_at, trial.receivers).await;

@@ -235,7 +235,7 @@ async fn a_closed_cluster_sends_no_commands() {
     let ([first, second], cluster) = halves().await;
     let server = cluster.server(&first.address).expect("an address");
     assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
-    let refresh_tasks = cluster.state().refresh_tasks;
+    let refresh_tasks = cluster.task.started();
     let waits = tokio::spawn({
         let cluster = Arc::clone(&cluster);
         async move {
@@ -260,7 +260,7 @@ async fn a_closed_cluster_sends_no_commands() {
     let late = cluster.moved(0, &second.address).expect("an address");
     assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
-    assert_eq!(cluster.state().refresh_tasks, refresh_tasks, "there is no other");
+    assert_eq!(cluster.task.started(), refresh_tasks, "there is no other");
 }
 
 #[tokio::test]

@@ -4,7 +4,6 @@ use super::node::hanging;
 use super::*;
 use crate::store::StoreErrorKind;
 use crate::store::contract::support::warnings::Warnings;
-use std::sync::atomic::Ordering;
 
 /// No node reports slots, for a reason that is logged once; later one does.
 #[tokio::test]
@@ -123,7 +122,7 @@ async fn another_runtime_starts_over() {
     used.await.expect("no panic");
     elsewhere.shutdown_background();
     for cluster in [&known_layout, &unknown] {
-        let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().refresh_task.is_none();
+        let is_over = || !cluster.task.is_running();
         eventually("there is no refresh task", is_over).await;
     }
     assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no task refreshes the map any more");
