@@ -109,9 +109,9 @@ mod read_through;
 mod setting;
 mod store;
 mod sync;
+mod task;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod tracker;
 mod value;
 
 /// Traits that are implemented for every suitable type. For an unsuitable type the compiler names what is missing. There is nothing to

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::observe::LogOnce;
-use crate::tracker::Tracker;
+use crate::task::Tracker;
 
 #[derive(Debug, Default)]
 pub(crate) struct HttpState {

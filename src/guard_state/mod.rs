@@ -43,7 +43,7 @@ use crate::policy::Policy;
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
 use crate::sync::lock;
-use crate::tracker::{StoppableWaiters, Tracked, Tracker};
+use crate::task::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
 use crate::value::{FlightOutcome, Found, StoredEntry};
 

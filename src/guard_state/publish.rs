@@ -4,21 +4,21 @@
 //! handle, and a recorder that is installed later still receives all earlier counts.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use metrics::{
     Counter, Gauge, IntoF64, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
     with_recorder,
 };
-use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::GuardState;
 use crate::health::{Breaker, Health, LinkState};
 use crate::metrics::{Kind, METRICS};
 use crate::observe::{Outcome, PolicyCounters, Requests, Series};
+use crate::task::{OwnedTask, TaskOwner, TaskRef};
 
 const PERIOD: Duration = Duration::from_secs(1);
 const METADATA: Metadata<'_> = Metadata::new("stampede_guard", Level::INFO, Some("stampede_guard"));
@@ -28,16 +28,8 @@ impl GuardState {
     /// Starts the task that publishes, if there is none and the caller is in a runtime.
     #[inline]
     pub(crate) fn publish_regularly(self: &Arc<Self>) {
-        if !self.published.runs.load(Ordering::Relaxed) {
-            self.start_publishing();
-        }
-    }
-
-    #[cold]
-    fn start_publishing(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !self.published.runs.swap(true, Ordering::Relaxed) {
-            runtime.spawn(PublishTask { state: Arc::downgrade(self) }.run());
+        if !self.published.task.is_running() {
+            self.published.task.start(self, publish_task);
         }
     }
 
@@ -234,26 +226,16 @@ fn describe(recorder: &dyn Recorder) {
     }
 }
 
-/// The task's reference to the guard. Weak: dropping the guard ends its task.
-struct PublishTask {
-    state: Weak<GuardState>,
-}
-
-impl Drop for PublishTask {
-    /// The task ended with its runtime: the next caller starts another.
-    fn drop(&mut self) {
-        if let Some(state) = self.state.upgrade() {
-            state.published.runs.store(false, Ordering::Relaxed);
-        }
+impl TaskOwner for GuardState {
+    fn owned_task(&self) -> &OwnedTask {
+        &self.published.task
     }
 }
 
-impl PublishTask {
-    async fn run(self) {
-        loop {
-            sleep(PERIOD).await;
-            let Some(state) = self.state.upgrade() else { return };
-            state.publish();
-        }
+async fn publish_task(task: TaskRef<GuardState>) {
+    loop {
+        sleep(PERIOD).await;
+        let Some(state) = task.owner() else { return };
+        state.publish();
     }
 }

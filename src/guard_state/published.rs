@@ -2,11 +2,13 @@
 
 use std::sync::atomic::AtomicBool;
 
+use crate::task::OwnedTask;
+
 /// The state of a guard's publishing.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
-    /// Whether a task publishes regularly.
-    pub(super) runs: AtomicBool,
+    /// Publishes regularly.
+    pub(super) task: OwnedTask,
     /// Whether the metrics were described to a recorder.
     pub(super) described: AtomicBool,
     /// Whether all counters of the guard were registered with a recorder.

@@ -86,7 +86,7 @@ use crate::observe::log;
 use crate::store::lock_store::{Create, Leave, LockStore, MutexTaken, PermitFreed, Take, TakePermit, Taken};
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
-use crate::tracker::{StoppableWaiters, Tracked, Tracker};
+use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.
 trait LockTarget: fmt::Debug + Send + Sync + 'static {

@@ -27,7 +27,7 @@ use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
 use crate::policy::{Budget, Policy};
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
-use crate::tracker::Tracked;
+use crate::task::Tracked;
 use crate::value::entry::{EntryKind, Freshness};
 use crate::value::{FlightOutcome, StoredEntry};
 

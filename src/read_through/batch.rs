@@ -30,7 +30,7 @@ use crate::loader::LoadScope;
 use crate::loader::{BatchId, Loader};
 use crate::lock::Permit;
 use crate::sync::lock;
-use crate::tracker::Tracked;
+use crate::task::Tracked;
 
 /// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
 pub(crate) const LATER: Duration = Duration::from_millis(15);

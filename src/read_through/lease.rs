@@ -16,7 +16,7 @@ use crate::store::{
     Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreError, Token, TokenCheck,
 };
 use crate::sync::lock;
-use crate::tracker::Tracked;
+use crate::task::Tracked;
 use crate::value::FlightOutcome;
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.

@@ -32,7 +32,7 @@ use crate::observe;
 use crate::observe::panic_text;
 use crate::observe::{Count, Outcome, log, warn_if};
 use crate::policy::{Encoded, Policy};
-use crate::tracker::Tracked;
+use crate::task::Tracked;
 use crate::value::entry::Entry;
 use crate::value::{EntryReader, SharedValue};
 

@@ -44,8 +44,9 @@ use super::commands::lock_steps::{
 };
 use super::commands::{entry_steps, lock_steps, refused, run, run_call};
 use super::errors::{bounded, unexpected};
-use super::messages::message;
+use super::inbox::acknowledgement;
 use super::scripts::{Script, get_entry, millis, push_attempt, push_id, push_key, push_outcome, push_seen};
+use super::subscriber::channel;
 use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
@@ -246,7 +247,7 @@ impl Store for RedisStore {
             // A command that stays unanswered for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout()) {
                 Duration::ZERO => Ok(()),
-                within => doctor::server::probe(&self.commands, key.name(), within).await,
+                within => doctor::probe(&self.commands, key.name(), within).await,
             }
         })
     }
@@ -520,9 +521,9 @@ impl VolumeStore for RedisStore {
         let Ok(runtime) = Handle::try_current() else { return };
         let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
         runtime.spawn(async move {
-            let channel = message::channel(announcer);
+            let channel = channel(announcer);
             let mut cmd = Cmd::with_capacity(3, channel.len() + 80);
-            cmd.arg("PUBLISH").arg(&channel).arg(message::acknowledgement(id, node));
+            cmd.arg("PUBLISH").arg(&channel).arg(acknowledgement(id, node));
             // In a cluster any node forwards the message, so the channel's slot may select the node.
             let _ = commands.send(&channel, &cmd, within).await;
         });

@@ -3,15 +3,14 @@
 use redis::{RedisError, Value};
 use uuid::Uuid;
 
-use super::cluster::{read_redirect, read_slots};
+#[cfg(feature = "cluster")]
+use super::cluster::slots;
 use super::commands::entry_steps;
 use super::commands::entry_steps::AcquireReply;
 use super::commands::entry_steps::Executed;
 use super::commands::lock_steps;
 use super::errors::{classify, reason, store_error};
-use super::messages::{keyspace, message};
-use super::topology::endpoint;
-use super::{contract, doctor};
+use super::{contract, doctor, endpoint, inbox, keyspace};
 use crate::store::lock_store::Taken;
 use crate::store::{Acquired, Token};
 
@@ -19,7 +18,7 @@ pub(crate) const READERS: &crate::fuzzed::Readers =
     &[("message", message), ("token", token), ("reply", reply), ("refusal", refusal), ("flags", flags)];
 
 fn message(payload: &[u8]) {
-    let _ = message::parse(payload);
+    let _ = inbox::parse(payload);
 }
 
 fn token(text: &[u8]) {
@@ -58,14 +57,16 @@ fn reply(bytes: &[u8]) {
     for finding in doctor::read_any(&reply) {
         assert!(!finding.to_string().is_empty());
     }
-    read_slots(reply);
+    #[cfg(feature = "cluster")]
+    slots::read_slots(reply);
 }
 
 /// Parses the text behind the `-` of an error reply.
 fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
-    read_redirect(refused.code(), refused.details());
+    #[cfg(feature = "cluster")]
+    slots::read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
     let (kind, _) = classify(&error);
     let logged = reason(&store_error(kind, error));

@@ -1,7 +1,7 @@
 //! The store on a Redis server: plain GETs, scripts, one Pub/Sub channel per node.
 //!
 //! The nodes of one backend share two connections, each opened when it is first needed: [`connection`] carries
-//! commands, [`messages::subscriber`] receives messages. Keys of one resource share a slot:
+//! commands, [`subscriber`] receives messages. Keys of one resource share a slot:
 //!
 //! | key | holds |
 //! |---|---|
@@ -15,13 +15,9 @@
 //! | `sg1:n:{namespace:}` | the registry of a volume: its id, its members (`volume.lua`) |
 //! | `sg1:a:{namespace:}` | the log of its announcements |
 //!
-//! The keys of locks are listed in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
+//! The keys of locks are listed in [`contract`]. Messages go to `sg1:i:<node>`: [`inbox`].
 
-mod backoff;
 #[cfg(feature = "cluster")]
-mod cluster;
-#[cfg(not(feature = "cluster"))]
-#[path = "no_cluster.rs"]
 mod cluster;
 mod commands;
 mod connection;
@@ -30,18 +26,22 @@ mod contract;
 #[path = "../../../tests/unit/store/redis/crowd_tests.rs"]
 mod crowd_tests;
 mod doctor;
+mod endpoint;
 mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
+mod inbox;
+mod keyspace;
 mod login;
-mod messages;
 mod redis_store;
 mod scripts;
-mod topology;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod subscriber;
 
+#[cfg(all(test, feature = "cluster"))]
+pub(in crate::store) use cluster::slots::slot_of;
 pub(crate) use login::Login;
 pub(crate) use redis_store::{Connections, RedisStore};
-#[cfg(all(test, feature = "cluster"))]
-pub(in crate::store) use topology::cluster::slots::slot_of;
 #[cfg(feature = "sentinel")]
-pub(crate) use topology::sentinel::SentinelClients;
+pub(crate) use sentinel::SentinelClients;

@@ -8,45 +8,43 @@
 //! A background task refreshes the slot map ([`refresh`]). If the map is out of date, the node that receives a command
 //! redirects it (MOVED, ASK), and the command follows the redirections within the caller's deadline.
 
+mod nodes;
 mod refresh;
-mod slot_map;
+pub(super) mod slots;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/cluster/tests/mod.rs"]
 mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::slot_map::SlotMap;
-pub(super) use self::slot_map::{Coverage, MasterNode};
+use self::nodes::ClusterNodes;
+use self::slots::{Address, Redirect, SlotMap, redirect, slot_of};
+pub(super) use self::slots::{Coverage, MasterNode};
 use super::connection::connector::{Connector, Outages};
 use super::connection::{OnBreak, Supervisor};
+use super::endpoint::SingleEndpoint;
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
-use super::topology::cluster::nodes::{ClusterEndpoint, ClusterNodes};
-use super::topology::cluster::slots::{Address, Redirect, redirect, slot_of};
-#[cfg(any(test, fuzzing))]
-pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
-use crate::health::{Breaker, ClockReading, LinkState};
+use crate::health::{Breaker, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::OwnedTask;
 
 pub(super) struct Cluster {
     cluster_nodes: Arc<ClusterNodes>,
     /// The deadline of one command.
     answer: Duration,
     state: Mutex<ClusterState>,
-    /// Whether there is a refresh task; outside the lock, because every command checks it.
-    running: AtomicBool,
+    /// The refresh task.
+    task: OwnedTask,
     /// Increases at every change that may concern a waiting caller.
     changes: watch::Sender<u64>,
     /// Wakes the refresh task: the map may be out of date.
@@ -63,9 +61,6 @@ struct ClusterState {
     outage_log: OutageLog,
     /// The nodes that are in the map or were recently sent a command.
     servers: HashMap<Address, NodeEntry>,
-    /// Counts the refresh tasks: an earlier one must not change the state any more.
-    refresh_tasks: u64,
-    refresh_task: Option<AbortHandle>,
 }
 
 struct NodeEntry {
@@ -106,10 +101,8 @@ impl Cluster {
                 slot_map: SlotMap::Blank,
                 outage_log: OutageLog::default(),
                 servers: HashMap::new(),
-                refresh_tasks: 0,
-                refresh_task: None,
             }),
-            running: AtomicBool::new(false),
+            task: OwnedTask::default(),
             changes: watch::Sender::new(0),
             looks: Arc::default(),
             outages: Arc::default(),
@@ -149,7 +142,7 @@ impl Cluster {
             return Ok(Arc::clone(&node.server));
         }
         // Outside the lock: this runs code of redis-rs and of the application that has built the client.
-        let endpoint = Arc::new(ClusterEndpoint::new(&self.cluster_nodes.client_of(address)?));
+        let endpoint = Arc::new(SingleEndpoint::new(&self.cluster_nodes.client_of(address)?, true));
         let connector =
             Connector::to(endpoint, self.answer).with_outages(&self.outages).logging_in(&self.login);
         let server = Supervisor::new(connector);
@@ -163,34 +156,23 @@ impl Cluster {
         Ok(Arc::clone(&node.server))
     }
 
-    /// The reason why all commands fail at present, if they do.
-    pub(super) fn down(&self) -> Option<StoreError> {
-        match self.state().slot_map.layout() {
-            Ok(Some(layout)) => {
-                let mut down = layout.masters.iter().map(|master| master.server.down());
-                let first = down.next()??;
-                down.all(|other| other.is_some()).then_some(first)
-            }
-            Ok(None) => None,
-            Err(why) => Some(why),
-        }
+    /// The connection to the master of `key`'s slot; `None` before the first map, and for a slot without a master.
+    pub(super) fn connection(&self, key: &str) -> Result<Option<Arc<Supervisor>>, StoreError> {
+        let layout = self.state().slot_map.layout()?;
+        Ok(layout.and_then(|layout| Some(Arc::clone(&layout.master(slot_of(key))?.server))))
     }
 
-    /// Whether commands about `key` fail at once at present.
-    pub(super) fn is_down(&self, key: &str) -> bool {
-        let layout = self.state().slot_map.layout();
-        layout.map_or(true, |layout| {
-            let master = layout.as_ref().and_then(|layout| layout.master(slot_of(key)));
-            master.is_some_and(|master| master.server.down().is_some())
-        })
+    /// The connections to all masters; empty before the first map.
+    pub(super) fn all(&self) -> Result<Vec<Arc<Supervisor>>, StoreError> {
+        let layout = self.state().slot_map.layout()?;
+        let masters = layout.iter().flat_map(|layout| &layout.masters);
+        Ok(masters.map(|master| Arc::clone(&master.server)).collect())
     }
 
     /// Requests a check of all connections and of the map.
     pub(super) fn suspect(&self) {
-        if let Ok(Some(layout)) = self.state().slot_map.layout() {
-            for master in &layout.masters {
-                master.server.suspect();
-            }
+        for server in self.all().unwrap_or_default() {
+            server.suspect();
         }
         self.looks.trouble();
     }
@@ -215,38 +197,9 @@ impl Cluster {
         server.unwrap_or_default()
     }
 
-    /// The latest reading of the clock that [`clock_at`](Self::clock_at) uses.
-    pub(super) fn clock(&self) -> Option<ClockReading> {
-        let layout = self.state().slot_map.layout().ok()??;
-        layout.masters.iter().find_map(|master| master.server.clock())
-    }
-
-    /// The user name of this node's connections; `None` for the default user, and if the client does not show it.
-    pub(super) fn user(&self) -> Option<String> {
-        let own = || Some(self.cluster_nodes.example()?.redis_settings().username()?.to_owned());
-        self.login.user().or_else(own)
-    }
-
     /// The state of all connections together, and the first failure if some are down.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         self.state().slot_map.link()
-    }
-
-    /// How to connect to the master of `key`'s slot; `None` before the first map.
-    pub(super) fn connector(&self, key: &str) -> Option<Connector> {
-        let layout = self.state().slot_map.layout().ok()??;
-        Some(layout.master(slot_of(key))?.server.connector.clone())
-    }
-
-    /// How many masters the map has; 1 before the first map.
-    pub(super) fn count(&self) -> usize {
-        self.coverage().map_or(1, |coverage| coverage.masters.len())
-    }
-
-    /// The longest argument that all masters take.
-    pub(super) fn longest_argument(&self) -> usize {
-        let Ok(Some(layout)) = self.state().slot_map.layout() else { return usize::MAX };
-        layout.masters.iter().map(|master| master.server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
     /// The masters of the map, and how many slots they leave unserved.
@@ -261,14 +214,12 @@ impl Cluster {
     }
 
     pub(super) fn close(&self) {
-        let (before, servers, refresh_task) = {
+        self.task.close();
+        let (before, servers) = {
             let mut state = self.state();
             let before = std::mem::replace(&mut state.slot_map, SlotMap::Closed);
-            (before, std::mem::take(&mut state.servers), state.refresh_task.take())
+            (before, std::mem::take(&mut state.servers))
         };
-        if let Some(refresh_task) = refresh_task {
-            refresh_task.abort();
-        }
         for node in servers.values() {
             node.server.close();
         }
@@ -282,14 +233,6 @@ impl Cluster {
 
     fn state(&self) -> MutexGuard<'_, ClusterState> {
         lock(&self.state)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if let Some(refresh_task) = self.state().refresh_task.take() {
-            refresh_task.abort();
-        }
     }
 }
 

@@ -1,22 +1,20 @@
 //! The refresh task, which updates the slot map: it sends CLUSTER SLOTS to all masters and uses the answer of the majority.
 //! Also the waits for the slot map and for its masters.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::slot_map::{SlotLayout, SlotMap};
+use super::slots::{SlotLayout, SlotMap};
 use super::{Cluster, DiscoveryWake, Supervisor};
-use crate::observe::log;
-use crate::store::redis::backoff::Backoff;
+use crate::observe::{log, warn_if};
+use crate::store::redis::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::redis::errors::{reason, store_error};
-use crate::store::redis::topology::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
+use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 
 /// How often the map is refreshed without a sign that it has changed.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -29,28 +27,20 @@ const RETAINED_FOR: Duration = Duration::from_secs(10);
 /// The error for a node that was reset, or has not joined a cluster yet.
 const BLANK: &str = "this node knows of no slots";
 
-/// The refresh task's reference to the cluster. Weak, so that dropping the store ends the task.
-pub(super) struct Discovery {
-    pub(super) cluster: Weak<Cluster>,
-    pub(super) number: u64,
-}
+impl TaskOwner for Cluster {
+    fn owned_task(&self) -> &OwnedTask {
+        &self.task
+    }
 
-impl Drop for Discovery {
-    /// The task has ended, with its runtime or by a panic: the next command starts another.
-    fn drop(&mut self) {
-        let Some(cluster) = self.cluster.upgrade() else { return };
+    fn task_ended(&self, ended: EndedTask<'_>) {
         {
-            let mut state = cluster.state();
-            if state.refresh_tasks != self.number {
-                return;
-            }
-            state.refresh_task = None;
+            let mut state = self.state();
             if let SlotMap::Unknown(_) = state.slot_map {
                 state.slot_map = SlotMap::Blank;
             }
         }
-        cluster.running.store(false, Ordering::Release);
-        cluster.changed();
+        drop(ended);
+        self.changed();
     }
 }
 
@@ -72,9 +62,12 @@ enum RefreshResult {
     Nothing,
 }
 
-/// Refreshes the map while the cluster exists. Holds no strong reference across an await: otherwise the connections of a
-/// dropped store would outlive it.
-pub(super) async fn refresh_topology(refresh_task: Discovery, looks: Arc<DiscoveryWake>, answer: Duration) {
+/// Refreshes the map while the cluster exists.
+pub(super) async fn refresh_topology(
+    refresh_task: TaskRef<Cluster>,
+    looks: Arc<DiscoveryWake>,
+    answer: Duration,
+) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;
@@ -139,18 +132,12 @@ async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Rang
     (views, failure)
 }
 
-impl Discovery {
+impl TaskRef<Cluster> {
     /// The nodes to query, and whether callers wait for the first answer. `None` if the cluster was dropped or closed, or has
     /// another refresh task.
     fn nodes_to_query(&self, lost: bool) -> Option<(QueriedNodes, bool)> {
-        let cluster = self.cluster.upgrade()?;
-        let known_layout = {
-            let state = cluster.state();
-            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
-                return None;
-            }
-            state.slot_map.layout().ok().flatten()
-        };
+        let known_layout = self.with(|cluster| cluster.state().slot_map.layout().ok().flatten())?;
+        let cluster = self.owner()?;
         let mut nodes: Vec<_> =
             known_layout.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
         if lost || nodes.is_empty() {
@@ -170,7 +157,7 @@ impl Discovery {
         failure: Option<StoreError>,
         first: bool,
     ) -> Option<(RefreshResult, bool)> {
-        let cluster = self.cluster.upgrade()?;
+        let cluster = self.owner()?;
         let known = cluster.state().slot_map.layout().ok().flatten();
         let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
             return self.failed(&cluster, failure);
@@ -184,11 +171,8 @@ impl Discovery {
                 }
             },
         };
-        let removed: Vec<_> = {
+        let removed: Vec<_> = self.with(|cluster| {
             let mut state = cluster.state();
-            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
-                return None;
-            }
             cluster.cluster_nodes.learn(&known_layout.ranges);
             state.slot_map = SlotMap::Known(Arc::clone(&known_layout));
             // Commands in flight to one of these nodes hold their own reference.
@@ -201,7 +185,7 @@ impl Discovery {
                 stays
             });
             removed
-        };
+        })?;
         // Outside the lock: dropping the last reference closes a connection.
         drop(removed);
         cluster.changed();
@@ -219,18 +203,15 @@ impl Discovery {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
         // The failed command was the refresh task's, and not a caller's.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
-        {
-            let mut state = cluster.state();
-            if state.refresh_tasks != self.number || matches!(state.slot_map, SlotMap::Closed) {
-                return None;
+        let is_news = self.with(|cluster| {
+            let state = &mut *cluster.state();
+            if !matches!(state.slot_map, SlotMap::Blank | SlotMap::Unknown(_)) {
+                return false;
             }
-            if matches!(state.slot_map, SlotMap::Blank | SlotMap::Unknown(_)) {
-                if state.outage_log.is_news(&why) {
-                    tracing::warn!(target: log::REDIS, reason = %reason(&why), "no node of the cluster tells who has which slot");
-                }
-                state.slot_map = SlotMap::Unknown(why);
-            }
-        }
+            state.slot_map = SlotMap::Unknown(why.clone());
+            state.outage_log.is_news(&why)
+        })?;
+        warn_if!(log::REDIS, is_news, reason = %reason(&why), "no node of the cluster tells who has which slot");
         cluster.changed();
         Some((RefreshResult::Nothing, false))
     }
@@ -280,8 +261,8 @@ impl Cluster {
 
     /// The map; `None` if the caller may wait for the first. Starts the refresh task if there is none.
     pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<SlotLayout>>, StoreError> {
-        if !self.running.load(Ordering::Acquire) {
-            self.start();
+        if !self.task.is_running() {
+            self.task.start(self, |task| refresh_topology(task, Arc::clone(&self.looks), self.answer));
         }
         self.state().slot_map.layout()
     }
@@ -294,34 +275,12 @@ impl Cluster {
             if let Some(layout) = self.layout()? {
                 return Ok(layout);
             }
-            if !self.running.load(Ordering::Acquire) {
+            if !self.task.is_running() {
                 // This caller's runtime is being shut down and has dropped the refresh task, or the task could not be
                 // started.
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
             let _ = changes.changed().await;
-        }
-    }
-
-    /// Starts the refresh task if there is none.
-    fn start(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut state = self.state();
-            if matches!(state.slot_map, SlotMap::Closed) || self.running.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            state.refresh_tasks += 1;
-            state.refresh_tasks
-        };
-        let refresh_task = Discovery { cluster: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and that drop takes the lock.
-        let task = runtime.spawn(refresh_topology(refresh_task, Arc::clone(&self.looks), self.answer));
-        let mut state = self.state();
-        if state.refresh_tasks == number && !matches!(state.slot_map, SlotMap::Closed) {
-            state.refresh_task = Some(task.abort_handle());
-        } else {
-            task.abort();
         }
     }
 }
@@ -331,21 +290,19 @@ mod tests {
     use redis::cluster::ClusterClient;
 
     use super::*;
-    use crate::store::redis::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
+    use crate::task::tests::{are_anywhere_below, begins_anew_after_a_second};
 
     /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
     #[tokio::test]
     async fn a_replaced_refresh_task_changes_no_state() {
         let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
         let cluster = Cluster::new(client, Duration::from_secs(1));
-        let refresh_task = |number| Discovery { cluster: Arc::downgrade(&cluster), number };
         let range = |last, port| {
             let master = Address { host: "127.0.0.1".into(), port };
             Range { first: 0, last, master, replicas: Vec::new() }
         };
-        let present = cluster.state().refresh_tasks;
-        let (of_old, of_now) = (refresh_task(present + 1), refresh_task(present));
-        let touches = |refresh_task: &Discovery| {
+        let (of_old, of_now) = (TaskRef::of_task(&cluster, 1), TaskRef::of_task(&cluster, 0));
+        let touches = |refresh_task: &TaskRef<Cluster>| {
             let queries = refresh_task.nodes_to_query(false).is_some();
             let fails = refresh_task.settle(Vec::new(), None, true).is_some();
             let updates = refresh_task.settle(vec![vec![range(99, 1)]], None, true).is_some();
@@ -360,11 +317,11 @@ mod tests {
         assert_eq!(touches(&of_now), [false; 3]);
         assert!(matches!(cluster.state().slot_map, SlotMap::Closed));
         // The end of one refresh task is not the end of another.
-        cluster.running.store(true, Ordering::Release);
+        cluster.task.pretend_running();
         drop(of_old);
-        assert!(cluster.running.load(Ordering::Acquire));
+        assert!(cluster.task.is_running());
         drop(of_now);
-        assert!(!cluster.running.load(Ordering::Acquire));
+        assert!(!cluster.task.is_running());
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Sends a store's commands to one server or to a cluster, and calls scripts there.
+#![cfg_attr(not(feature = "cluster"), allow(unused_variables, reason = "one server has all keys"))]
 
 pub(crate) mod entry_steps;
 pub(super) mod lock_queue;
@@ -11,28 +12,54 @@ use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+#[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 use super::connection::connector::Connector;
 use super::connection::{OnBreak, Supervisor};
+use super::endpoint::host_ms;
 use super::errors::{classify, reason, store_error};
 use super::scripts::{CallForm, Script};
-use super::topology::endpoint::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 
 /// The connections of one node for commands.
 #[derive(Clone, Debug)]
 pub(super) struct Commands {
-    pub(super) to: Servers,
+    pub(super) route: Route,
     /// Whether the node has ended; other nodes may still use its connections.
     has_ended: Arc<AtomicBool>,
 }
 
-/// The servers that the commands go to.
+/// Where the commands go.
 #[derive(Clone, Debug)]
-pub(super) enum Servers {
+pub(super) enum Route {
     One(Arc<Supervisor>),
+    #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
+}
+
+/// The first expression for one server, the second for a cluster.
+macro_rules! by_route {
+    ($route:expr, |$server:ident| $one:expr, |$cluster:ident| $all:expr) => {
+        match $route {
+            $crate::store::redis::commands::Route::One($server) => $one,
+            #[cfg(feature = "cluster")]
+            $crate::store::redis::commands::Route::Cluster($cluster) => $all,
+        }
+    };
+}
+pub(super) use by_route;
+
+impl Route {
+    /// The connection to the server that has `key`; `None` while that is not known.
+    fn connection(&self, key: &str) -> Result<Option<Arc<Supervisor>>, StoreError> {
+        by_route!(self, |server| Ok(Some(Arc::clone(server))), |cluster| cluster.connection(key))
+    }
+
+    /// The connections to all servers; empty while these are not known.
+    fn all(&self) -> Result<Vec<Arc<Supervisor>>, StoreError> {
+        by_route!(self, |server| Ok(vec![Arc::clone(server)]), |cluster| cluster.all())
+    }
 }
 
 impl Commands {
@@ -57,89 +84,71 @@ impl Commands {
         on_break: OnBreak,
     ) -> Result<(Value, u64), StoreError> {
         self.is_usable()?;
-        match &self.to {
-            Servers::One(server) => server.send_noting(cmd, within, on_break).await,
+        by_route!(
+            &self.route,
+            |server| server.send_noting(cmd, within, on_break).await,
             // Boxed, because otherwise every command's future would be as large as this one.
-            Servers::Cluster(cluster) => Box::pin(cluster.send_noting(key, cmd, within, on_break)).await,
-        }
+            |cluster| Box::pin(cluster.send_noting(key, cmd, within, on_break)).await
+        )
     }
 
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
     pub(super) fn is_spread(&self) -> bool {
-        match &self.to {
-            Servers::One(_) => false,
-            Servers::Cluster(_) => true,
-        }
+        !matches!(self.route, Route::One(_))
     }
 
     /// Waits until commands can be sent, even if attempts to connect fail.
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
         self.is_usable()?;
-        match &self.to {
-            Servers::One(server) => server.until_up().await,
-            Servers::Cluster(cluster) => cluster.until_up().await,
-        }
+        by_route!(&self.route, |server| server.until_up().await, |cluster| cluster.until_up().await)
     }
 
     /// Waits until commands about `key` can be sent, even if attempts to connect fail.
     pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
         self.is_usable()?;
-        match &self.to {
-            Servers::One(server) => server.until_up().await,
-            Servers::Cluster(cluster) => cluster.reach(key).await,
-        }
+        by_route!(&self.route, |server| server.until_up().await, |cluster| cluster.reach(key).await)
     }
 
     /// The reason why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
-        let down = || match &self.to {
-            Servers::One(server) => server.down(),
-            Servers::Cluster(cluster) => cluster.down(),
-        };
-        self.is_usable().err().or_else(down)
+        match self.is_usable().and_then(|()| self.route.all()) {
+            Ok(all) => {
+                let mut down = all.iter().map(|server| server.down());
+                let first = down.next()??;
+                down.all(|other| other.is_some()).then_some(first)
+            }
+            Err(why) => Some(why),
+        }
     }
 
-    /// Whether the connection was lost: the next one may lead to another server.
+    /// Whether the connection was lost: the next one may lead to another server. The connection for messages to a cluster leads
+    /// to any node and is independent of those for commands.
     pub(super) fn has_to_wait(&self) -> bool {
-        let is_reconnecting = || match &self.to {
-            Servers::One(server) => server.is_reconnecting(),
-            // The connection for messages leads to any node and is independent of those for commands.
-            Servers::Cluster(_) => false,
-        };
-        self.down().is_some() || is_reconnecting()
+        self.down().is_some() || by_route!(&self.route, |server| server.is_reconnecting(), |_cluster| false)
     }
 
     /// The longest argument that all servers take; `usize::MAX` while no limit is known.
     pub(super) fn longest_argument(&self) -> usize {
-        match &self.to {
-            Servers::One(server) => server.longest_argument(),
-            Servers::Cluster(cluster) => cluster.longest_argument(),
-        }
+        let all = self.route.all().unwrap_or_default();
+        all.iter().map(|server| server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
-        let is_down = || match &self.to {
-            Servers::One(server) => server.down().is_some(),
-            Servers::Cluster(cluster) => cluster.is_down(key),
-        };
-        self.is_usable().is_err() || is_down()
+        match self.is_usable().and_then(|()| self.route.connection(key)) {
+            Ok(server) => server.is_some_and(|server| server.down().is_some()),
+            Err(_) => true,
+        }
     }
 
     /// Requests a check of the connections, because one may have broken.
     pub(super) fn suspect(&self) {
-        match &self.to {
-            Servers::One(server) => server.suspect(),
-            Servers::Cluster(cluster) => cluster.suspect(),
-        }
+        by_route!(&self.route, |server| server.suspect(), |cluster| cluster.suspect());
     }
 
     /// Changes with each new connection; in a cluster at each change of its state.
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
-        match &self.to {
-            Servers::One(server) => server.generations(),
-            Servers::Cluster(cluster) => cluster.changes(),
-        }
+        by_route!(&self.route, |server| server.generations(), |cluster| cluster.changes())
     }
 
     /// What the server's clock showed at `moment`, in milliseconds; this machine's clock before the first reading.
@@ -149,42 +158,31 @@ impl Commands {
 
     /// As [`clock_at`](Self::clock_at), but `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
-        match &self.to {
-            Servers::One(server) => server.known_clock_at(moment),
-            Servers::Cluster(cluster) => cluster.clock_at(moment),
-        }
+        by_route!(&self.route, |server| server.known_clock_at(moment), |cluster| cluster.clock_at(moment))
     }
 
     /// The server of the key with this name, and how long a reading of its clock took.
     pub(super) fn server_of(&self, name: &str) -> NamedServer {
-        match &self.to {
-            Servers::One(server) => NamedServer { number: 0, round_trip: server.round_trip() },
-            Servers::Cluster(cluster) => cluster.server_of(name),
-        }
+        by_route!(
+            &self.route,
+            |server| NamedServer { number: 0, round_trip: server.round_trip() },
+            |cluster| cluster.server_of(name)
+        )
     }
 
-    /// The latest reading of the server's clock; `None` before the first.
+    /// The latest reading of the clock that [`clock_at`](Self::clock_at) uses; `None` before the first.
     pub(super) fn clock(&self) -> Option<ClockReading> {
-        match &self.to {
-            Servers::One(server) => server.clock(),
-            Servers::Cluster(cluster) => cluster.clock(),
-        }
+        self.route.all().ok()?.iter().find_map(|server| server.clock())
     }
 
     /// How to connect to the server that has `key`; `None` while that is not known.
     pub(super) fn connector(&self, key: &str) -> Option<Connector> {
-        match &self.to {
-            Servers::One(server) => Some(server.connector.clone()),
-            Servers::Cluster(cluster) => cluster.connector(key),
-        }
+        Some(self.route.connection(key).ok()??.connector.clone())
     }
 
-    /// The user name of this node's connections; `None` for the default user, and while the server is not known.
-    pub(super) fn user(&self) -> Option<String> {
-        match &self.to {
-            Servers::One(server) => server.connector.user(),
-            Servers::Cluster(cluster) => cluster.user(),
-        }
+    /// How many servers there are; 1 while that is not known.
+    pub(super) fn count(&self) -> usize {
+        self.route.all().map_or(1, |all| all.len().max(1))
     }
 
     /// The state of all connections together, whether commands are sent, and the reason if some are not.
@@ -192,20 +190,17 @@ impl Commands {
         if let Err(error) = self.is_usable() {
             return (LinkState::Closed, Breaker::Open, Some(reason(&error)));
         }
-        match &self.to {
-            Servers::One(server) => {
-                let (link, why) = server.link();
-                let refuses = matches!(link, LinkState::Down | LinkState::Closed);
-                let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
-                (link, breaker, why.as_ref().map(reason))
-            }
-            Servers::Cluster(cluster) => cluster.link(),
-        }
+        let one = |(link, why): (LinkState, Option<StoreError>)| {
+            let refuses = matches!(link, LinkState::Down | LinkState::Closed);
+            let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
+            (link, breaker, why.as_ref().map(reason))
+        };
+        by_route!(&self.route, |server| one(server.link()), |cluster| cluster.link())
     }
 
     /// The same connections, for another node.
     pub(super) fn of_another_node(&self) -> Self {
-        self.to.clone().into()
+        Self { route: self.route.clone(), has_ended: Arc::default() }
     }
 
     /// Ends the node: each of its later commands fails at once. Returns false if it has ended already.
@@ -223,28 +218,20 @@ impl Commands {
 
     /// Closes the connections, for all nodes.
     pub(super) fn close(&self) {
-        match &self.to {
-            Servers::One(server) => server.close(),
-            Servers::Cluster(cluster) => cluster.close(),
-        }
-    }
-}
-
-impl From<Servers> for Commands {
-    fn from(to: Servers) -> Self {
-        Self { to, has_ended: Arc::default() }
+        by_route!(&self.route, |server| server.close(), |cluster| cluster.close());
     }
 }
 
 impl From<Arc<Supervisor>> for Commands {
     fn from(server: Arc<Supervisor>) -> Self {
-        Servers::One(server).into()
+        Self { route: Route::One(server), has_ended: Arc::default() }
     }
 }
 
+#[cfg(feature = "cluster")]
 impl From<Arc<Cluster>> for Commands {
     fn from(cluster: Arc<Cluster>) -> Self {
-        Servers::Cluster(cluster).into()
+        Self { route: Route::Cluster(cluster), has_ended: Arc::default() }
     }
 }
 

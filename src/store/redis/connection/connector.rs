@@ -22,14 +22,13 @@ use redis::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
-use super::tls::provide_cryptography;
-use crate::observe::log;
 use crate::observe::panic_text;
-use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
-use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
-use crate::store::redis::topology::endpoint::{
+use crate::observe::log;
+use crate::store::redis::endpoint::{
     Endpoint, Located, ServerAddress, SingleEndpoint, TimedReading, read_clock,
 };
+use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
+use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often an unused connection is checked. The server's `timeout` or a load balancer closes idle connections, mostly
@@ -69,7 +68,7 @@ pub(crate) struct Opened {
 impl Connector {
     /// Leads to one server.
     pub(crate) fn new(client: &Client, answer: Duration) -> Self {
-        Self::to(Arc::new(SingleEndpoint::new(client)), answer)
+        Self::to(Arc::new(SingleEndpoint::new(client, false)), answer)
     }
 
     pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
@@ -309,8 +308,7 @@ impl Connector {
 
     /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(crate) fn user(&self) -> Option<String> {
-        let own = || Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned());
-        self.login.user().or_else(own)
+        self.login.user().or_else(|| self.endpoint.username())
     }
 
     /// The database; 0 while the server is not known.
@@ -340,6 +338,16 @@ impl Connector {
     /// which cannot be limited here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
+    }
+}
+
+/// Installs a provider of cryptography for TLS if there is none. rustls selects none by itself if the program's crates
+/// contain two providers, and panics. Without the feature `tls`, TLS connections use the program's provider, or fail.
+fn provide_cryptography() {
+    #[cfg(feature = "tls")]
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Fails if another thread has installed a provider meanwhile, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 

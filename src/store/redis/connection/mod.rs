@@ -11,17 +11,10 @@
 
 pub(crate) mod connector;
 mod monitor;
-#[cfg(feature = "cluster")]
-mod node;
 mod reconnect;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(not(feature = "tls"))]
-#[path = "no_tls.rs"]
-mod tls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -31,19 +24,18 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
 use self::connector::{Connector, Outage};
 use self::monitor::{BulkLimit, RefusalLog, Silence, silent};
-use super::backoff::STABLE;
+use super::endpoint::{TimedReading, host_ms};
 use super::errors::{ConnectionFate, OutageLog, classify, code, is_protocol, store_error};
-use super::topology::endpoint::{TimedReading, host_ms};
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::{OwnedTask, STABLE};
 
 /// How many connections this process has opened.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
@@ -63,6 +55,8 @@ pub(super) enum OnBreak {
 pub(super) struct Supervisor {
     pub(super) connector: Connector,
     slot: Mutex<ConnectionSlot>,
+    /// The reconnect task.
+    task: OwnedTask,
     /// The generation of the latest connection. Sent at every change of the state, so that every waiting task checks again.
     changes: watch::Sender<u64>,
     /// Wakes the reconnect task to check the connection.
@@ -84,9 +78,6 @@ pub(super) struct Supervisor {
 
 struct ConnectionSlot {
     state: ConnectionState,
-    /// Counts the reconnect tasks: an earlier one must not change the state any more.
-    reconnect_tasks: u64,
-    reconnect_task: Option<AbortHandle>,
     /// The logged reasons for the present outage. A connection that breaks at once does not end an outage.
     outage_log: OutageLog,
     /// The present outage, until a connection is stable.
@@ -139,11 +130,10 @@ impl Supervisor {
             connector,
             slot: Mutex::new(ConnectionSlot {
                 state: ConnectionState::Idle,
-                reconnect_tasks: 0,
-                reconnect_task: None,
                 outage_log: OutageLog::default(),
                 outage: None,
             }),
+            task: OwnedTask::default(),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
             created_at: Instant::now(),
@@ -217,13 +207,8 @@ impl Supervisor {
     }
 
     pub(super) fn close(&self) {
-        let (before, reconnect_task) = {
-            let mut slot = self.slot();
-            (std::mem::replace(&mut slot.state, ConnectionState::Closed), slot.reconnect_task.take())
-        };
-        if let Some(reconnect_task) = reconnect_task {
-            reconnect_task.abort();
-        }
+        self.task.close();
+        let before = std::mem::replace(&mut self.slot().state, ConnectionState::Closed);
         drop(before);
         self.changed();
     }
@@ -368,14 +353,6 @@ impl Supervisor {
 
     fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
         lock(&self.slot)
-    }
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        if let Some(reconnect_task) = self.slot().reconnect_task.take() {
-            reconnect_task.abort();
-        }
     }
 }
 

@@ -4,25 +4,24 @@
 //! Also sends commands: a command waits for the first connection, and starts the reconnect task if there is none.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connector::{Connector, Opened};
 use super::{ConnectionState, LiveConnection, Loss, OnBreak, SESSIONS, Supervisor};
 use crate::observe::{log, warn_if};
-use crate::store::redis::backoff::{Backoff, STABLE};
+use crate::store::redis::endpoint::TimedReading;
 use crate::store::redis::errors::{bounded, store_error};
 use crate::store::redis::login::OWN;
-use crate::store::redis::topology::endpoint::TimedReading;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 
 /// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3
 /// only.
@@ -34,33 +33,27 @@ fn end_of(connection: &mut MultiplexedConnection) -> Option<RedisError> {
     connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
 }
 
-/// The reconnect task's reference to the supervisor. Weak, so that dropping the store ends the task.
-pub(super) struct Reconnector {
-    pub(super) supervisor: Weak<Supervisor>,
-    pub(super) number: u64,
-}
+impl TaskOwner for Supervisor {
+    fn owned_task(&self) -> &OwnedTask {
+        &self.task
+    }
 
-impl Drop for Reconnector {
-    /// The task and the connection's driver have ended, with their runtime or by a panic: the next caller starts another
-    /// reconnect task.
-    fn drop(&mut self) {
-        let Some(supervisor) = self.supervisor.upgrade() else { return };
+    /// The connection's driver has ended with the task.
+    fn task_ended(&self, ended: EndedTask<'_>) {
         let before = {
-            let mut slot = supervisor.slot();
-            if slot.reconnect_tasks != self.number || matches!(slot.state, ConnectionState::Closed) {
+            let mut slot = self.slot();
+            if matches!(slot.state, ConnectionState::Closed) {
                 return;
             }
-            slot.reconnect_task = None;
             std::mem::replace(&mut slot.state, ConnectionState::Idle)
         };
-        drop(before);
-        supervisor.changed();
+        drop((before, ended));
+        self.changed();
     }
 }
 
-/// Keeps a connection up while there is a supervisor. Holds no strong reference across an await: otherwise the connections
-/// of a dropped store would outlive it.
-pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look: Arc<Notify>) {
+/// Keeps a connection up while there is a supervisor.
+pub(super) async fn keep(reconnect_task: TaskRef<Supervisor>, connector: Connector, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
         let opened = connector.anew().await;
@@ -116,52 +109,47 @@ pub(super) async fn keep(reconnect_task: Reconnector, connector: Connector, look
     }
 }
 
-impl Reconnector {
+impl TaskRef<Supervisor> {
     /// Records the result of an attempt to connect. Returns the new generation, if the attempt has succeeded; `None` if the
     /// supervisor was dropped or closed, or has another reconnect task.
     fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
-        let supervisor = self.supervisor.upgrade()?;
-        let mut slot = supervisor.slot();
-        if slot.reconnect_tasks != self.number || matches!(slot.state, ConnectionState::Closed) {
-            return None;
-        }
-        let generation = match opened {
+        let supervisor = self.owner()?;
+        match opened {
             Ok(Opened { connection, reading, login: _ }) => {
                 let generation = *supervisor.changes.borrow() + 1;
-                if let Some(reading) = reading {
-                    supervisor.read(&reading);
-                }
-                supervisor.silence.is_over();
                 let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
-                let opened_at = Instant::now();
-                slot.state =
-                    ConnectionState::Up(LiveConnection { generation, session, connection, opened_at });
-                drop(slot);
+                let up = LiveConnection { generation, session, connection, opened_at: Instant::now() };
+                self.with(|supervisor| {
+                    if let Some(reading) = reading {
+                        supervisor.read(&reading);
+                    }
+                    supervisor.silence.is_over();
+                    supervisor.slot().state = ConnectionState::Up(up);
+                })?;
                 supervisor.changes.send_modify(|latest| *latest = generation);
                 tracing::debug!(target: log::REDIS, generation, "connected to redis");
-                Some(generation)
+                Some(Some(generation))
             }
             Err(error) => {
                 let why = supervisor.connector.failure(error);
-                let is_news = slot.outage_log.is_news(&why);
-                if slot.outage.is_none() {
-                    supervisor.connector.outages.begin(&mut slot.outage);
-                }
-                slot.state = ConnectionState::Down(Some(why.clone()));
-                drop(slot);
+                let is_news = self.with(|supervisor| {
+                    let slot = &mut *supervisor.slot();
+                    if slot.outage.is_none() {
+                        supervisor.connector.outages.begin(&mut slot.outage);
+                    }
+                    slot.state = ConnectionState::Down(Some(why.clone()));
+                    slot.outage_log.is_news(&why)
+                })?;
                 supervisor.changed();
                 warn_if!(log::REDIS, is_news, reason = %supervisor.connector.text_of(&why), "can not connect to redis");
-                None
+                Some(None)
             }
-        };
-        Some(generation)
+        }
     }
-}
 
-impl Reconnector {
     /// The connection of `generation`, while it is the current one.
     fn connection(&self, generation: u64) -> Option<MultiplexedConnection> {
-        let supervisor = self.supervisor.upgrade()?;
+        let supervisor = self.owner()?;
         match &supervisor.slot().state {
             ConnectionState::Up(up) if up.generation == generation => Some(up.connection.clone()),
             _ => None,
@@ -171,15 +159,14 @@ impl Reconnector {
     /// Queries the server's limit for arguments, after an argument may have broken a connection. Without the right to CONFIG,
     /// the known limit stays in effect.
     async fn read_limit(&self, generation: u64, within: Duration) {
-        let is_due =
-            || self.supervisor.upgrade().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
+        let is_due = || self.owner().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
         let Some(mut connection) = self.connection(generation).filter(|_| is_due()) else { return };
         let config = redis::cmd("CONFIG").arg("GET").arg("proto-max-bulk-len").to_owned();
         let answer = bounded(within, connection.send_packed_command(&config)).await;
         drop(connection);
         let settings = answer
             .and_then(|answer| redis::from_redis_value::<HashMap<String, usize>>(answer).map_err(Into::into));
-        if let (Ok(settings), Some(supervisor)) = (settings, self.supervisor.upgrade())
+        if let (Ok(settings), Some(supervisor)) = (settings, self.owner())
             && let Some(most) = settings.get("proto-max-bulk-len")
         {
             supervisor.bulk_limit.read(*most);
@@ -200,12 +187,12 @@ impl Reconnector {
 
     /// Whether there is an outage, which the connection ends if it is stable.
     fn recovers(&self) -> bool {
-        self.supervisor.upgrade().is_some_and(|supervisor| supervisor.slot().outage.is_some())
+        self.owner().is_some_and(|supervisor| supervisor.slot().outage.is_some())
     }
 
     /// Ends the outage: the connection that was opened at this moment is stable.
     fn is_back(&self, opened_at: Instant) {
-        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let Some(supervisor) = self.owner() else { return };
         let outage = supervisor.slot().outage.take();
         if let Some(outage) = outage {
             let node = supervisor.connector.address().filter(|_| supervisor.connector.is_node());
@@ -216,14 +203,14 @@ impl Reconnector {
     /// Whether the connection needs a check although no task suspects it: it has received no answer since the last check,
     /// or its server may have been demoted.
     fn has_to_look(&self) -> bool {
-        let Some(supervisor) = self.supervisor.upgrade() else { return false };
+        let Some(supervisor) = self.owner() else { return false };
         let has_received = supervisor.silence.take_received();
         !has_received || supervisor.connector.may_be_demoted()
     }
 
     /// Drops a working connection whose server is not the primary any more.
     fn leave(&self, generation: u64) {
-        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let Some(supervisor) = self.owner() else { return };
         let why = (redis::ErrorKind::Client, "the sentinels name another primary");
         let why = store_error(StoreErrorKind::Unavailable, RedisError::from(why));
         supervisor.lose(generation, &why, Loss::Doubtful);
@@ -231,7 +218,7 @@ impl Reconnector {
 
     /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.
     fn note(&self, generation: u64, reading: RedisResult<Option<TimedReading>>) -> bool {
-        let Some(supervisor) = self.supervisor.upgrade() else { return false };
+        let Some(supervisor) = self.owner() else { return false };
         match reading {
             Ok(reading) => {
                 supervisor.silence.answered(None);
@@ -340,25 +327,47 @@ impl Supervisor {
 
     /// Starts the reconnect task if there is none; returns whether it did.
     fn start(self: &Arc<Self>) -> bool {
-        let Ok(runtime) = Handle::try_current() else { return false };
-        let number = {
-            let mut slot = self.slot();
-            if !matches!(slot.state, ConnectionState::Idle) {
-                return false;
-            }
-            slot.state = ConnectionState::Connecting(Instant::now());
-            slot.reconnect_tasks += 1;
-            slot.reconnect_tasks
+        self.task.start(self, |task| {
+            self.slot().state = ConnectionState::Connecting(Instant::now());
+            keep(task, self.connector.clone(), Arc::clone(&self.look))
+        })
+    }
+}
+
+/// The additional methods for one node of a cluster.
+#[cfg(feature = "cluster")]
+impl Supervisor {
+    /// Sends a command after ASKING, which lets a node answer for a slot that is migrating to it. Both are sent in one write,
+    /// because no other command may come between them. Also returns the session.
+    pub(crate) async fn send_asking(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
+        self.bulk_limit.check(cmd)?;
+        let (up, left) = match self.current()? {
+            Some(up) => (up, within),
+            None => Box::pin(self.first(within)).await?,
         };
-        let reconnect_task = Reconnector { supervisor: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and that drop takes the lock.
-        let task = runtime.spawn(keep(reconnect_task, self.connector.clone(), Arc::clone(&self.look)));
-        let mut slot = self.slot();
-        if slot.reconnect_tasks == number && !matches!(slot.state, ConnectionState::Closed) {
-            slot.reconnect_task = Some(task.abort_handle());
-        } else {
-            task.abort();
+        let LiveConnection { generation, session, mut connection, .. } = up;
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").add_command(cmd.clone());
+        let sent = self.silence.sends(left);
+        let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
+        // Without the right to ASKING, the second answer is the same as without ASKING.
+        let last = |replies: Vec<Value>| {
+            replies.into_iter().nth(1).ok_or_else(crate::store::redis::errors::unexpected)
+        };
+        let replies = replies.map(|replies| replies.and_then(last));
+        Ok((self.replied(cmd, generation, left, sent, replies)?, session))
+    }
+
+    /// Waits until the present attempt to connect has ended, however long that takes.
+    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        while matches!(self.slot().state, ConnectionState::Connecting(_)) {
+            let _ = changes.changed().await;
         }
-        true
+        self.opened().await.map(drop)
     }
 }

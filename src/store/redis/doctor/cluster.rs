@@ -1,23 +1,24 @@
 //! Examines a cluster: coverage of the slots, replicas, whether each master can be reached, and clocks.
 
+use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::examination::ExaminedServer;
-use super::examination::{ALONE, ANSWER, one};
-use super::rights;
-use super::server::settings;
+use super::rights::{self, ALONE, ANSWER, ExaminedServer, one};
+use super::server::{probe_at, settings};
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
-use crate::store::redis::connection::connector::Connector;
-use crate::store::redis::errors::bounded;
-use crate::store::redis::errors::{reason, unquoted};
-use crate::store::redis::messages::message;
-use crate::store::redis::topology::endpoint::TimedReading;
+use crate::store::redis::commands::Commands;
+use crate::store::redis::endpoint::TimedReading;
+use crate::store::redis::errors::{Cause, bounded, code_of, reason, unquoted};
+use crate::store::redis::subscriber::channel;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// A larger difference between two clocks is reported.
 const MAX_CLOCK_DIFFERENCE_MS: u64 = 1_000;
@@ -32,7 +33,7 @@ pub(super) async fn examine(
 ) -> Option<ExaminedServer> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
-        let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
+        let why = cluster.all().err().map_or_else(|| format!("{up:?}"), |why| reason(&why));
         let found = Finding::problem("cluster", format!("no node tells which node has which slot: {why}"));
         let advice = format!(
             "the addresses given to the ClusterClient; ACL SETUSER {user} +cluster|slots; are they nodes of a cluster?"
@@ -90,21 +91,23 @@ pub(super) async fn examine(
     Some(ExaminedServer { connector, inbox, name, reached })
 }
 
-/// Examines what differs by node: users, rights and settings. The findings from index `from` on are about the node that
-/// `target` and `commands` lead to; the other masters follow.
+/// Examines what differs by node: users, rights and settings. `findings` are about the node that `target` and `commands` lead
+/// to; those about the other masters are added, unless that fails.
 pub(super) async fn examine_nodes(
-    cluster: &Arc<Cluster>,
-    target: &Connector,
-    (name, reached): (&str, &[String]),
+    cluster: &Cluster,
+    target: &ExaminedServer,
     user: &str,
     commands: &mut MultiplexedConnection,
-    (findings, from): (&mut Vec<Finding>, usize),
-) -> RedisResult<()> {
-    let Some(at) = target.address() else { return Ok(()) };
-    findings.extend(may_ask(commands, user).await?);
-    prefix_address(&at, &mut findings[from..]);
-    findings.extend(examine_others(cluster, name, user, reached).await);
-    Ok(())
+    mut findings: Vec<Finding>,
+) -> (Vec<Finding>, RedisResult<()>) {
+    let Some(at) = target.connector.address() else { return (findings, Ok(())) };
+    match may_ask(commands, user).await {
+        Ok(found) => findings.extend(found),
+        Err(error) => return (findings, Err(error)),
+    }
+    prefix_address(&at, &mut findings);
+    findings.extend(examine_others(cluster, &target.name, user, &target.reached).await);
+    (findings, Ok(()))
 }
 
 /// Reports the clock that differs most from the first master's, which decides whether entries are fresh.
@@ -143,7 +146,7 @@ async fn examine_others(cluster: &Cluster, name: &str, user: &str, reached: &[St
 
 async fn examine_other(master: &MasterNode, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
     let (mut commands, _) = open(master).await?;
-    let unused_channel = message::channel(Uuid::new_v4());
+    let unused_channel = channel(Uuid::new_v4());
     let mut findings = rights::examine(&mut commands, name, &unused_channel, user).await?.findings;
     findings.extend(may_ask(&mut commands, user).await?);
     findings.extend(settings(&mut commands, master.server.longest_argument()).await?);
@@ -172,4 +175,61 @@ async fn may_ask(commands: &mut MultiplexedConnection, user: &str) -> RedisResul
             .cost("while a slot moves to another node, requests for its keys load without the fleet")
             .advice(format!("ACL SETUSER {user} +asking"))
     }))
+}
+
+/// Probes each master at a name like `name`.
+pub(super) async fn probe(
+    cluster: &Cluster,
+    commands: &Commands,
+    name: &str,
+    within: Duration,
+) -> Result<(), StoreError> {
+    let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
+        match probe_at(commands, &name, within).await {
+            Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
+            Err(error) => Err(at(master.name(), error)),
+        }
+    });
+    takes_commands(futures_util::future::try_join_all(each).await?)
+}
+
+/// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
+/// probe.
+fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
+    let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
+    let mut down = None;
+    for passing in passing {
+        match passing {
+            Some((address, error)) if code_of(&error) == Some("CLUSTERDOWN") => {
+                down.get_or_insert_with(|| at(address, error));
+            }
+            Some((_, error)) if !answers(&error) => {}
+            _ => return Ok(()),
+        }
+    }
+    down.map_or(Ok(()), Err)
+}
+
+/// Adds the node's address to its error: rights differ by node.
+fn at(address: String, error: StoreError) -> StoreError {
+    let StoreError { kind, source } = error;
+    StoreError { kind, source: Some(Arc::new(Probe { address, source })) }
+}
+
+#[derive(Debug)]
+struct Probe {
+    address: String,
+    source: Option<Cause>,
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the master at {}", self.address)
+    }
+}
+
+impl Error for Probe {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
 }

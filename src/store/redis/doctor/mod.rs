@@ -6,13 +6,8 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
-#[cfg(not(feature = "cluster"))]
-#[path = "no_cluster.rs"]
-mod cluster;
-mod examination;
 mod rights;
-mod sentinels;
-pub(crate) mod server;
+mod server;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/doctor_tests.rs"]
 mod tests;
@@ -24,14 +19,14 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use self::examination::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
+use self::rights::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
 use super::RedisStore;
-use super::commands::Servers;
+use super::commands::{Commands, by_route};
+use super::endpoint::{TimedReading, host_ms, read_clock};
 use super::errors::{bounded, unquoted};
-use super::messages::message;
-use super::topology::endpoint::{TimedReading, host_ms, read_clock};
+use super::subscriber::channel;
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
-use crate::store::{Examine, Store as _};
+use crate::store::{Examine, Store as _, StoreError};
 
 /// How long the whole examination may take.
 const TOTAL: Duration = Duration::from_secs(10);
@@ -51,27 +46,34 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
     checkup.findings
 }
 
+/// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
+/// load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a cluster
+/// takes commands, that is an error, as it is for a single server that is loading: no load is shared.
+pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+    by_route!(
+        &commands.route,
+        |_server| server::probe_at(commands, name, within).await.map(drop),
+        |cluster| cluster::probe(cluster, commands, name, within).await
+    )
+}
+
 impl Examination<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
-        let user = self.user();
-        let mut target = match &self.store.commands.to {
-            Servers::One(server) => {
+        let name = self.ask.key.name();
+        let target = by_route!(
+            &self.store.commands.route,
+            |server| {
                 let connector = server.connector.clone();
-                let name = self.ask.key.name().to_owned();
-                ExaminedServer { inbox: connector.clone(), connector, name, reached: Vec::new() }
-            }
-            Servers::Cluster(cluster) => {
-                let name = self.ask.key.name();
-                let Some(target) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
-                    return Ok(());
-                };
-                target
-            }
-        };
+                let (inbox, name) = (connector.clone(), name.to_owned());
+                Some(ExaminedServer { inbox, connector, name, reached: Vec::new() })
+            },
+            |cluster| cluster::examine(cluster, name, &self.user(), &mut self.findings).await
+        );
+        let Some(mut target) = target else { return Ok(()) };
         // The guard allows little time for an answer. With more, the report can say how slow the server is.
         (target.connector.answer, target.inbox.answer) = (ANSWER, ANSWER);
-        let ExaminedServer { connector, inbox, name, reached } = &target;
+        let ExaminedServer { connector, inbox, name, .. } = &target;
         let started = Instant::now();
         let (mut commands, reading) = match connector.commands().await {
             Ok(opened) => opened,
@@ -91,21 +93,20 @@ impl Examination<'_> {
             connector.address().as_deref(),
         ));
         if let (Some(sentinel), Some(primary)) = (connector.sentinel(), connector.address()) {
-            self.findings.push(sentinels::examine(sentinel, &primary).await);
+            self.findings.push(server::examine_sentinels(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
         self.measure_round_trips(&mut commands, reading.is_some()).await?;
-        let channel = message::channel(Uuid::new_v4());
+        let channel = channel(Uuid::new_v4());
         let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
         let trial = rights::examine(&mut commands, name, &channel, &user).await?;
-        let before = self.findings.len();
-        self.findings.extend(trial.findings);
-        if let Servers::Cluster(cluster) = &self.store.commands.to {
-            let findings = (&mut self.findings, before);
-            cluster::examine_nodes(cluster, connector, (name, reached), &user, &mut commands, findings)
-                .await?;
-        }
+        let (findings, examined) =
+            by_route!(&self.store.commands.route, |_server| (trial.findings, Ok(())), |cluster| {
+                cluster::examine_nodes(cluster, &target, &user, &mut commands, trial.findings).await
+            });
+        self.findings.extend(findings);
+        examined?;
         // The sink is dropped only here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {
             self.listen(&mut messages, trial.published_at, trial.receivers).await;

@@ -1,23 +1,21 @@
 //! Examines the server's description of itself: `HELLO` for every user, `INFO` or `CONFIG GET` for users with that right.
-//! Also checks before the first load whether the server runs the scripts of loads.
+//! Also checks before the first load whether the server runs the scripts of loads, and asks sentinels about the primary that
+//! they report, and whether enough of them run to replace it.
 
 use std::collections::HashMap;
-use std::error::Error;
-use std::fmt;
-use std::sync::Arc;
+use std::future::Future;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Client, Cmd, ConnectionAddr, ErrorKind, RedisError, RedisResult, Value};
 use uuid::Uuid;
 
-use super::examination::{ALONE, one, pairs, text};
-use super::rights::lacked_by_loads;
+use super::rights::{ALONE, ANSWER, all, lacked_by_loads, one, pairs, text};
 use crate::health::{Finding, Topology};
-use crate::store::redis::commands::{Commands, Servers, refused, run};
-use crate::store::redis::errors::{Cause, advised, code_of, unexpected};
-use crate::store::redis::messages::message;
+use crate::store::redis::commands::{Commands, refused, run};
+use crate::store::redis::errors::{THEIR_PASSWORD, advised, bounded, is_login, unexpected, unquoted};
 use crate::store::redis::scripts;
+use crate::store::redis::subscriber::channel;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The oldest version that all scripts run on.
@@ -212,48 +210,13 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
                        6.2 or later, or Valkey, rename no commands, and give the user the rights that docs/redis.md lists; \
                        doctor() says which";
 
-/// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
-/// load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a cluster
-/// takes commands, that is an error, as it is for a single server that is loading: no load is shared.
-pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
-    match &commands.to {
-        Servers::One(_) => probe_at(commands, name, within).await.map(drop),
-        Servers::Cluster(cluster) => {
-            let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
-                match probe_at(commands, &name, within).await {
-                    Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
-                    Err(error) => Err(at(master.name(), error)),
-                }
-            });
-            takes_commands(futures_util::future::try_join_all(each).await?)
-        }
-    }
-}
-
-/// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
-/// probe.
-fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
-    let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
-    let mut down = None;
-    for passing in passing {
-        match passing {
-            Some((address, error)) if code_of(&error) == Some("CLUSTERDOWN") => {
-                down.get_or_insert_with(|| at(address, error));
-            }
-            Some((_, error)) if !answers(&error) => {}
-            _ => return Ok(()),
-        }
-    }
-    down.map_or(Ok(()), Err)
-}
-
 /// Probes the server that has the keys of `name`; returns a transient failure that prevented it.
-async fn probe_at(
+pub(super) async fn probe_at(
     commands: &Commands,
     name: &str,
     within: Duration,
 ) -> Result<Option<StoreError>, StoreError> {
-    let unused_channel = message::channel(Uuid::new_v4());
+    let unused_channel = channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&unused_channel);
     };
@@ -269,26 +232,102 @@ async fn probe_at(
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), cause)) })
 }
 
-/// Adds the node's address to its error: rights differ by node.
-fn at(address: String, error: StoreError) -> StoreError {
-    let StoreError { kind, source } = error;
-    StoreError { kind, source: Some(Arc::new(Probe { address, source })) }
+/// Asks a sentinel about the primary at `address`.
+pub(super) async fn examine_sentinels(
+    sentinel: impl Future<Output = RedisResult<Client>>,
+    address: &str,
+) -> Finding {
+    let query = async { ask_sentinel(&sentinel.await?, address).await };
+    query.await.unwrap_or_else(|error| {
+        let advice = match is_login(&error) {
+            true => THEIR_PASSWORD,
+            false => "start them, and let this user send them SENTINEL and ROLE",
+        };
+        Finding::warning("sentinels", format!("could not be asked: {}", unquoted(error)))
+            .cost(format!("while none answers a new primary is not found: {ALONE}"))
+            .advice(advice)
+    })
 }
 
-#[derive(Debug)]
-struct Probe {
-    address: String,
-    source: Option<Cause>,
-}
-
-impl fmt::Display for Probe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the master at {}", self.address)
+async fn ask_sentinel(client: &Client, address: &str) -> RedisResult<Finding> {
+    let mut connection = bounded(ANSWER, client.get_multiplexed_async_connection()).await?;
+    let masters = one(&mut connection, redis::cmd("SENTINEL").arg("MASTERS")).await?.extract_error()?;
+    let masters: Vec<HashMap<String, String>> = redis::from_redis_value(masters)?;
+    let word = |master: &HashMap<String, String>, field: &str| master.get(field).cloned().unwrap_or_default();
+    let at = |master: &HashMap<String, String>| format!("{}:{}", word(master, "ip"), word(master, "port"));
+    let ours = masters.iter().find(|master| at(master) == address).or_else(|| masters.first());
+    let Some(master) = ours.filter(|master| at(master) == address || masters.len() == 1) else {
+        let found = Finding::warning("sentinels", format!("none of their primaries is at {address}"));
+        return Ok(found.advice("a failover may be under way; look again"));
+    };
+    let name = word(master, "name");
+    let others: u32 = word(master, "num-other-sentinels").parse().unwrap_or(0);
+    let mut check = redis::pipe();
+    check.cmd("SENTINEL").arg("CKQUORUM").arg(&name);
+    let verdict = all(&mut connection, &check).await?.into_iter().next().unwrap_or(Value::Nil);
+    let (enough, reply) = match verdict {
+        Value::ServerError(error) if error.code() == "NOQUORUM" => {
+            (false, error.details().unwrap_or_default().to_owned())
+        }
+        Value::ServerError(error) => return Err(error.into()),
+        reply => (true, redis::from_redis_value(reply).unwrap_or_default()),
+    };
+    // `OK 3 usable Sentinels. ..`, or the same after `NOQUORUM`.
+    let usable = reply.split(' ').find_map(|word| word.parse::<u32>().ok()).unwrap_or(0);
+    let found = format!(
+        "{usable} of {} can be used, quorum is {}; {name} is at {}, with {} replicas",
+        others + 1,
+        word(master, "quorum"),
+        at(master),
+        word(master, "num-slaves")
+    );
+    if !enough {
+        let found = Finding::problem("sentinels", found);
+        let cost = format!("a primary that dies is not replaced: {ALONE}, until an operator does it by hand");
+        return Ok(found.cost(cost).advice("more sentinels than half must run and reach one another"));
     }
+    if word(master, "num-slaves") == "0" {
+        let found =
+            Finding::warning("sentinels", found).cost("there is nothing that could replace the primary");
+        return Ok(found.advice("a replica"));
+    }
+    let refusals = refusals(client, &mut connection, &name).await?;
+    if !refusals.is_empty() {
+        let found = Finding::warning("sentinels", format!("{found}; but {}", refusals.join(", ")));
+        let cost = "when the others are gone too a new primary is not found";
+        return Ok(found.cost(cost).advice(THEIR_PASSWORD));
+    }
+    Ok(Finding::ok("sentinels", found))
 }
 
-impl Error for Probe {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
+/// Which other sentinels refuse this client: each has its own users and passwords. A sentinel that
+/// cannot be reached here is not reported: it may have another address for this host than for the
+/// other sentinels.
+async fn refusals(
+    client: &Client,
+    connection: &mut MultiplexedConnection,
+    name: &str,
+) -> RedisResult<Vec<String>> {
+    let others = one(connection, redis::cmd("SENTINEL").arg("SENTINELS").arg(name)).await?;
+    let others: Vec<HashMap<String, String>> = redis::from_redis_value(others).unwrap_or_default();
+    let each = others.iter().filter_map(|other| Some((other.get("ip")?, other.get("port")?.parse().ok()?)));
+    let checks = each.map(|(host, port)| async move {
+        let error = bounded(ANSWER, greet(client, host, port)).await.err()?;
+        is_login(&error).then(|| format!("{host}:{port} refuses this client ({})", unquoted(error)))
+    });
+    Ok(futures_util::future::join_all(checks).await.into_iter().flatten().collect())
+}
+
+/// Sends the guard's first command to the sentinel at this address, with the settings of `client`.
+async fn greet(client: &Client, host: &str, port: u16) -> RedisResult<()> {
+    let info = client.get_connection_info().clone();
+    let addr = match info.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    };
+    let client = Client::open(info.set_addr(addr))?;
+    let mut connection = client.get_multiplexed_async_connection().await?;
+    one(&mut connection, redis::cmd("ROLE")).await?.extract_error().map(drop)
 }

@@ -19,11 +19,11 @@ use redis::{Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::backoff::Backoff;
 use crate::observe::with_causes;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::credentials::{Credentials, CredentialsProvider};
 use crate::sync::lock;
+use crate::task::Backoff;
 
 /// The number of the client's own credentials.
 pub(crate) const OWN: u64 = 0;

@@ -7,7 +7,7 @@ use super::Connections;
 use crate::health::Topology;
 use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::login::Login;
-use crate::store::redis::topology::sentinel::{SentinelClients, SentinelEndpoint};
+use crate::store::redis::sentinel::{SentinelClients, SentinelEndpoint};
 
 impl Connections {
     /// As [`single`](Self::single), to the server that these sentinels report as the primary.

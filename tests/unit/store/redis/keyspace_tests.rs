@@ -26,10 +26,10 @@ async fn a_task_that_can_not_connect_ends_with_the_last_waiter() {
     let name = LockName::mutex("k");
     let waits = store.grants.register(&name, &Token::mint(store.node()));
     let announced = store.keyspace.announce(&name.key, Duration::from_millis(300)).await;
-    assert!(announced.is_err() && store.keyspace.state().running, "{announced:?}");
+    assert!(announced.is_err() && store.keyspace.task.is_running(), "{announced:?}");
     drop(waits);
     let started = Instant::now();
-    while store.keyspace.state().running {
+    while store.keyspace.task.is_running() {
         assert!(started.elapsed() < Duration::from_secs(10), "it runs without waiters");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -10,6 +10,7 @@ use node::{NIL, Node, dead, sent_on};
 
 use super::*;
 use crate::store::StoreErrorKind;
+use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::OnBreak;
 
 const ANSWER: Duration = Duration::from_millis(500);
@@ -19,6 +20,11 @@ const SOON: Duration = Duration::from_secs(10);
 fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
     let urls = nodes.iter().map(|node| format!("redis://{}/", node.address));
     Cluster::new(ClusterClient::new(urls).expect("nodes"), ANSWER)
+}
+
+/// The commands of a node of the guard to this cluster.
+fn commands(cluster: &Arc<Cluster>) -> Commands {
+    Arc::clone(cluster).into()
 }
 
 /// Two masters with half of the slots each, as both of them report.
@@ -143,8 +149,8 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     timeout(SOON, cluster.until_up()).await.expect("in time").expect("one of them is up");
     let (down, up) = (key_in(0), key_in(1));
     get(&cluster, &down, SOON).await.expect_err("no server listens");
-    assert!(cluster.is_down(&down) && !cluster.is_down(&up));
-    assert!(cluster.down().is_none(), "not all of them");
+    assert!(commands(&cluster).is_down(&down) && !commands(&cluster).is_down(&up));
+    assert!(commands(&cluster).down().is_none(), "not all of them");
     assert!(!cluster.state().slot_map.layout().expect("a map").expect("a map").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
@@ -156,7 +162,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
 
     let unserved = (0..).map(|n: u32| n.to_string()).find(|key| (8_001..8_192).contains(&slot_of(key)));
     let unserved = unserved.expect("one in a hundred");
-    assert!(!cluster.is_down(&unserved), "it may be served soon");
+    assert!(!commands(&cluster).is_down(&unserved), "it may be served soon");
     let error = get(&cluster, &unserved, SOON).await.expect_err("no master has it");
     assert_eq!(error.kind, StoreErrorKind::Transient);
     assert!(error.source.is_some_and(|why| why.to_string().contains("redis-cli --cluster check")));
@@ -180,14 +186,14 @@ async fn a_cluster_with_all_masters_down_is_down() {
     let cluster = cluster(&[&node]);
     let up = timeout(Duration::from_millis(300), cluster.until_up()).await;
     assert!(up.is_err(), "{up:?}");
-    eventually("it is known", || cluster.down().is_some()).await;
+    eventually("it is known", || commands(&cluster).down().is_some()).await;
     assert!(!cluster.state().slot_map.layout().expect("a map").expect("a map").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&down_nodes[0].address.to_string())), "{why:?}");
     // A node of the client's list may have a newer view than the masters that are down.
     node.says(&[(16_383, Some(&node))]);
-    eventually("it is up", || cluster.down().is_none() && cluster.link().0 == LinkState::Up).await;
+    eventually("it is up", || commands(&cluster).down().is_none() && cluster.link().0 == LinkState::Up).await;
 }
 
 /// All processes must use one clock.
@@ -196,8 +202,8 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let (_nodes, cluster) = halves().await;
     let server_clock = cluster.clock_at(Instant::now()).expect("it was read");
     assert!((1_000_000..1_900_000).contains(&server_clock), "{server_clock}");
-    let ahead = cluster.clock().expect("it was read").ahead_ms;
-    let host = i64::try_from(crate::store::redis::topology::endpoint::host_ms()).expect("a time");
+    let ahead = commands(&cluster).clock().expect("it was read").ahead_ms;
+    let host = i64::try_from(crate::store::redis::endpoint::host_ms()).expect("a time");
     assert!((1_000_000..1_900_000).contains(&(host + ahead)), "{ahead}");
 }
 
@@ -229,7 +235,7 @@ async fn a_closed_cluster_sends_no_commands() {
     let ([first, second], cluster) = halves().await;
     let server = cluster.server(&first.address).expect("an address");
     assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
-    let refresh_tasks = cluster.state().refresh_tasks;
+    let refresh_tasks = cluster.task.started();
     let waits = tokio::spawn({
         let cluster = Arc::clone(&cluster);
         async move {
@@ -254,7 +260,7 @@ async fn a_closed_cluster_sends_no_commands() {
     let late = cluster.moved(0, &second.address).expect("an address");
     assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
-    assert_eq!(cluster.state().refresh_tasks, refresh_tasks, "there is no other");
+    assert_eq!(cluster.task.started(), refresh_tasks, "there is no other");
 }
 
 #[tokio::test]

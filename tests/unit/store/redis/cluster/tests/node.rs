@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::store::redis::topology::cluster::slots::Address;
-use crate::store::redis::topology::cluster::slots::slot_of;
+use crate::store::redis::cluster::slots::Address;
+use crate::store::redis::cluster::slots::slot_of;
 use crate::sync::lock;
 
 pub(super) const NIL: &str = "$-1\r\n";

@@ -4,7 +4,6 @@ use super::node::hanging;
 use super::*;
 use crate::store::StoreErrorKind;
 use crate::store::contract::support::warnings::Warnings;
-use std::sync::atomic::Ordering;
 
 /// No node reports slots, for a reason that is logged once; later one does.
 #[tokio::test]
@@ -20,7 +19,7 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let error = get(&cluster, &key, 2 * SOON).await.expect_err("there is no slot map");
     assert_eq!(error.kind, StoreErrorKind::Unavailable, "it was not the command that is refused");
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
-    assert!(cluster.is_down(&key) && cluster.down().is_some());
+    assert!(commands(&cluster).is_down(&key) && commands(&cluster).down().is_some());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.contains("no permissions")), "{why:?}");
@@ -123,7 +122,7 @@ async fn another_runtime_starts_over() {
     used.await.expect("no panic");
     elsewhere.shutdown_background();
     for cluster in [&known_layout, &unknown] {
-        let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().refresh_task.is_none();
+        let is_over = || !cluster.task.is_running();
         eventually("there is no refresh task", is_over).await;
     }
     assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no task refreshes the map any more");

@@ -4,112 +4,84 @@
 //! as a [`Recipient`], which it notifies of changes of its status. [`Liveness`] records pings and received messages.
 
 #[cfg(test)]
-#[path = "../../../../../tests/unit/store/redis/subscriber_tests.rs"]
+#[path = "../../../tests/unit/store/redis/subscriber_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{RedisError, RedisResult};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
-use super::message;
 use crate::health::LinkState;
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
-use crate::store::redis::backoff::{Backoff, STABLE};
 use crate::store::redis::commands::Commands;
+use crate::store::redis::commands::entry_steps::read_id;
 use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
 use crate::store::redis::errors::{OutageLog, bounded, classify, reason, store_error};
-use crate::sync::lock;
+use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
+
+/// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
+pub(crate) fn channel(node: Uuid) -> String {
+    format!("sg1:i:{}", node.simple())
+}
+
+/// The node that this channel belongs to.
+pub(crate) fn node_of(channel: &str) -> Option<Uuid> {
+    read_id(channel.strip_prefix("sg1:i:")?.as_bytes())
+}
 
 pub(crate) struct Subscriber {
     pub(super) connector: Connector,
     commands: Commands,
-    /// The nodes that need messages. Changed under the lock on `task`.
+    /// The nodes that need messages.
     recipients: watch::Sender<Recipients>,
-    task: Mutex<SubscriberTask>,
-    /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
-    running: AtomicBool,
+    task: OwnedTask,
     pub(super) liveness: Liveness,
 }
 
 /// The recipients, by the ids of their nodes.
 type Recipients = HashMap<Uuid, Weak<dyn Recipient>>;
 
-#[derive(Default)]
-struct SubscriberTask {
-    /// The number of the latest task: a task that was replaced must not change the state any more.
-    number: u64,
-    handle: Option<AbortHandle>,
-    closed: bool,
-}
-
 impl Subscriber {
-    pub(crate) fn new(connector: Connector, commands: Commands) -> Arc<Self> {
+    pub(super) fn new(connector: Connector, commands: Commands) -> Arc<Self> {
         Arc::new(Self {
             connector,
             commands,
             recipients: watch::Sender::default(),
-            task: Mutex::default(),
-            running: AtomicBool::new(false),
+            task: OwnedTask::default(),
             liveness: Liveness::new(),
         })
     }
 
     /// Adds a node, unless it has ended. Its channel is subscribed to as soon as there is a connection.
     pub(super) fn take<R: Recipient + 'static>(&self, node: Uuid, recipient: &Arc<R>) -> bool {
-        let _lock = self.task();
-        let is_open = !recipient.has_ended();
-        if is_open {
-            let recipient: Weak<R> = Arc::downgrade(recipient);
-            self.recipients.send_if_modified(|all| all.insert(node, recipient).is_none());
-        }
+        let (mut is_open, entry) = (false, Arc::downgrade(recipient));
+        self.recipients.send_if_modified(|all| {
+            is_open = !recipient.has_ended();
+            is_open && all.insert(node, entry).is_none()
+        });
         is_open
     }
 
     /// Removes a node that ends. The connection unsubscribes from its channel: a lease that is granted there would find no waiter.
     pub(super) fn release(&self, node: Uuid, recipient: &impl Recipient) {
-        let _lock = self.task();
-        recipient.set(InboxStatus::Closed);
-        self.recipients.send_if_modified(|all| all.remove(&node).is_some());
+        self.recipients.send_if_modified(|all| {
+            recipient.set(InboxStatus::Closed);
+            all.remove(&node).is_some()
+        });
     }
 
     /// Ends the connection.
     pub(crate) fn close(&self) {
-        let handle = {
-            let mut task = self.task();
-            task.closed = true;
-            task.handle.take()
-        };
-        if let Some(handle) = handle {
-            handle.abort();
-        }
+        self.task.close();
         self.liveness.lost();
-    }
-
-    /// Changes the status of these recipients on behalf of task `number`. Returns false if that task was replaced or the
-    /// connection is closed.
-    fn enter(&self, number: u64, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
-        let changed: Vec<_> = {
-            let task = self.task();
-            if task.number != number || task.closed {
-                return false;
-            }
-            recipients.iter().filter(|recipient| recipient.set(status)).collect()
-        };
-        // The status first: a woken waiter checks whether hints arrive.
-        for recipient in changed {
-            recipient.notify_missed();
-        }
-        true
     }
 
     fn all(&self) -> Vec<Arc<dyn Recipient>> {
@@ -129,21 +101,9 @@ impl Subscriber {
     pub(super) fn opening(&self) -> LinkState {
         match () {
             () if self.liveness.silent_for().is_some() => LinkState::Down,
-            () if !self.running.load(Ordering::Acquire) => LinkState::Idle,
+            () if !self.task.is_running() => LinkState::Idle,
             () if self.commands.down().is_some() => LinkState::Down,
             () => LinkState::Connecting,
-        }
-    }
-
-    fn task(&self) -> MutexGuard<'_, SubscriberTask> {
-        lock(&self.task)
-    }
-}
-
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        if let Some(handle) = self.task().handle.take() {
-            handle.abort();
         }
     }
 }
@@ -155,8 +115,8 @@ impl fmt::Debug for Subscriber {
 }
 
 /// The part of a node that receives its messages.
-pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
-    /// Changes the status, under the subscriber's lock. Returns whether it has changed; `Closed` is final.
+pub(super) trait Recipient: Send + Sync {
+    /// Changes the status. Returns whether it has changed; `Closed` is final.
     fn set(&self, status: InboxStatus) -> bool;
 
     /// Whether the status is `Closed`.
@@ -174,7 +134,7 @@ pub(in crate::store::redis::messages) trait Recipient: Send + Sync {
 
 /// Whether a node's messages arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store::redis::messages) enum InboxStatus {
+pub(super) enum InboxStatus {
     /// No subscription, or not yet.
     Shut,
     /// The subscription was confirmed, and every ping since then was answered in time.
@@ -194,82 +154,73 @@ const REFUSED: Duration = Duration::from_secs(30);
 
 impl Subscriber {
     /// Opens the connection in the background, if it is not open.
-    pub(in crate::store::redis::messages) fn open(self: &Arc<Self>) {
-        if self.running.load(Ordering::Acquire) {
-            return;
-        }
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut task = self.task();
-            if task.closed || self.running.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            task.number += 1;
-            task.number
-        };
-        let reader = MessageReader { subscriber: Arc::downgrade(self), number };
-        let news = (self.commands.generations(), self.recipients.subscribe());
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the reader
-        // takes the lock.
-        let spawned = runtime.spawn(serve(reader, self.connector.clone(), news));
-        let mut task = self.task();
-        if task.number == number && !task.closed {
-            task.handle = Some(spawned.abort_handle());
-        } else {
-            spawned.abort();
+    pub(super) fn open(self: &Arc<Self>) {
+        if !self.task.is_running() {
+            self.task.start(self, |task| {
+                serve(
+                    task,
+                    self.connector.clone(),
+                    (self.commands.generations(), self.recipients.subscribe()),
+                )
+            });
         }
     }
 }
 
-/// The task's reference to the subscriber. Weak: dropping the last store ends its task.
-struct MessageReader {
-    subscriber: Weak<Subscriber>,
-    number: u64,
-}
+impl TaskOwner for Subscriber {
+    fn owned_task(&self) -> &OwnedTask {
+        &self.task
+    }
 
-impl Drop for MessageReader {
-    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts another.
-    fn drop(&mut self) {
-        let Some(subscriber) = self.subscriber.upgrade() else { return };
-        if subscriber.enter(self.number, InboxStatus::Shut, &subscriber.all()) {
-            subscriber.liveness.lost();
-            subscriber.task().handle = None;
-            // Last, because from here on there may be another task.
-            subscriber.running.store(false, Ordering::Release);
+    fn task_ended(&self, ended: EndedTask<'_>) {
+        let all = self.all();
+        for recipient in changed(&all, InboxStatus::Shut) {
+            recipient.notify_missed();
         }
+        self.liveness.lost();
+        drop(ended);
     }
 }
 
-impl MessageReader {
-    /// As [`Subscriber::enter`]. A background task for each node then queries which other waiters of locks have missed a
-    /// message.
+/// Changes the status of these recipients; returns those whose status has changed, which must be notified. The status first: a
+/// woken waiter checks whether hints arrive.
+fn changed(recipients: &[Arc<dyn Recipient>], status: InboxStatus) -> Vec<&Arc<dyn Recipient>> {
+    recipients.iter().filter(|recipient| recipient.set(status)).collect()
+}
+
+impl TaskRef<Subscriber> {
+    /// Changes the status of these recipients, unless the connection is closed or has another task. A background task for each
+    /// node then queries which other waiters of locks have missed a message.
     fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
-        let entered = self.subscriber.upgrade().is_some_and(|to| to.enter(self.number, status, recipients));
-        if entered {
-            recipients.iter().for_each(|recipient| recipient.find_lost_messages(status));
+        let Some(changed) = self.with(|_| changed(recipients, status)) else { return false };
+        for recipient in changed {
+            recipient.notify_missed();
         }
-        entered
+        for recipient in recipients {
+            recipient.find_lost_messages(status);
+        }
+        true
     }
 
     /// Changes the status of all recipients.
     fn enter_all(&self, status: InboxStatus) -> bool {
-        self.subscriber.upgrade().is_some_and(|to| self.enter(status, &to.all()))
+        self.owner().is_some_and(|to| self.enter(status, &to.all()))
     }
 
     /// Records an event of the connection.
     fn note(&self, what: impl FnOnce(&Liveness)) {
-        if let Some(subscriber) = self.subscriber.upgrade() {
+        if let Some(subscriber) = self.owner() {
             what(&subscriber.liveness);
         }
     }
 
     fn commands_have_to_wait(&self) -> bool {
-        self.subscriber.upgrade().is_some_and(|subscriber| subscriber.commands.has_to_wait())
+        self.owner().is_some_and(|subscriber| subscriber.commands.has_to_wait())
     }
 
     /// Requests a check of the commands' connection, because its server may be down, too.
     fn suspect_commands(&self) {
-        if let Some(subscriber) = self.subscriber.upgrade() {
+        if let Some(subscriber) = self.owner() {
             subscriber.commands.suspect();
         }
     }
@@ -292,10 +243,9 @@ impl SubscriptionEnd {
     }
 }
 
-/// Maintains the subscriptions while the subscriber exists. No strong reference lives across an await, or the connection of
-/// dropped stores would outlive them.
+/// Maintains the subscriptions while the subscriber exists.
 async fn serve(
-    reader: MessageReader,
+    reader: TaskRef<Subscriber>,
     connector: Connector,
     (mut generations, mut recipients): (watch::Receiver<u64>, watch::Receiver<Recipients>),
 ) {
@@ -353,7 +303,7 @@ async fn serve(
 
 /// The subscriptions of one connection, from its opening to its end.
 async fn subscribed(
-    reader: &MessageReader,
+    reader: &TaskRef<Subscriber>,
     connector: &Connector,
     (generations, recipients): (&mut watch::Receiver<u64>, &mut watch::Receiver<Recipients>),
     confirmed_at: &mut Option<Instant>,
@@ -375,9 +325,9 @@ async fn subscribed(
     loop {
         tokio::select! {
             message = messages.next() => match message {
-                Some(message) => match reader.subscriber.upgrade() {
+                Some(message) => match reader.owner() {
                     Some(subscriber) => {
-                        if let Some(node) = message::node_of(message.get_channel_name()) {
+                        if let Some(node) = node_of(message.get_channel_name()) {
                             subscriber.deliver(node, message.get_payload_bytes());
                         }
                     }
@@ -402,7 +352,7 @@ async fn subscribed(
 
 /// The channels that a connection is subscribed to.
 struct Channels<'a> {
-    reader: &'a MessageReader,
+    reader: &'a TaskRef<Subscriber>,
     sink: MessageSink,
     subscribed: HashSet<Uuid>,
 }
@@ -413,13 +363,13 @@ impl Channels<'_> {
         let present = recipients.borrow_and_update().clone();
         let joined: Vec<_> = present.iter().filter(|(node, _)| !self.subscribed.contains(node)).collect();
         if !joined.is_empty() {
-            let channels: Vec<_> = joined.iter().map(|(node, _)| message::channel(**node)).collect();
+            let channels: Vec<_> = joined.iter().map(|(node, _)| channel(**node)).collect();
             bounded(PING, self.sink.subscribe(channels)).await?;
             let joined: Vec<_> = joined.iter().filter_map(|(_, recipient)| recipient.upgrade()).collect();
             self.reader.enter(InboxStatus::Confirmed, &joined);
         }
         let ended = self.subscribed.iter().filter(|node| !present.contains_key(node));
-        let ended: Vec<_> = ended.map(|node| message::channel(*node)).collect();
+        let ended: Vec<_> = ended.map(|node| channel(*node)).collect();
         if !ended.is_empty() {
             bounded(PING, self.sink.unsubscribe(ended)).await?;
         }

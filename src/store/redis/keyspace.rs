@@ -7,30 +7,28 @@
 //! connection, which is open only while there are waiters.
 
 #[cfg(test)]
-#[path = "../../../../../tests/unit/store/redis/keyspace_tests.rs"]
+#[path = "../../../tests/unit/store/redis/keyspace_tests.rs"]
 mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{RedisError, Value};
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::observe::log;
 use crate::store::lock_store::KeyspaceAnswer;
-use crate::store::redis::backoff::Backoff;
 use crate::store::redis::commands::{Commands, refused};
 use crate::store::redis::connection::connector::{Connector, Inbound};
 use crate::store::redis::errors::{bounded, classify, reason, store_error, unexpected};
 use crate::store::wake::lock_waiters::LockWaiters;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
+use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 
 /// How long a refusal is remembered: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
@@ -43,6 +41,7 @@ pub(crate) struct Keyspace {
     commands: Commands,
     grants: Arc<LockWaiters>,
     state: Mutex<KeyspaceState>,
+    task: OwnedTask,
     /// Wakes the session when there are keys to subscribe to.
     fresh_keys: Arc<Notify>,
     /// Sent at every change that may concern a waiting caller.
@@ -58,11 +57,6 @@ struct KeyspaceState {
     fresh: Vec<Arc<str>>,
     /// Why announcements are not available, if that is known.
     refused: Option<(&'static str, Instant)>,
-    /// The number of the latest task: a task that was replaced must not change the state any more.
-    number: u64,
-    running: bool,
-    task: Option<AbortHandle>,
-    closed: bool,
 }
 
 /// The state of the announcements of one key.
@@ -75,12 +69,13 @@ struct Announcements {
 }
 
 impl Keyspace {
-    pub(crate) fn new(connector: Connector, commands: Commands, grants: Arc<LockWaiters>) -> Arc<Self> {
+    pub(super) fn new(connector: Connector, commands: Commands, grants: Arc<LockWaiters>) -> Arc<Self> {
         Arc::new(Self {
             connector,
             commands,
             grants,
             state: Mutex::default(),
+            task: OwnedTask::default(),
             fresh_keys: Arc::default(),
             changes: watch::Sender::new(()),
             is_unreachable: AtomicBool::new(false),
@@ -93,14 +88,7 @@ impl Keyspace {
     }
 
     pub(crate) fn close(&self) {
-        let task = {
-            let mut state = self.state();
-            state.closed = true;
-            state.task.take()
-        };
-        if let Some(task) = task {
-            task.abort();
-        }
+        self.task.close();
         self.changes.send_replace(());
     }
 
@@ -118,14 +106,6 @@ impl Keyspace {
 
     fn state(&self) -> MutexGuard<'_, KeyspaceState> {
         lock(&self.state)
-    }
-}
-
-impl Drop for Keyspace {
-    fn drop(&mut self) {
-        if let Some(task) = self.state().task.take() {
-            task.abort();
-        }
     }
 }
 
@@ -195,13 +175,13 @@ impl Keyspace {
 
     /// Returns the answer if it is known; otherwise requests it.
     fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<KeyspaceAnswer>, StoreError> {
+        if self.task.is_closed() {
+            return Err(StoreError::new(StoreErrorKind::Closed));
+        }
         {
             let mut state = self.state();
-            if state.closed {
-                return Err(StoreError::new(StoreErrorKind::Closed));
-            }
             if let Some((why, since)) = state.refused
-                && (state.running || since.elapsed() < REFUSED)
+                && (self.task.is_running() || since.elapsed() < REFUSED)
             {
                 return Ok(Some(KeyspaceAnswer::No { why }));
             }
@@ -218,34 +198,12 @@ impl Keyspace {
                 }
             }
         }
-        self.open();
+        // The lock of the state is free: the task takes it under its own.
+        self.task.start(self, |task| {
+            self.state().refused = None;
+            serve(task, self.connector.clone(), self.commands.generations(), Arc::clone(&self.fresh_keys))
+        });
         Ok(None)
-    }
-
-    /// Starts a session in the background, if there is none.
-    fn open(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut state = self.state();
-            if state.closed || std::mem::replace(&mut state.running, true) {
-                return;
-            }
-            state.refused = None;
-            state.number += 1;
-            state.number
-        };
-        let reader = KeyspaceReader::new(self, number);
-        let generations = self.commands.generations();
-        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping
-        // the reader takes the lock.
-        let task =
-            runtime.spawn(serve(reader, self.connector.clone(), generations, Arc::clone(&self.fresh_keys)));
-        let mut state = self.state();
-        if state.number == number && !state.closed {
-            state.task = Some(task.abort_handle());
-        } else {
-            task.abort();
-        }
     }
 }
 
@@ -258,45 +216,32 @@ const IDLE_TICKS: u32 = 3;
 /// How many channels one command subscribes to.
 const AT_ONCE: usize = 128;
 
-/// The task's reference to its owner. Weak: dropping the store ends its task.
-pub(crate) struct KeyspaceReader {
-    keyspace: Weak<Keyspace>,
-    number: u64,
-}
+impl TaskOwner for Keyspace {
+    fn owned_task(&self) -> &OwnedTask {
+        &self.task
+    }
 
-impl Drop for KeyspaceReader {
-    /// The task ended, with its work, its runtime or by a panic: the next request starts another.
-    fn drop(&mut self) {
-        self.with(|keyspace, state| {
-            lose(keyspace, state);
-            state.running = false;
-            state.task = None;
-        });
+    fn task_ended(&self, ended: EndedTask<'_>) {
+        lose(self, &mut self.state());
+        drop(ended);
     }
 }
 
-impl KeyspaceReader {
-    pub(crate) fn new(keyspace: &Arc<Keyspace>, number: u64) -> Self {
-        Self { keyspace: Arc::downgrade(keyspace), number }
-    }
-
+impl TaskRef<Keyspace> {
     /// Accesses the state, if this task still serves it.
-    fn with<T>(&self, act: impl FnOnce(&Keyspace, &mut KeyspaceState) -> T) -> Option<T> {
-        let keyspace = self.keyspace.upgrade()?;
-        let mut state = keyspace.state();
-        (state.number == self.number && state.running && !state.closed).then(|| act(&keyspace, &mut state))
+    fn with_state<T>(&self, act: impl FnOnce(&Keyspace, &mut KeyspaceState) -> T) -> Option<T> {
+        self.with(|keyspace| act(keyspace, &mut keyspace.state()))
     }
 
     /// Removes keys without waiters. Returns true if no key is left and this task must end: a later request starts another
     /// task.
     fn is_done(&self) -> bool {
-        let done = self.with(|keyspace, state| {
-            keyspace.prune(state);
-            state.running = !state.keys.is_empty();
-            !state.running
+        let done = self.end_if(|keyspace| {
+            let mut state = keyspace.state();
+            keyspace.prune(&mut state);
+            state.keys.is_empty()
         });
-        let done = done.unwrap_or(true);
-        if done && let Some(keyspace) = self.keyspace.upgrade() {
+        if done && let Some(keyspace) = self.owner() {
             // A pending request without a registered waiter has lost its key: wake it, so that it starts another task.
             keyspace.changes.send_replace(());
         }
@@ -306,7 +251,7 @@ impl KeyspaceReader {
     /// Records that the server announces these keys, and wakes the waiters that may have missed an
     /// announcement.
     fn confirm(&self, keys: &[Arc<str>]) -> Option<()> {
-        let again = self.with(|keyspace, state| {
+        let again = self.with_state(|keyspace, state| {
             let mut again = Vec::new();
             for key in keys {
                 if let Some(announcements) = state.keys.get_mut(key) {
@@ -317,7 +262,7 @@ impl KeyspaceReader {
             keyspace.check_events(state);
             again
         })?;
-        let keyspace = self.keyspace.upgrade()?;
+        let keyspace = self.owner()?;
         keyspace.changes.send_replace(());
         for key in again {
             drop(keyspace.grants.notify_missed(key, None));
@@ -327,12 +272,12 @@ impl KeyspaceReader {
 
     /// Records that announcements are not available, and wakes the waiters that were promised them.
     fn refuse(&self, why: &'static str) -> Option<()> {
-        let keys = self.with(|_, state| {
+        let keys = self.with_state(|_, state| {
             state.refused = Some((why, Instant::now()));
             state.keys.retain(|_, announcements| announcements.promised);
             state.keys.keys().cloned().collect::<Vec<_>>()
         })?;
-        let keyspace = self.keyspace.upgrade()?;
+        let keyspace = self.owner()?;
         keyspace.changes.send_replace(());
         for key in keys {
             drop(keyspace.grants.notify_missed(&key, None));
@@ -341,7 +286,7 @@ impl KeyspaceReader {
     }
 
     fn deliver(&self, message: &redis::Msg, prefix: &str) -> Option<()> {
-        let keyspace = self.keyspace.upgrade()?;
+        let keyspace = self.owner()?;
         if let Some(key) = message.get_channel_name().strip_prefix(prefix)
             && frees(message.get_payload_bytes())
         {
@@ -370,10 +315,9 @@ enum SessionEnd {
     Done,
 }
 
-/// Runs sessions while there are waiters. No strong reference lives across an await, except in
-/// [`configure`], which has a bound.
-pub(crate) async fn serve(
-    reader: KeyspaceReader,
+/// Runs sessions while there are waiters.
+async fn serve(
+    reader: TaskRef<Keyspace>,
     connector: Connector,
     mut generations: watch::Receiver<u64>,
     fresh_keys: Arc<Notify>,
@@ -383,7 +327,7 @@ pub(crate) async fn serve(
         let started = Instant::now();
         let end = session(&reader, &connector, &mut generations, &fresh_keys).await;
         backoff.connected_for(started.elapsed());
-        if reader.with(lose).is_none() {
+        if reader.with_state(lose).is_none() {
             return;
         }
         match end {
@@ -404,7 +348,7 @@ pub(crate) async fn serve(
                         return;
                     }
                 }
-                if reader.with(|_, state| state.refused = None).is_none() {
+                if reader.with_state(|_, state| state.refused = None).is_none() {
                     return;
                 }
             }
@@ -415,7 +359,7 @@ pub(crate) async fn serve(
         }
         // Before the commands are connected, a session might be opened at another server and have to move at
         // once.
-        while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.has_to_wait()) {
+        while reader.owner().is_some_and(|keyspace| keyspace.commands.has_to_wait()) {
             tokio::select! {
                 changed = generations.changed() => if changed.is_err() { return },
                 () = sleep(TICK) => {}
@@ -429,13 +373,13 @@ pub(crate) async fn serve(
 
 /// One session, from opening its connection to its end.
 async fn session(
-    reader: &KeyspaceReader,
+    reader: &TaskRef<Keyspace>,
     connector: &Connector,
     generations: &mut watch::Receiver<u64>,
     fresh_keys: &Notify,
 ) -> SessionEnd {
     let mut generation = *generations.borrow_and_update();
-    let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
+    let Some(commands) = reader.owner().map(|keyspace| keyspace.commands.clone()) else {
         return SessionEnd::Done;
     };
     match configure(&commands, connector.answer).await {
@@ -460,7 +404,7 @@ async fn session(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut idle = 0;
     loop {
-        let Some(fresh) = reader.with(|_, state| std::mem::take(&mut state.fresh)) else {
+        let Some(fresh) = reader.with_state(|_, state| std::mem::take(&mut state.fresh)) else {
             return SessionEnd::Done;
         };
         for keys in fresh.chunks(AT_ONCE) {
@@ -488,7 +432,7 @@ async fn session(
                 if let Err(error) = bounded(TICK, sink.ping()).await {
                     return failed(error);
                 }
-                let abandoned = reader.with(|keyspace, state| {
+                let abandoned = reader.with_state(|keyspace, state| {
                     keyspace.prune(state);
                     subscribed.iter().filter(|key| !state.keys.contains_key(*key)).cloned().collect::<Vec<_>>()
                 });

@@ -73,6 +73,11 @@ pub(crate) trait Endpoint: Send + Sync {
         false
     }
 
+    /// The user name in the client's settings; `None` for the default user, and while the server is not known.
+    fn username(&self) -> Option<String> {
+        Some(self.known()?.info().redis_settings().username()?.to_owned())
+    }
+
     /// Whether connections may use TLS.
     fn may_want_tls(&self) -> bool {
         self.known().is_some_and(|server| is_by_tls(server.info()))
@@ -102,28 +107,39 @@ impl From<Arc<ServerAddress>> for Located {
     }
 }
 
-pub(crate) struct SingleEndpoint(Arc<ServerAddress>);
+pub(crate) struct SingleEndpoint {
+    server: Arc<ServerAddress>,
+    /// Whether it is a node of a cluster. Its role is not checked then: a replica redirects a command for a key to its master.
+    is_node: bool,
+}
 
 impl SingleEndpoint {
-    pub(crate) fn new(client: &Client) -> Self {
-        Self(Arc::new(ServerAddress::new(client)))
+    pub(crate) fn new(client: &Client, is_node: bool) -> Self {
+        Self { server: Arc::new(ServerAddress::new(client)), is_node }
     }
 }
 
 impl Endpoint for SingleEndpoint {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
-        ready(Ok(Arc::clone(&self.0).into())).boxed()
+        ready(Ok(Arc::clone(&self.server).into())).boxed()
     }
 
     fn known(&self) -> Option<Arc<ServerAddress>> {
-        Some(Arc::clone(&self.0))
+        Some(Arc::clone(&self.server))
     }
 
     fn look<'a>(
         &'a self,
         connection: &'a mut MultiplexedConnection,
     ) -> BoxFuture<'a, RedisResult<Option<TimedReading>>> {
-        self.0.look(connection).boxed()
+        match self.is_node {
+            true => read_clock(connection, false).boxed(),
+            false => self.server.look(connection).boxed(),
+        }
+    }
+
+    fn is_node(&self) -> bool {
+        self.is_node
     }
 }
 

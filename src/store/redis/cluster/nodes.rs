@@ -19,8 +19,8 @@ use redis::{
 };
 
 use super::slots::{Address, Range, SLOTS};
+use crate::store::redis::endpoint::{Endpoint, Located, ServerAddress, is_by_tls};
 use crate::store::redis::errors::{on_connecting, on_refusal};
-use crate::store::redis::topology::endpoint::{Endpoint, Located, ServerAddress, is_by_tls};
 use crate::sync::lock;
 
 pub(crate) struct ClusterNodes {
@@ -197,29 +197,6 @@ impl ConnectionLike for ConnectionRecorder {
     }
 }
 
-/// One specific node. Its role is not checked: a replica redirects a command for a key to its master.
-pub(crate) struct ClusterEndpoint(Arc<ServerAddress>);
-
-impl ClusterEndpoint {
-    pub(crate) fn new(client: &Client) -> Self {
-        Self(Arc::new(ServerAddress::new(client)))
-    }
-}
-
-impl Endpoint for ClusterEndpoint {
-    fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
-        ready(Ok(Arc::clone(&self.0).into())).boxed()
-    }
-
-    fn known(&self) -> Option<Arc<ServerAddress>> {
-        Some(Arc::clone(&self.0))
-    }
-
-    fn is_node(&self) -> bool {
-        true
-    }
-}
-
 /// Any node, another at each connection.
 impl Endpoint for ClusterNodes {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
@@ -239,6 +216,10 @@ impl Endpoint for ClusterNodes {
 
     fn has_lost(&self, address: &str) -> bool {
         self.has_lost(address)
+    }
+
+    fn username(&self) -> Option<String> {
+        Some(self.example()?.redis_settings().username()?.to_owned())
     }
 
     fn may_want_tls(&self) -> bool {

@@ -8,9 +8,6 @@
 //! the cause: after a password change, the first error is a closed connection, and only the next attempt to connect gets
 //! the reason.
 
-#[cfg(feature = "sentinel")]
-pub(crate) mod sentinel;
-
 use std::borrow::Cow;
 use std::error::Error;
 use std::future::Future;
@@ -225,12 +222,12 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
 
 /// The error of rustls, if the error is one.
 #[cfg(feature = "tls")]
-fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
+pub(crate) fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
     io_error(error)?.get_ref()?.downcast_ref()
 }
 
 #[cfg(feature = "tls")]
-fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
+pub(crate) fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
     use rustls::CertificateError as Refused;
     use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
     match error {
@@ -260,7 +257,7 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
 }
 
 /// Whether the other side has closed the connection.
-fn closed(error: &RedisError) -> bool {
+pub(crate) fn closed(error: &RedisError) -> bool {
     let closing = [
         io::ErrorKind::UnexpectedEof,
         io::ErrorKind::BrokenPipe,

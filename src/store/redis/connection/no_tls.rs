@@ -1,3 +1,0 @@
-//! Without the feature `tls`, TLS connections use the program's provider of cryptography, or fail.
-
-pub(super) fn provide_cryptography() {}
