@@ -3,14 +3,17 @@
 //!
 //! [`PolicyBuilder::build`] validates the policy: it refuses settings that contradict each other, and names them.
 
+#[cfg(feature = "http")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::http::RequestSettings;
 use super::{AuditSettings, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::error::{Error, ErrorKind};
+#[cfg(feature = "http")]
+use crate::http_rules::settings::HttpPolicy;
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
 use crate::value::entry::MOST_TAGS;
@@ -24,7 +27,6 @@ pub struct PolicyBuilder {
     pub(super) wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
     pub(super) command_timeout: Option<Duration>,
-    pub(super) requests: RequestSettings,
 }
 
 impl Policy {
@@ -34,8 +36,7 @@ impl Policy {
     }
 
     /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`)
-    /// still follow them. Over HTTP, headers that were added by `credential_header` and a `scheme` of `https` stay, even if `http`
-    /// replaces the other rules.
+    /// still follow them.
     ///
     /// # Examples
     ///
@@ -54,6 +55,24 @@ impl Policy {
     pub fn to_builder(&self) -> PolicyBuilder {
         PolicyBuilder::of(self.clone())
     }
+
+    /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// let read = Policy::default();
+    /// let http = read.http().clone().key(|parts| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned()));
+    /// let policy = read.to_builder().http(http).build()?;
+    /// # let _ = policy;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[cfg(feature = "http")]
+    pub fn http(&self) -> &HttpPolicy {
+        &self.http
+    }
 }
 
 impl PolicyBuilder {
@@ -63,7 +82,6 @@ impl PolicyBuilder {
         Self {
             wait_timeout: (wait != policy.longest_load()).then_some(wait),
             command_timeout: (command != policy.usual_command_timeout()).then_some(command),
-            requests: RequestSettings::of(&policy.http),
             policy,
         }
     }
@@ -345,6 +363,14 @@ impl PolicyBuilder {
         self.policy.max_body = bytes;
         self
     }
+
+    /// Which responses the HTTP layer shares, with which clients, and for how long: **replaces** all HTTP settings. To change a
+    /// policy that has some, begin with its [`Policy::http`]. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    #[cfg(feature = "http")]
+    pub fn http(mut self, http: HttpPolicy) -> Self {
+        self.policy.http = Arc::new(http);
+        self
+    }
 }
 
 impl PolicyBuilder {
@@ -479,7 +505,7 @@ impl PolicyBuilder {
     ///
     /// [`ErrorKind::InvalidPolicy`], naming the settings that contradict each other and values that would not.
     pub fn build(self) -> Result<Policy, Error> {
-        let Self { mut policy, wait_timeout, command_timeout, requests } = self;
+        let Self { mut policy, wait_timeout, command_timeout } = self;
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
         policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
@@ -537,7 +563,10 @@ impl PolicyBuilder {
         if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
             return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
         }
-        policy.http = requests.apply(policy.http).map_err(refused)?;
+        #[cfg(feature = "http")]
+        if let Some(refusal) = policy.http.refusal() {
+            return Err(refused(refusal));
+        }
         let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
             Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
         };

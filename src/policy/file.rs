@@ -9,7 +9,7 @@ use serde::ser::{self, Serialize, Serializer};
 
 use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 #[cfg(feature = "http")]
-use crate::http::HttpPolicy;
+use crate::http_rules::settings::HttpPolicy;
 use crate::key::CacheKey;
 use crate::setting::{self, Setting, Table, Value};
 use crate::value::codec::Codec;
