@@ -28,8 +28,6 @@ use tokio::time::Instant;
 
 pub use self::builder::PolicyBuilder;
 use crate::failure_text::EncodedError;
-#[cfg(feature = "http")]
-use crate::http_rules::settings::HttpPolicy;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
 use crate::value::codec::Codec;
@@ -146,7 +144,7 @@ pub struct Policy {
     pub(crate) compress_from: usize,
     pub(crate) max_body: usize,
     #[cfg(feature = "http")]
-    pub(crate) http: Arc<HttpPolicy>,
+    pub(crate) http: Arc<crate::http_rules::settings::HttpPolicy>,
 }
 
 /// The most bytes that a response takes besides its body: its metadata, with a length of two bytes, and its header section,
@@ -206,7 +204,7 @@ impl Policy {
     }
 
     /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
-    pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
+    fn stored_for(&self, lifetime: Duration) -> Duration {
         // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
         lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
     }
@@ -231,7 +229,7 @@ impl Policy {
     }
 
     /// Whether the tags of two values may differ.
-    pub(crate) fn has_path_tags(&self) -> bool {
+    fn has_path_tags(&self) -> bool {
         #[cfg(feature = "http")]
         if self.http.path_tags {
             return true;
