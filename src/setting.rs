@@ -4,12 +4,14 @@
 //! value is being read, because a format such as TOML then adds the line.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// A value in a file.
+/// A value in a file. `serde_json::Value` would not do: it has no `NaN`, which a refusal names; it sorts the names of a table; and
+/// if any crate of a program turns on its `arbitrary_precision`, other formats write its numbers as tables.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     /// JSON's `null`.
@@ -23,39 +25,66 @@ pub(crate) enum Value {
     Table(Vec<(String, Self)>),
 }
 
-/// One setting: it is read into a `D` and written from an `S`.
-pub(crate) struct Setting<D, S> {
+/// The form of a type of settings in a file.
+pub(crate) trait FileValue: Sized {
+    fn read(value: Value) -> Result<Self, String>;
+
+    /// `None` if the setting is left out.
+    fn write(&self) -> Option<Value>;
+}
+
+/// One setting of a `P`, made by [`setting!`].
+pub(crate) struct Setting<P> {
     pub(crate) name: &'static str,
-    pub(crate) set: fn(&mut D, Value) -> Result<(), String>,
+    pub(crate) set: fn(&mut P, Value) -> Result<(), String>,
     /// `None` if the setting is not written.
-    pub(crate) get: fn(&S) -> Option<Value>,
+    pub(crate) get: fn(&P) -> Option<Value>,
 }
 
 /// All settings, in the order in which they are applied, whatever their order in the file is.
-pub(crate) type Table<D, S> = [Setting<D, S>];
+pub(crate) type Table<P> = [Setting<P>];
+
+/// A [`Setting`]: of a field, whose type says how it is read and written; or of something that no file can hold, with the
+/// refusal.
+macro_rules! setting {
+    ($name:literal, $($field:ident).+) => {
+        Setting {
+            name: $name,
+            set: |settings, value| FileValue::read(value).map(|value| settings.$($field).+ = value),
+            get: |settings| settings.$($field).+.write(),
+        }
+    };
+    ($name:literal, $refusal:literal) => {
+        Setting { name: $name, set: |_, _| Err($refusal.to_owned()), get: |_| None }
+    };
+}
+
+/// The texts of a type that is a choice.
+macro_rules! choices {
+    ($type:ty: $($text:literal = $choice:expr),+) => {
+        impl FileValue for $type {
+            fn read(value: Value) -> Result<Self, String> {
+                value.choice(&[$(($text, $choice)),+])
+            }
+
+            fn write(&self) -> Option<Value> {
+                Value::of_choice(&[$(($text, $choice)),+], self)
+            }
+        }
+    };
+}
+
+pub(crate) use {choices, setting};
 
 /// The text for a duration without end, and for a number without a bound: TOML has no unsigned 64-bit number.
 const ENDLESS: &str = "max";
 
 impl Value {
-    pub(crate) fn duration(self) -> Result<Duration, String> {
-        let text = match self {
-            Self::Text(text) => text,
-            other => return Err(other.is_no("a duration, such as \"30s\" or \"5m\"")),
-        };
-        if text == ENDLESS {
-            return Ok(Duration::MAX);
-        }
-        sum_of_spans(&text).map_err(|error| {
-            format!("{text:?} is no duration: {error}; choose such as \"250ms\", \"30s\", \"1h30m\"")
-        })
-    }
-
     /// A whole number, or the text for no bound.
     pub(crate) fn bound(self) -> Result<usize, String> {
         match self {
             Self::Text(text) if text == ENDLESS => Ok(usize::MAX),
-            Self::Number(_) => self.number(),
+            Self::Number(_) => usize::read(self),
             other => Err(other.is_no("a whole number from 0, or \"max\"")),
         }
     }
@@ -63,49 +92,8 @@ impl Value {
     /// The inverse of [`bound`](Self::bound).
     pub(crate) fn of_bound(number: usize) -> Self {
         match number {
-            usize::MAX => ENDLESS.into(),
+            usize::MAX => Self::Text(ENDLESS.to_owned()),
             _ => Self::Number(number as u64),
-        }
-    }
-
-    /// A whole number that fits into `N`.
-    pub(crate) fn number<N: TryFrom<u64>>(self) -> Result<N, String> {
-        let most = u64::MAX >> (64 - 8 * size_of::<N>().clamp(1, 8));
-        match self {
-            Self::Number(number) => {
-                N::try_from(number).map_err(|_| format!("{number} is too large: choose at most {most}"))
-            }
-            other => Err(other.is_no("a whole number from 0")),
-        }
-    }
-
-    pub(crate) fn fraction(self) -> Result<f64, String> {
-        match self {
-            Self::Fraction(number) => Ok(number),
-            // Exact up to 2^53; larger ones are out of every range.
-            Self::Number(number) => Ok(number as f64),
-            other => Err(other.is_no("a number")),
-        }
-    }
-
-    pub(crate) fn truth(self) -> Result<bool, String> {
-        match self {
-            Self::Truth(truth) => Ok(truth),
-            other => Err(other.is_no("true or false")),
-        }
-    }
-
-    pub(crate) fn text(self) -> Result<String, String> {
-        match self {
-            Self::Text(text) => Ok(text),
-            other => Err(other.is_no("a text")),
-        }
-    }
-
-    pub(crate) fn list(self) -> Result<Vec<Self>, String> {
-        match self {
-            Self::List(list) => Ok(list),
-            other => Err(other.is_no("a list")),
         }
     }
 
@@ -117,10 +105,10 @@ impl Value {
     }
 
     /// One of these choices.
-    pub(crate) fn choice<T: Copy>(self, choices: &[(&str, T)]) -> Result<T, String> {
-        let text = self.text()?;
+    pub(crate) fn choice<T: Clone>(self, choices: &[(&str, T)]) -> Result<T, String> {
+        let text = String::read(self)?;
         let found = choices.iter().find(|(name, _)| *name == text);
-        found.map(|(_, choice)| *choice).ok_or_else(|| {
+        found.map(|(_, choice)| choice.clone()).ok_or_else(|| {
             let names: Vec<_> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
             format!("{text:?} is no choice: choose {}", names.join(" or "))
         })
@@ -128,7 +116,7 @@ impl Value {
 
     /// The name of this choice.
     pub(crate) fn of_choice<T: PartialEq>(choices: &[(&str, T)], value: &T) -> Option<Self> {
-        choices.iter().find(|(_, choice)| choice == value).map(|(name, _)| (*name).into())
+        choices.iter().find(|(_, choice)| choice == value).map(|(name, _)| Self::Text((*name).to_owned()))
     }
 
     fn is_no(&self, expected: &str) -> String {
@@ -142,6 +130,121 @@ impl Value {
             Self::Table(_) => "a table".to_owned(),
         };
         format!("{found} is not {expected}")
+    }
+}
+
+impl FileValue for Duration {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Text(text) if text == ENDLESS => Ok(Self::MAX),
+            Value::Text(text) => sum_of_spans(&text).map_err(|error| {
+                format!("{text:?} is no duration: {error}; choose such as \"250ms\", \"30s\", \"1h30m\"")
+            }),
+            other => Err(other.is_no("a duration, such as \"30s\" or \"5m\"")),
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Text(match *self {
+            Self::MAX => ENDLESS.to_owned(),
+            time => humantime::format_duration(time).to_string().replace(' ', ""),
+        }))
+    }
+}
+
+impl FileValue for f64 {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Fraction(number) => Ok(number),
+            // Exact up to 2^53; larger ones are out of every range.
+            Value::Number(number) => Ok(number as Self),
+            other => Err(other.is_no("a number")),
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Fraction(*self))
+    }
+}
+
+/// Whole numbers.
+macro_rules! numbers {
+    ($($type:ty),+) => {$(
+        impl FileValue for $type {
+            fn read(value: Value) -> Result<Self, String> {
+                match value {
+                    Value::Number(number) => Self::try_from(number)
+                        .map_err(|_| format!("{number} is too large: choose at most {}", Self::MAX)),
+                    other => Err(other.is_no("a whole number from 0")),
+                }
+            }
+
+            fn write(&self) -> Option<Value> {
+                Some(Value::Number(*self as u64))
+            }
+        }
+    )+};
+}
+
+numbers!(u32, usize);
+
+impl FileValue for bool {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Truth(truth) => Ok(truth),
+            other => Err(other.is_no("true or false")),
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Truth(*self))
+    }
+}
+
+impl FileValue for String {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Text(text) => Ok(text),
+            other => Err(other.is_no("a text")),
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Text(self.clone()))
+    }
+}
+
+impl FileValue for Arc<str> {
+    fn read(value: Value) -> Result<Self, String> {
+        String::read(value).map(Self::from)
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Text(self.to_string()))
+    }
+}
+
+impl<T: FileValue> FileValue for Vec<T> {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::List(list) => list.into_iter().map(T::read).collect(),
+            other => Err(other.is_no("a list")),
+        }
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.iter().map(T::write).collect::<Option<_>>().map(Value::List)
+    }
+}
+
+/// A setting that has no value by default, and is then left out.
+impl<T: FileValue> FileValue for Option<T> {
+    fn read(value: Value) -> Result<Self, String> {
+        T::read(value).map(Some)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.as_ref()?.write()
     }
 }
 
@@ -163,57 +266,16 @@ fn sum_of_spans(text: &str) -> Result<Duration, humantime::DurationError> {
     }
 }
 
-impl From<Duration> for Value {
-    fn from(duration: Duration) -> Self {
-        match duration {
-            Duration::MAX => ENDLESS.into(),
-            _ => Self::Text(humantime::format_duration(duration).to_string().replace(' ', "")),
-        }
-    }
-}
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<u64> for Value {
-    fn from(number: u64) -> Self {
-        Self::Number(number)
-    }
-}
-
-impl From<f64> for Value {
-    fn from(number: f64) -> Self {
-        Self::Fraction(number)
-    }
-}
-
-impl From<bool> for Value {
-    fn from(truth: bool) -> Self {
-        Self::Truth(truth)
-    }
-}
-
-impl<T: Into<Self>> FromIterator<T> for Value {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self::List(values.into_iter().map(Into::into).collect())
-    }
-}
-
-/// Reads a table of settings over the defaults of `D`.
-pub(crate) fn read<'de, D, S, De>(table: &'static Table<D, S>, from: De) -> Result<D, De::Error>
-where
-    D: Default + 'static,
-    S: 'static,
-    De: Deserializer<'de>,
-{
+/// Reads a table of settings over the defaults of `P`.
+pub(crate) fn read<'de, P: Default, D: Deserializer<'de>>(
+    table: &'static Table<P>,
+    from: D,
+) -> Result<P, D::Error> {
     from.deserialize_map(Reader(table))
 }
 
 /// As [`read`], from a value inside a file.
-pub(crate) fn read_value<D: Default, S>(table: &Table<D, S>, value: Value) -> Result<D, String> {
+pub(crate) fn read_value<P: Default>(table: &Table<P>, value: Value) -> Result<P, String> {
     let mut values: Vec<Option<Value>> = table.iter().map(|_| None).collect();
     for (name, value) in value.table()? {
         let at = index_of(table, &name, &values)?;
@@ -222,80 +284,68 @@ pub(crate) fn read_value<D: Default, S>(table: &Table<D, S>, value: Value) -> Re
     all_set(table, values)
 }
 
-/// The settings of `S` by name.
-pub(crate) fn get<D, S>(table: &Table<D, S>, settings: &S) -> Vec<(String, Value)> {
-    let named = |setting: &Setting<D, S>| Some((setting.name.to_owned(), (setting.get)(settings)?));
-    table.iter().filter_map(named).collect()
+/// The settings of `P` by name.
+pub(crate) fn write<P>(table: &Table<P>, settings: &P) -> Value {
+    let named = |setting: &Setting<P>| Some((setting.name.to_owned(), (setting.get)(settings)?));
+    Value::Table(table.iter().filter_map(named).collect())
 }
 
 /// The index of a setting in the table; an error if there is no such setting or it already has a value.
-fn index_of<D, S>(table: &Table<D, S>, name: &str, values: &[Option<Value>]) -> Result<usize, String> {
+fn index_of<P>(table: &Table<P>, name: &str, values: &[Option<Value>]) -> Result<usize, String> {
     let Some(at) = table.iter().position(|setting| setting.name == name) else {
         let names: Vec<_> = table.iter().map(|setting| setting.name).collect();
         return Err(format!("{name}: there is no such setting; there are {}", names.join(", ")));
     };
-    if values.get(at).is_some_and(Option::is_some) {
+    if values[at].is_some() {
         return Err(format!("{name}: it is set twice"));
     }
     Ok(at)
 }
 
-/// The value, if the setting accepts it. It is checked on a default `D`, because the result is built only when all values
+/// The value, if the setting accepts it. It is checked on a default `P`, because the result is built only when all values
 /// are known.
-fn checked<D: Default, S>(setting: &Setting<D, S>, value: Value) -> Result<Value, String> {
-    let result = (setting.set)(&mut D::default(), value.clone());
+fn checked<P: Default>(setting: &Setting<P>, value: Value) -> Result<Value, String> {
+    let result = (setting.set)(&mut P::default(), value.clone());
     result.map(|()| value).map_err(|text| format!("{}: {text}", setting.name))
 }
 
-fn all_set<D: Default, S>(table: &Table<D, S>, values: Vec<Option<Value>>) -> Result<D, String> {
-    let mut builder = D::default();
+fn all_set<P: Default>(table: &Table<P>, values: Vec<Option<Value>>) -> Result<P, String> {
+    let mut settings = P::default();
     for (setting, value) in table.iter().zip(values) {
         if let Some(value) = value {
-            (setting.set)(&mut builder, value)?;
+            (setting.set)(&mut settings, value)?;
         }
     }
-    Ok(builder)
+    Ok(settings)
 }
 
-struct Reader<D: 'static, S: 'static>(&'static Table<D, S>);
+struct Reader<P: 'static>(&'static Table<P>);
 
-impl<'de, D: Default, S> Visitor<'de> for Reader<D, S> {
-    type Value = D;
+impl<'de, P: Default> Visitor<'de> for Reader<P> {
+    type Value = P;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a table of settings")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<D, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<P, A::Error> {
         let mut values: Vec<Option<Value>> = self.0.iter().map(|_| None).collect();
-        // Name and value are checked while they are being read, so that the format can report the line.
-        while let Some(at) = map.next_key_seed(Name(self.0, &values))? {
-            values[at] = Some(map.next_value_seed(Checked(&self.0[at]))?);
+        let index = |values: &[_], name| String::read(name).and_then(|name| index_of(self.0, &name, values));
+        while let Some(at) = map.next_key_seed(Checked(|name| index(&values, name)))? {
+            values[at] = Some(map.next_value_seed(Checked(|value| checked(&self.0[at], value)))?);
         }
         all_set(self.0, values).map_err(de::Error::custom)
     }
 }
 
-/// Reads the name of a setting.
-struct Name<'a, D: 'static, S: 'static>(&'static Table<D, S>, &'a [Option<Value>]);
+/// Reads a name or a value and checks it meanwhile, so that the format can report the line.
+struct Checked<F>(F);
 
-impl<'de, D, S> DeserializeSeed<'de> for Name<'_, D, S> {
-    type Value = usize;
+impl<'de, T, F: FnOnce(Value) -> Result<T, String>> DeserializeSeed<'de> for Checked<F> {
+    type Value = T;
 
-    fn deserialize<De: Deserializer<'de>>(self, from: De) -> Result<usize, De::Error> {
-        let name = String::deserialize(from)?;
-        index_of(self.0, &name, self.1).map_err(de::Error::custom)
-    }
-}
-
-/// Reads a value that the setting accepts.
-struct Checked<'a, D, S>(&'a Setting<D, S>);
-
-impl<'de, D: Default, S> DeserializeSeed<'de> for Checked<'_, D, S> {
-    type Value = Value;
-
-    fn deserialize<De: Deserializer<'de>>(self, from: De) -> Result<Value, De::Error> {
-        checked(self.0, Value::deserialize(from)?).map_err(de::Error::custom)
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        (self.0)(Value::deserialize(from)?).map_err(de::Error::custom)
     }
 }
 
@@ -335,7 +385,7 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(text.into())
+        Ok(Value::Text(text.to_owned()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {

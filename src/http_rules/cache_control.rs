@@ -20,6 +20,8 @@ use sfv::visitor::{
 };
 use sfv::{BareItemFromInput, KeyRef, Parser};
 
+use super::fields::{members, number};
+
 /// The maximum of a number of seconds (RFC 9111, 1.2.2: "either 2147483648 or the greatest positive integer it can
 /// conveniently represent").
 pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
@@ -56,8 +58,7 @@ impl DirectiveScope {
 
     /// The names in a list; `None` if it is no list of names.
     pub(crate) fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
-        let members = list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-        let names: Vec<_> = members
+        let names: Vec<_> = members(list)
             .filter(|name| !name.is_empty())
             .map(|name| HeaderName::from_bytes(name).ok())
             .collect::<Option<_>>()?;
@@ -102,16 +103,18 @@ impl CacheControl {
     /// One occurrence of a repeated flag is enough; of repeated numbers the smallest counts (RFC 9111, 4.2.1: "the
     /// most restrictive").
     fn add(&mut self, directive: &Directive<'_>) {
-        let seconds = || if directive.exact { directive.argument.map_or(0, seconds) } else { 0 };
+        // An argument that is not a number counts as 0, that is stale.
+        let number = directive.number();
+        let seconds = number.unwrap_or(0);
         if directive.is("max-age") {
-            smallest(&mut self.max_age, seconds());
+            smallest(&mut self.max_age, seconds);
         } else if directive.is("s-maxage") {
-            smallest(&mut self.s_maxage, seconds());
-            self.says_shared |= directive.exact && directive.argument.and_then(digits).is_some();
+            smallest(&mut self.s_maxage, seconds);
+            self.says_shared |= number.is_some();
         } else if directive.is("stale-while-revalidate") {
-            smallest(&mut self.stale_while_revalidate, seconds());
+            smallest(&mut self.stale_while_revalidate, seconds);
         } else if directive.is("stale-if-error") {
-            smallest(&mut self.stale_if_error, seconds());
+            smallest(&mut self.stale_if_error, seconds);
         } else if directive.is("no-store") {
             self.no_store = true;
         } else if directive.is("no-cache") {
@@ -153,7 +156,7 @@ impl RequestDirectives {
     /// Adds one line. Of repeated numbers the most restrictive counts.
     pub(crate) fn add(&mut self, line: &HeaderValue) {
         for_each_directive(line.as_bytes(), |directive| {
-            let number = directive.argument.and_then(digits).filter(|_| directive.exact);
+            let number = directive.number();
             if directive.is("no-cache") {
                 self.no_cache = true;
             } else if directive.is("max-age") {
@@ -191,7 +194,12 @@ impl Directive<'_> {
         self.exact && self.argument.is_none()
     }
 
-    /// The fields to which it is limited, if they are spelled exactly as in the grammar.
+    /// The argument as seconds, if it is spelled exactly as in the grammar.
+    fn number(&self) -> Option<u64> {
+        delta_seconds(unquoted(self.argument.filter(|_| self.exact)?))
+    }
+
+    /// The fields to which it is limited, likewise.
     fn names(&self) -> Option<Vec<HeaderName>> {
         DirectiveScope::names(unquoted(self.argument.filter(|_| self.exact)?))
     }
@@ -251,15 +259,6 @@ fn closing_quote(text: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// An argument as seconds; 0, that is stale, if it is not a number.
-fn seconds(argument: &[u8]) -> u64 {
-    digits(argument).unwrap_or(0)
-}
-
-fn digits(argument: &[u8]) -> Option<u64> {
-    delta_seconds(unquoted(argument))
-}
-
 /// RFC 9111, 5.2 requires that the token and the quoted form of any argument are accepted.
 fn unquoted(argument: &[u8]) -> &[u8] {
     argument.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(argument)
@@ -267,11 +266,7 @@ fn unquoted(argument: &[u8]) -> &[u8] {
 
 /// Digits only, saturating (RFC 9111, 1.2.2).
 pub(crate) fn delta_seconds(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    // Cut at the limit in each step, so no number of digits overflows.
-    Some(digits.iter().fold(0, |sum, digit| LONGEST_SECONDS.min(sum * 10 + u64::from(digit - b'0'))))
+    number(digits).map(|seconds| seconds.min(LONGEST_SECONDS))
 }
 
 fn smallest(slot: &mut Option<u64>, seconds: u64) {

@@ -23,9 +23,9 @@ use http::header::{
 use http::{StatusCode, header};
 
 use super::cache_control::CDN_CACHE_CONTROL;
-use super::fields;
 use super::fields::{
-    CONTENT_DIGEST, content_length, date, is_content_digest, is_of_this_hop, remove_content_digests,
+    CONTENT_DIGEST, content_length, date, is_content_digest, is_of_this_hop, members, number, parse_date,
+    remove_content_digests, single,
 };
 
 /// Whether a response can be validated.
@@ -35,9 +35,7 @@ pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
 
 /// The entity tag; `None` if there are two.
 fn etag(response: &HeaderMap) -> Option<&HeaderValue> {
-    let mut lines = response.get_all(ETAG).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    (!line.is_empty()).then_some(line)
+    single(response, &ETAG).filter(|line| !line.is_empty())
 }
 
 /// Removes the conditions for the client's own copy from a request with a shared response: a 304 to them would be
@@ -56,8 +54,7 @@ pub(crate) fn add_conditions(request: &mut HeaderMap, stored: &HeaderMap) {
     if let Some(etag) = etag(stored) {
         request.insert(IF_NONE_MATCH, etag.clone());
     }
-    let mut modified = stored.get_all(LAST_MODIFIED).iter();
-    if let (Some(modified), None) = (modified.next(), modified.next()) {
+    if let Some(modified) = single(stored, &LAST_MODIFIED) {
         request.insert(IF_MODIFIED_SINCE, modified.clone());
     }
 }
@@ -223,7 +220,7 @@ pub(crate) fn is_same_representation(one: &HeaderMap, other: &HeaderMap, now: Sy
 }
 
 /// Whether an entity tag is strong (RFC 9110, 8.8.3).
-pub(crate) fn is_strong(tag: &[u8]) -> bool {
+fn is_strong(tag: &[u8]) -> bool {
     tag.len() >= 2 && tag.starts_with(b"\"") && tag.ends_with(b"\"")
 }
 
@@ -256,7 +253,7 @@ fn entity_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 /// `Last-Modified` if it is a strong validator: so long before `Date` that the representation cannot have changed
 /// twice in between (RFC 9110, 8.8.2.2).
-pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
+fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
     let modified = date(stored, &LAST_MODIFIED, now)?;
     let made = date(stored, &DATE, now)?;
     made.duration_since(modified).is_ok_and(|age| age.as_secs() >= 1).then_some(modified)
@@ -296,13 +293,7 @@ pub(crate) struct Part {
 impl ByteRange {
     /// The range of a request; `None` if a cache may ignore it.
     pub(crate) fn of(request: &HeaderMap) -> Option<Self> {
-        let mut lines = request.get_all(RANGE).iter();
-        let (line, None) = (lines.next()?, lines.next()) else { return None };
-        Self::parse(line.as_bytes())
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        let mut specs = specs(text)?;
+        let mut specs = specs(single(request, &RANGE)?.as_bytes())?;
         let (spec, None) = (specs.next()?, specs.next()) else { return None };
         Self::of_spec(spec)
     }
@@ -365,8 +356,7 @@ pub(crate) fn is_range(range: &HeaderValue) -> bool {
 fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let at = text.iter().position(|&byte| byte == b'=')?;
     let is_bytes = text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes");
-    let specs = text[at + 1..].split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-    is_bytes.then(|| specs.filter(|spec| !spec.is_empty()))
+    is_bytes.then(|| members(&text[at + 1..]).filter(|spec| !spec.is_empty()))
 }
 
 /// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
@@ -384,17 +374,13 @@ pub(crate) fn range_answer(
 
 /// Whether the client's condition matches the stored representation, so that the range applies (RFC 9110, 13.1.5).
 pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: SystemTime) -> bool {
-    let mut lines = request.get_all(IF_RANGE).iter();
-    let condition = match (lines.next(), lines.next()) {
-        (None, _) => return true,
-        (Some(line), None) => line.as_bytes(),
-        _ => return false,
-    };
+    let Some(condition) = single(request, &IF_RANGE) else { return !request.contains_key(IF_RANGE) };
+    let condition = condition.as_bytes();
     if condition.contains(&b'"') {
         // The strong comparison.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
-    let Some(condition) = fields::parse_date(condition, now) else { return false };
+    let Some(condition) = parse_date(condition, now) else { return false };
     last_modified_if_strong(stored, now) == Some(condition)
 }
 
@@ -402,9 +388,7 @@ impl Part {
     /// The position of a 206's content by its own head (RFC 9110, 14.4). `None` for several parts, an unknown unit,
     /// and contradictory numbers.
     pub(crate) fn of_response(response: &HeaderMap) -> Option<Self> {
-        let mut lines = response.get_all(CONTENT_RANGE).iter();
-        let (line, None) = (lines.next()?, lines.next()) else { return None };
-        let text = line.as_bytes();
+        let text = single(response, &CONTENT_RANGE)?.as_bytes();
         let (unit, rest) = text.split_at(text.iter().position(|&byte| byte == b' ')?);
         let rest = rest.trim_ascii();
         let dash = rest.iter().position(|&byte| byte == b'-')?;
@@ -511,13 +495,4 @@ pub(crate) fn unsatisfiable(stored: &HeaderMap, length: u64) -> HeaderMap {
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
     headers
-}
-
-/// Digits only; a number that overflows counts as the largest.
-fn number(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let fold = |sum: u64, digit: &u8| sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'));
-    Some(digits.iter().try_fold(0, fold).unwrap_or(u64::MAX))
 }

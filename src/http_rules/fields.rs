@@ -18,7 +18,7 @@ pub(crate) struct Unsound;
 pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound> {
     let mut length = None;
     for line in headers.get_all(header::CONTENT_LENGTH) {
-        for member in line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+        for member in members(line.as_bytes()) {
             // `parse` alone would accept a sign.
             let member = std::str::from_utf8(member)
                 .ok()
@@ -42,8 +42,8 @@ pub(crate) fn least_length(content_length: Option<u64>, body: &SizeHint) -> u64 
 /// Replaces a repeated length by a single one (RFC 9110, 8.6). hyper sends no head with two lines of it.
 pub(crate) fn say_length_once(headers: &mut HeaderMap) {
     let lines = headers.get_all(header::CONTENT_LENGTH).iter();
-    let members: usize = lines.map(|line| line.as_bytes().split(|&byte| byte == b',').count()).sum();
-    if members > 1
+    let count: usize = lines.map(|line| members(line.as_bytes()).count()).sum();
+    if count > 1
         && let Ok(Some(length)) = content_length(headers)
     {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
@@ -52,10 +52,13 @@ pub(crate) fn say_length_once(headers: &mut HeaderMap) {
 
 /// Whether the content has a coding (RFC 9110, 8.4).
 pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.get_all(header::CONTENT_ENCODING).iter().any(|line| {
-        let mut codings = line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-        codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
-    })
+    codings(headers).next().is_some()
+}
+
+/// The codings of the content.
+pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let all = headers.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
+    all.filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
 }
 
 /// Digests of the content of one message (RFC 9530, 2; RFC 1864), not of the representation, as `Repr-Digest` is.
@@ -106,14 +109,32 @@ pub(crate) fn storable(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName
 
 /// Whether a list has this member, in any case (RFC 9110, 5.6.1).
 pub(crate) fn contains_token(list: &[u8], token: &[u8]) -> bool {
-    list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
+    members(list).any(|member| member.eq_ignore_ascii_case(token))
+}
+
+/// The members of a list whose strings, if it has any, contain no comma (RFC 9110, 5.6.1). Empty ones are among them.
+pub(crate) fn members(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii)
+}
+
+/// The only line of a field; `None` if there are several.
+pub(crate) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut lines = headers.get_all(name).iter();
+    lines.next().filter(|_| lines.next().is_none())
 }
 
 /// The field's date, if the field occurs exactly once and is valid.
 pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
-    let mut lines = headers.get_all(name).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    parse_date(line.as_bytes(), now)
+    parse_date(single(headers, name)?.as_bytes(), now)
+}
+
+/// Digits only; a number that overflows counts as the largest.
+pub(crate) fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let fold = |sum: u64, digit: &u8| sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'));
+    Some(digits.iter().try_fold(0, fold).unwrap_or(u64::MAX))
 }
 
 /// Parses a date. `now` determines the century of a two-digit year.

@@ -1,19 +1,20 @@
 //! Reads and writes an [`HttpPolicy`] as a part of a file (feature `serde`).
 
 use std::mem::take;
+use std::sync::Arc;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::Scheme;
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
-use super::request_settings::CredentialRule;
-use crate::http::HttpPolicy;
-use crate::setting::{self, Setting, Table, Value};
+use super::request_settings::{CookieNames, CredentialRule};
+use super::settings::HttpPolicy;
+use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
 
 /// The settings, in the order in which they are applied: the others change the policy of this `kind`, and the list of
 /// credentials is replaced before single headers are added to it.
-static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
+static SETTINGS: &Table<HttpPolicy> = &[
     Setting {
         name: "kind",
         set: |http, value| value.choice(&KINDS).map(|kind| *http = kind()),
@@ -21,50 +22,33 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
             Value::of_choice(&KINDS.map(|(name, kind)| (name, kind().requests.heads)), &http.requests.heads)
         },
     },
-    Setting {
-        name: "scheme",
-        set: |http, value| {
-            let text = value.choice(&[("http", "http"), ("https", "https")])?;
-            http.requests.scheme = if text == "https" { Scheme::HTTPS } else { Scheme::HTTP };
-            Ok(())
-        },
-        get: |http| Some(http.requests.scheme.as_str().into()),
-    },
+    setting!("scheme", requests.scheme),
     Setting {
         name: "authority",
-        set: |http, value| value.text().map(|text| *http = take(http).authority(text)),
-        get: |http| http.requests.authority.as_deref().map(Value::from),
+        set: |http, value| String::read(value).map(|text| *http = take(http).authority(text)),
+        get: |http| http.requests.authority.write(),
     },
-    Setting {
-        name: "cookies",
-        set: |http, value| {
-            let names: Result<Vec<_>, _> = value.list()?.into_iter().map(Value::text).collect();
-            *http = take(http).cookies(names?);
-            Ok(())
-        },
-        get: |http| http.requests.cookies.as_ref().map(|names| names.0.iter().map(String::as_str).collect()),
-    },
+    setting!("cookies", requests.cookies),
     Setting {
         name: "credential_headers",
-        set: |http, value| names(value).map(|names| *http = take(http).credential_headers(names)),
-        get: |http| Some(http.requests.credentials.names.iter().map(HeaderName::as_str).collect()),
+        set: |http, value| {
+            Vec::<HeaderName>::read(value).map(|names| http.requests.replace_credentials(names))
+        },
+        get: |http| http.requests.credentials.names.write(),
     },
     Setting {
         name: "more_credential_headers",
-        set: |http, value| {
-            *http = names(value)?.into_iter().fold(take(http), HttpPolicy::credential_header);
-            Ok(())
-        },
-        get: |http| Some(http.requests.added.iter().map(HeaderName::as_str).collect()),
+        set: |http, value| Vec::read(value).map(|names| http.add_each(names, HttpPolicy::credential_header)),
+        get: |http| http.requests.added.write(),
     },
     Setting {
         name: "share_authorized",
-        set: |http, value| value.truth().map(|shared| *http = take(http).share_authorized(shared)),
+        set: |http, value| bool::read(value).map(|shared| *http = take(http).share_authorized(shared)),
         get: |http| shares(http, http.requests.authorization, HttpPolicy::share_authorized),
     },
     Setting {
         name: "share_cookies",
-        set: |http, value| value.truth().map(|shared| *http = take(http).share_cookies(shared)),
+        set: |http, value| bool::read(value).map(|shared| *http = take(http).share_cookies(shared)),
         get: |http| shares(http, http.requests.cookie, HttpPolicy::share_cookies),
     },
     Setting {
@@ -72,71 +56,25 @@ static SETTINGS: &Table<HttpPolicy, HttpPolicy> = &[
         set: |http, value| headers(value).map(|report| *http = take(http).behind_proxy(report)),
         get: |http| http.requests.report.as_deref().map(report),
     },
-    Setting {
-        name: "ignore_request_no_cache",
-        set: |http, value| value.truth().map(|value| http.ignore_request_no_cache = value),
-        get: |http| Some(http.ignore_request_no_cache.into()),
-    },
-    Setting {
-        name: "expose_key",
-        set: |http, value| value.truth().map(|value| http.expose_key = value),
-        get: |http| Some(http.expose_key.into()),
-    },
-    Setting {
-        name: "path_tags",
-        set: |http, value| value.truth().map(|value| http.path_tags = value),
-        get: |http| Some(http.path_tags.into()),
-    },
-    Setting {
-        name: "answer_info",
-        set: |http, value| value.truth().map(|value| http.answer_info = value),
-        get: |http| Some(http.answer_info.into()),
-    },
-    Setting {
-        name: "default_lifetime",
-        set: |http, value| value.truth().map(|value| http.default_lifetime = value),
-        get: |http| Some(http.default_lifetime.into()),
-    },
-    Setting {
-        name: "heuristic_freshness",
-        set: |http, value| value.truth().map(|value| http.heuristic_freshness = value),
-        get: |http| Some(http.heuristic_freshness.into()),
-    },
+    setting!("ignore_request_no_cache", ignore_request_no_cache),
+    setting!("expose_key", expose_key),
+    setting!("path_tags", path_tags),
+    setting!("answer_info", answer_info),
+    setting!("default_lifetime", default_lifetime),
+    setting!("heuristic_freshness", heuristic_freshness),
     Setting {
         name: "vary_on",
-        set: |http, value| {
-            *http = names(value)?.into_iter().fold(take(http), HttpPolicy::vary_on);
-            Ok(())
-        },
-        get: |http| Some(http.vary_on.iter().map(HeaderName::as_str).collect()),
+        set: |http, value| Vec::read(value).map(|names| http.add_each(names, HttpPolicy::vary_on)),
+        get: |http| http.vary_on.write(),
     },
-    Setting {
-        name: "max_variants",
-        set: |http, value| value.number().map(|value| http.max_variants = value),
-        get: |http| Some((http.max_variants as u64).into()),
-    },
-    Setting {
-        name: "stale_on_disconnect",
-        set: |http, value| value.duration().map(|value| http.stale_on_disconnect = value),
-        get: |http| Some(http.stale_on_disconnect.into()),
-    },
-    Setting {
-        name: "validate_within",
-        set: |http, value| value.duration().map(|value| http.validate_within = value),
-        get: |http| Some(http.validate_within.into()),
-    },
-    Setting {
-        name: "key",
-        set: |_, _| Err("a file can not hold a function: set it in code, by HttpPolicy::key".into()),
-        get: |_| None,
-    },
-    Setting {
-        name: "personal_extension",
-        set: |_, _| {
-            Err("a file can not hold a type: set it in code, by HttpPolicy::personal_extension".into())
-        },
-        get: |_| None,
-    },
+    setting!("max_variants", max_variants),
+    setting!("stale_on_disconnect", stale_on_disconnect),
+    setting!("validate_within", validate_within),
+    setting!("key", "a file can not hold a function: set it in code, by HttpPolicy::key"),
+    setting!(
+        "personal_extension",
+        "a file can not hold a type: set it in code, by HttpPolicy::personal_extension"
+    ),
 ];
 
 type Kind = fn() -> HttpPolicy;
@@ -144,23 +82,37 @@ type Kind = fn() -> HttpPolicy;
 const KINDS: [(&str, Kind); 3] =
     [("default", HttpPolicy::default), ("strict", HttpPolicy::strict), ("private", HttpPolicy::private)];
 
-fn name(value: Value) -> Result<HeaderName, String> {
-    let text = value.text()?;
-    HeaderName::try_from(&text).map_err(|_| format!("{text:?} is no name of a header"))
+choices!(Scheme: "http" = Self::HTTP, "https" = Self::HTTPS);
+
+impl FileValue for CookieNames {
+    fn read(value: Value) -> Result<Self, String> {
+        Vec::read(value).map(Self)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.0.write()
+    }
 }
 
-fn names(value: Value) -> Result<Vec<HeaderName>, String> {
-    value.list()?.into_iter().map(name).collect()
+impl FileValue for HeaderName {
+    fn read(value: Value) -> Result<Self, String> {
+        let text = String::read(value)?;
+        Self::try_from(&text).map_err(|_| format!("{text:?} is no name of a header"))
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::Text(self.as_str().to_owned()))
+    }
 }
 
 /// A proxy's headers, each with its value or a list of values.
 fn headers(value: Value) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (header, values) in value.table()? {
-        let name = name(header.as_str().into())?;
+        let name = HeaderName::read(Value::Text(header))?;
         let values = if let Value::List(values) = values { values } else { vec![values] };
         for value in values {
-            let text = value.text().map_err(|text| format!("{name}: {text}"))?;
+            let text = String::read(value).map_err(|text| format!("{name}: {text}"))?;
             let value = HeaderValue::try_from(&text);
             headers.append(
                 name.clone(),
@@ -176,9 +128,10 @@ fn report(report: &[u8]) -> Value {
     let mut headers: Vec<(String, Vec<Value>)> = Vec::new();
     for line in String::from_utf8_lossy(report).lines() {
         let Some((name, value)) = line.split_once('=') else { continue };
+        let value = Value::Text(value.to_owned());
         match headers.iter_mut().find(|(known, _)| known == name) {
-            Some((_, values)) => values.push(value.into()),
-            None => headers.push((name.to_owned(), vec![value.into()])),
+            Some((_, values)) => values.push(value),
+            None => headers.push((name.to_owned(), vec![value])),
         }
     }
     Value::Table(headers.into_iter().map(|(name, values)| (name, Value::List(values))).collect())
@@ -188,19 +141,29 @@ fn report(report: &[u8]) -> Value {
 /// header to the list of credentials, which may omit it on purpose.
 fn shares(http: &HttpPolicy, rule: CredentialRule, set: fn(HttpPolicy, bool) -> HttpPolicy) -> Option<Value> {
     let is_shared = rule != CredentialRule::Never;
-    (set(http.clone(), is_shared) == *http).then(|| is_shared.into())
+    (set(http.clone(), is_shared) == *http).then_some(Value::Truth(is_shared))
+}
+
+/// As a part of a policy.
+impl FileValue for Arc<HttpPolicy> {
+    fn read(value: Value) -> Result<Self, String> {
+        setting::read_value(SETTINGS, value).map(Self::new)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.to_value()
+    }
 }
 
 impl HttpPolicy {
-    /// The settings in a file's value.
-    pub(crate) fn of_value(value: Value) -> Result<Self, String> {
-        setting::read_value(SETTINGS, value)
+    fn add_each(&mut self, names: Vec<HeaderName>, add: fn(Self, HeaderName) -> Self) {
+        *self = names.into_iter().fold(take(self), add);
     }
 
     /// The settings as they are written to a file; `None` if a file cannot express all of them.
-    pub(crate) fn to_value(&self) -> Option<Value> {
-        let value = Value::Table(setting::get(SETTINGS, self));
-        let mut read = Self::of_value(value.clone()).ok()?;
+    fn to_value(&self) -> Option<Value> {
+        let value = setting::write(SETTINGS, self);
+        let mut read = setting::read_value(SETTINGS, value.clone()).ok()?;
         read.take_functions(self);
         (read == *self).then_some(value)
     }

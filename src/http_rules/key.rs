@@ -15,8 +15,10 @@ use http::uri::{Parts, Scheme};
 use http::{Request, Uri, Version, header, uri};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::routed::{matched_route, original};
+pub(crate) use self::nesting::matched_route;
+use self::nesting::{is_nested, original};
 use super::Rule;
+use super::fields::single;
 use super::request_settings::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
 use crate::key::CacheKey;
@@ -338,16 +340,15 @@ static REG_NAME: [bool; 256] = {
 };
 
 /// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
-pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
+fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
-        || target.query() == uri.query()
-            && (target.path() == uri.path() || routed::is_nested(target.path(), request))
+        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
 }
 
-/// What axum's routers report about a request.
+/// What axum reports about a request, in its extensions.
 #[cfg(feature = "axum")]
-mod routed {
+mod nesting {
     use axum::extract::{MatchedPath, NestedPath, OriginalUri};
     use http::{Request, Uri};
 
@@ -355,7 +356,7 @@ mod routed {
     ///
     /// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
     /// the new URI, so it is ignored.
-    pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+    pub(super) fn original<B>(request: &Request<B>) -> Option<&Uri> {
         let (uri, original) = (request.uri(), &request.extensions().get::<OriginalUri>()?.0);
         (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
     }
@@ -377,7 +378,7 @@ mod routed {
     }
 
     /// The rest of a path after a prefix and one slash.
-    pub(super) fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
         let mut left = path;
         for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
             let rest = left.strip_prefix('/')?;
@@ -390,14 +391,42 @@ mod routed {
         }
         Some(left.strip_prefix('/').unwrap_or(left))
     }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {
+            let cases = [
+                ("/api/list", "/api", Some("list")),
+                ("/api/list", "/api/", Some("list")),
+                ("/api/a/b", "/api", Some("a/b")),
+                ("/api", "/api", Some("")),
+                ("/api/", "/api", Some("")),
+                ("/api//list", "/api", Some("/list")),
+                ("/acme/v1/list", "/{tenant}/v1", Some("list")),
+                ("/acme/v1/list", "/{a}/{b}", Some("list")),
+                ("/list", "/", Some("list")),
+                ("/{a}/list", "/{{a}}", None),
+                ("/apis/list", "/api", None),
+                ("/api", "/api/v1", None),
+                ("/v2/list", "/v1", None),
+                ("*", "/api", None),
+            ];
+            for (path, prefix, left) in cases {
+                assert_eq!(without(path, prefix), left, "{path} behind {prefix}");
+            }
+        }
+    }
 }
 
-/// Only axum's routers report anything about a request.
+/// Without axum, no router reports anything.
 #[cfg(not(feature = "axum"))]
-mod routed {
+mod nesting {
     use http::{Request, Uri};
 
-    pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+    pub(super) fn original<B>(_: &Request<B>) -> Option<&Uri> {
         None
     }
 
@@ -499,15 +528,12 @@ static ALLOWED: [u8; 256] = {
 /// The URI to which a field refers, if the field occurs once, is valid, and has the same origin as the absolute
 /// `base` (RFC 9110, 4.3.1: scheme, host and port).
 pub(crate) fn of_same_origin(base: &Uri, headers: &HeaderMap, name: &HeaderName) -> Option<Uri> {
-    let mut lines = headers.get_all(name).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    let target = resolve(base, line.to_str().ok()?)?;
+    let target = resolve(base, single(headers, name)?.to_str().ok()?)?;
     is_same_origin(base, &target).then_some(target)
 }
 
 fn is_same_origin(one: &Uri, other: &Uri) -> bool {
-    let default_port = if one.scheme_str() == Some("https") { 443 } else { 80 };
-    let port = |uri: &Uri| uri.port_u16().unwrap_or(default_port);
+    let port = |uri: &Uri| uri.port_u16().or_else(|| uri.scheme().map(default_port));
     one.scheme() == other.scheme()
         && port(one) == port(other)
         && matches!((one.host(), other.host()), (Some(a), Some(b)) if a.eq_ignore_ascii_case(b))
@@ -558,7 +584,7 @@ fn has_scheme(reference: &str) -> bool {
 
 /// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4). The query stays. An empty
 /// path becomes `/`.
-pub(super) fn without_dots(path_and_query: &str) -> String {
+fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
     let mut output: Vec<&str> = Vec::new();
@@ -579,34 +605,6 @@ pub(super) fn without_dots(path_and_query: &str) -> String {
         }
     }
     format!("/{}{query}", output.join("/"))
-}
-
-#[cfg(all(test, feature = "axum"))]
-mod axum_nesting_tests {
-    use super::routed::without;
-
-    #[test]
-    fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {
-        let cases = [
-            ("/api/list", "/api", Some("list")),
-            ("/api/list", "/api/", Some("list")),
-            ("/api/a/b", "/api", Some("a/b")),
-            ("/api", "/api", Some("")),
-            ("/api/", "/api", Some("")),
-            ("/api//list", "/api", Some("/list")),
-            ("/acme/v1/list", "/{tenant}/v1", Some("list")),
-            ("/acme/v1/list", "/{a}/{b}", Some("list")),
-            ("/list", "/", Some("list")),
-            ("/{a}/list", "/{{a}}", None),
-            ("/apis/list", "/api", None),
-            ("/api", "/api/v1", None),
-            ("/v2/list", "/v1", None),
-            ("*", "/api", None),
-        ];
-        for (path, prefix, left) in cases {
-            assert_eq!(without(path, prefix), left, "{path} behind {prefix}");
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,9 @@ use http::{Method, Request, Uri};
 use super::Rule;
 use super::cache_control::RequestDirectives;
 use super::conditional;
-use super::fields::contains_token;
+use super::fields::{contains_token, members};
 use super::key::{KeyHeaders, TargetUri, key_by};
-use super::request_settings::CredentialRule;
-use super::request_settings::RequestRules;
-use super::request_settings::is_forwarding;
+use super::request_settings::{CredentialRule, RequestRules, is_forwarding};
 use super::vary::may_be_misread;
 use crate::key::CacheKey;
 
@@ -38,8 +36,6 @@ pub(crate) struct RequestDemands {
     pub(crate) conditional: bool,
     /// Has a range of bytes. Applies to a GET only (RFC 9110, 14.2).
     pub(crate) ranged: bool,
-    /// Has `If-Range`. Applies only together with a range (RFC 9110, 13.1.5).
-    pub(crate) if_range: bool,
     /// Has a header in which proxies report a host, port, scheme or prefix.
     pub(crate) forwarded: bool,
     /// Has cookies, none of which matter.
@@ -70,9 +66,18 @@ pub(crate) fn consider<B: http_body::Body, K>(
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<ConsideredRequest<K>, Rule> {
-    let is_get = method(request)?;
+    // Only safe methods with defined cache semantics may use the cache (RFC 9110, 9.2.3). This excludes CONNECT, which is
+    // also how a WebSocket over HTTP/2 begins (RFC 8441).
+    let is_get = request.method() == Method::GET;
+    if !is_get && request.method() != Method::HEAD {
+        return Err(Rule::Method);
+    }
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Bypasses)?;
-    bodiless(request)?;
+    // A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") returns a
+    // response that depends on more than the key.
+    if !request.body().is_end_stream() {
+        return Err(Rule::Body);
+    }
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
         return Err(Rule::Extension);
     }
@@ -97,24 +102,6 @@ pub(crate) fn consider_post<B>(
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 
-/// True for a GET, false for a HEAD; other methods bypass the cache.
-///
-/// Only safe methods with defined cache semantics may use it (RFC 9110, 9.2.3). This excludes CONNECT, which is also how a
-/// WebSocket over HTTP/2 begins (RFC 8441).
-fn method<B>(request: &Request<B>) -> Result<bool, Rule> {
-    match *request.method() {
-        Method::GET => Ok(true),
-        Method::HEAD => Ok(false),
-        _ => Err(Rule::Method),
-    }
-}
-
-/// A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") returns a
-/// response that depends on more than the key.
-fn bodiless<B: http_body::Body>(request: &Request<B>) -> Result<(), Rule> {
-    if request.body().is_end_stream() { Ok(()) } else { Err(Rule::Body) }
-}
-
 /// Whether a request may come with content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
@@ -133,75 +120,60 @@ pub(crate) fn examine<'a>(
     let [mut has_directives, mut pragma, mut has_range] = [false; 3];
     // A POST goes to the inner service unchanged, with all of its cookies.
     let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
+    let noted = |fact: &mut bool, holds: bool| {
+        *fact |= holds;
+        None
+    };
     for (name, value) in headers {
         let rule = match name.as_str() {
             // Several `Host` fields are an attack or an accident (RFC 9112, 3.2: to be answered with 400).
-            "host" if keyed.host.is_some() => Rule::Host,
-            "host" => {
-                keyed.host = Some(value);
-                continue;
-            }
+            "host" => keyed.host.replace(value).map(|_| Rule::Host),
             "cache-control" => {
-                has_directives = true;
                 demands.directives.add(value);
-                continue;
+                noted(&mut has_directives, true)
             }
-            "accept-encoding" if may_be_misread(value) => Rule::Coding,
-            "pragma" => {
-                pragma |= contains_token(value.as_bytes(), b"no-cache");
-                continue;
-            }
+            "accept-encoding" if may_be_misread(value) => Some(Rule::Coding),
+            "pragma" => noted(&mut pragma, contains_token(value.as_bytes(), b"no-cache")),
             "range" if !has_range && is_bytes(value) => {
-                has_range = true;
                 // An invalid range is ignored: the whole is requested (RFC 9110, 14.2).
                 demands.ranged = conditional::is_range(value);
-                continue;
+                noted(&mut has_range, true)
             }
-            "range" => Rule::Range,
+            "range" => Some(Rule::Range),
             // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
-            "connection" if !is_of_connections(value) => Rule::Connection,
+            "connection" if !is_of_connections(value) => Some(Rule::Connection),
             // Another protocol takes over the connection (RFC 9110, 7.8).
-            "upgrade" => Rule::Upgrade,
-            "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => continue,
+            "upgrade" => Some(Rule::Upgrade),
+            "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => None,
             // The client sends its body only after a 100 (RFC 9110, 10.1.1).
-            "expect" => Rule::Expect,
+            "expect" => Some(Rule::Expect),
             // A body follows (RFC 9112, 6.3).
-            "transfer-encoding" => Rule::Body,
-            "content-length" if !is_zero(value) => Rule::Body,
-            "if-none-match" | "if-modified-since" => {
-                demands.conditional = true;
-                continue;
-            }
-            "if-range" => {
-                demands.if_range = true;
-                continue;
-            }
+            "transfer-encoding" => Some(Rule::Body),
+            "content-length" if !is_zero(value) => Some(Rule::Body),
+            "if-none-match" | "if-modified-since" => noted(&mut demands.conditional, true),
+            // Applies only together with a range, and is compared with what is stored (RFC 9110, 13.1.5).
+            "if-range" => None,
             // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
-            text if text.starts_with("if-") => Rule::Conditional,
+            text if text.starts_with("if-") => Some(Rule::Conditional),
             "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => {
-                demands.other_cookies = true;
-                continue;
+                noted(&mut demands.other_cookies, true)
             }
             _ if rules.keyed_by_credentials && rules.credentials.contains(name) => {
-                keyed.credentials = true;
-                continue;
+                noted(&mut keyed.credentials, true)
             }
             "authorization" if rules.authorization != CredentialRule::Never => {
-                demands.authorized = true;
-                continue;
+                noted(&mut demands.authorized, true)
             }
             "cookie" if rules.cookie != CredentialRule::Never => {
-                demands.has_cookie |= rules.cookie == CredentialRule::IfSaid;
-                continue;
+                noted(&mut demands.has_cookie, rules.cookie == CredentialRule::IfSaid)
             }
-            _ if rules.credentials.contains(name) => Rule::Credentials,
-            _ if rules.unkeyed.contains(name) => Rule::UnkeyedHeader,
-            text => {
-                demands.forwarded |= is_forwarding(text);
-                continue;
-            }
+            _ if rules.credentials.contains(name) => Some(Rule::Credentials),
+            _ if rules.unkeyed.contains(name) => Some(Rule::UnkeyedHeader),
+            text => noted(&mut demands.forwarded, is_forwarding(text)),
         };
-        return Err(rule);
+        if let Some(rule) = rule {
+            return Err(rule);
+        }
     }
     if demands.directives.no_store {
         // RFC 9111, 5.2.1.5: neither the request nor its response may be stored.
@@ -216,7 +188,7 @@ pub(crate) fn examine<'a>(
 
 /// Whether `Connection` lists only options of the connection itself (RFC 9110, 7.6.1).
 fn is_of_connections(value: &HeaderValue) -> bool {
-    value.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(|option| {
+    members(value.as_bytes()).all(|option| {
         let known = ["", "close", "keep-alive", "te", "upgrade", "http2-settings"];
         known.iter().any(|known| option.eq_ignore_ascii_case(known.as_bytes()))
     })

@@ -119,7 +119,7 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    pub(crate) const DEFAULT: Self = Self { http: "http:http", https: "http:https" };
+    const DEFAULT: Self = Self { http: "http:http", https: "http:https" };
     pub(crate) const STRICT: Self = Self { http: "http:strict:http", https: "http:strict:https" };
     pub(crate) const PRIVATE: Self = Self { http: "http:private:http", https: "http:private:https" };
 }

@@ -7,16 +7,13 @@ use http::{Method, StatusCode, Uri};
 use http_body::SizeHint;
 
 use super::Rule;
-use super::cache_control::{CDN_CACHE_CONTROL, targeted};
-use super::cache_control::{CacheControl, DirectiveScope};
-use super::conditional::Part;
-use super::conditional::has_validator;
+use super::cache_control::{CDN_CACHE_CONTROL, CacheControl, DirectiveScope, targeted};
+use super::conditional::{Part, has_validator};
 use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
-    Lifetime, corrected_initial_age, is_failure, is_understood, is_unstorable, lifetime, may_be_guessed,
-    may_have_default,
+    Lifetime, ReuseTerms, StaleWindows, corrected_initial_age, is_failure, is_understood, is_unstorable,
+    lifetime, may_be_guessed, may_have_default, must_revalidate,
 };
-use super::freshness::{ReuseTerms, StaleWindows, must_revalidate};
 use super::key::of_same_origin;
 use super::request::RequestDemands;
 use super::request_settings::{CacheScope, CredentialRule};
@@ -59,6 +56,13 @@ pub(crate) struct RequestResponse<'a> {
     pub(crate) delay: Duration,
     /// When this head was received, by the wall clock.
     pub(crate) now: SystemTime,
+}
+
+impl RequestResponse<'_> {
+    /// Its age when it was received (RFC 9111, 4.2.3).
+    fn initial_age(&self) -> Duration {
+        corrected_initial_age(self.headers, self.delay, self.now)
+    }
 }
 
 /// With which requests a response is shared.
@@ -169,8 +173,18 @@ impl Directives {
 
 /// The rule that makes a response private to its request, whatever its lifetime.
 fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
-    let RequestResponse { demands, status, headers, ref body, .. } = *exchange;
-    let (http, all) = (&rules.http, &directives.all);
+    forbidden_by_directives(exchange, directives, &rules.http)
+        .or_else(|| forbidden_by_fields(exchange, directives, rules))
+        .or_else(|| forbidden_by_status(exchange, &rules.http))
+}
+
+fn forbidden_by_directives(
+    exchange: &RequestResponse<'_>,
+    directives: &Directives,
+    http: &HttpPolicy,
+) -> Option<Rule> {
+    let RequestResponse { demands, status, .. } = *exchange;
+    let all = &directives.all;
     if exchange.do_not_store {
         return Some(Rule::DoNotStore);
     }
@@ -195,6 +209,16 @@ fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Re
             return Some(Rule::Cookie);
         }
     }
+    None
+}
+
+fn forbidden_by_fields(
+    exchange: &RequestResponse<'_>,
+    directives: &Directives,
+    rules: &ResponseRules,
+) -> Option<Rule> {
+    let RequestResponse { headers, ref body, .. } = *exchange;
+    let (http, all) = (&rules.http, &directives.all);
     if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
         // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
         header::SET_COOKIE => match http.set_cookie {
@@ -217,19 +241,21 @@ fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Re
         return Some(rule);
     }
     match content_length(headers) {
-        Err(Unsound) => return Some(Rule::ContentLength),
+        Err(Unsound) => Some(Rule::ContentLength),
         Ok(content_length) if least_length(content_length, body) > rules.max_body as u64 => {
-            return Some(Rule::TooBig);
+            Some(Rule::TooBig)
         }
         // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
         Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
             let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
-            if !matches!(lifetime, Lifetime::Named(1.., _)) {
-                return Some(Rule::EventStream);
-            }
+            (!matches!(lifetime, Lifetime::Named(1.., _))).then_some(Rule::EventStream)
         }
-        Ok(_) => {}
+        Ok(_) => None,
     }
+}
+
+fn forbidden_by_status(exchange: &RequestResponse<'_>, http: &HttpPolicy) -> Option<Rule> {
+    let RequestResponse { demands, status, headers, .. } = *exchange;
     match (exchange.method, status.as_u16()) {
         // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
         // RFC 9111, 4.3.4).
@@ -278,26 +304,11 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         // waiters.
         return Verdict::Private(Rule::NoCache);
     }
-    let initial_age = corrected_initial_age(headers, exchange.delay, now);
-    let guess_allowed = may_be_guessed(status) || all.public;
-    let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);
-    let (lifetime, rule) = match lifetime(headers, all, directives.targeted, http.scope, now) {
-        Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
-        _ if exchange.method != Method::GET => return Verdict::Private(Rule::Post),
-        _ if is_failure && !may_keep_failures => return share_only(Rule::ServerError, vary),
-        // RFC 9111, 3: a response without a lifetime may be stored for its status, or because it is `public`.
-        _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
-        _ if revalidate_always => return Verdict::Private(Rule::NoCache),
-        Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
-            (Duration::from_secs(seconds), Rule::Heuristic)
-        }
-        // The policy's lifetime begins when the response is received, however old it is.
-        _ if http.default_lifetime && may_have_default(status) => {
-            (rules.fresh_for.saturating_add(initial_age), Rule::Default)
-        }
-        _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
-        _ if is_failure => return share_only(Rule::ServerError, vary),
-        _ => return Verdict::Private(Rule::Status),
+    let initial_age = exchange.initial_age();
+    let (lifetime, rule) = match stored_lifetime(exchange, directives, rules, revalidate_always) {
+        Ok((lifetime, rule)) => (lifetime, rule),
+        Err(Rule::ServerError) => return share_only(Rule::ServerError, vary),
+        Err(rule) => return Verdict::Private(rule),
     };
     let rule = if revalidate_always { Rule::NoCache } else { rule };
     let terms = ReuseTerms {
@@ -343,6 +354,37 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
         part,
         left_out,
         rule,
+    })
+}
+
+/// The lifetime with which a response is stored, and its rule; or the rule by which it is not, for want of a lifetime.
+fn stored_lifetime(
+    exchange: &RequestResponse<'_>,
+    directives: &Directives,
+    rules: &ResponseRules,
+    revalidate_always: bool,
+) -> Result<(Duration, Rule), Rule> {
+    let RequestResponse { status, headers, now, .. } = *exchange;
+    let (http, all) = (&rules.http, &directives.all);
+    let guess_allowed = may_be_guessed(status) || all.public;
+    let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);
+    Ok(match lifetime(headers, all, directives.targeted, http.scope, now) {
+        Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
+        _ if exchange.method != Method::GET => return Err(Rule::Post),
+        _ if is_failure(status) && !http.strict_rfc => return Err(Rule::ServerError),
+        // RFC 9111, 3: a response without a lifetime may be stored for its status, or because it is `public`.
+        _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
+        _ if revalidate_always => return Err(Rule::NoCache),
+        Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
+            (Duration::from_secs(seconds), Rule::Heuristic)
+        }
+        // The policy's lifetime begins when the response is received, however old it is.
+        _ if http.default_lifetime && may_have_default(status) => {
+            (rules.fresh_for.saturating_add(exchange.initial_age()), Rule::Default)
+        }
+        _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
+        _ if is_failure(status) => return Err(Rule::ServerError),
+        _ => return Err(Rule::Status),
     })
 }
 

@@ -19,7 +19,8 @@ use http::header;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
-use super::fields::is_encoded;
+use super::fields;
+use super::fields::{codings, is_encoded, single};
 use super::request_settings::CREDENTIAL_HEADERS;
 
 /// A response that depends on more headers is not stored, because each name multiplies the variants.
@@ -41,10 +42,7 @@ impl Vary {
     pub(crate) fn of(response: &HeaderMap, vary_on: &[HeaderName]) -> Self {
         let mut names = Vec::new();
         for line in response.get_all(header::VARY) {
-            for member in line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-                if member.is_empty() {
-                    continue;
-                }
+            for member in fields::members(line.as_bytes()).filter(|member| !member.is_empty()) {
                 // A member that is not a header name cannot be compared; nor can `*`, which is a valid token.
                 match HeaderName::from_bytes(member) {
                     Ok(name) if member != b"*" => names.push(name),
@@ -243,9 +241,7 @@ impl Variant {
 
 /// The language of a response that has exactly one.
 fn content_language(response: &HeaderMap) -> Option<String> {
-    let mut lines = response.get_all(header::CONTENT_LANGUAGE).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    let language = line.to_str().ok()?.trim();
+    let language = single(response, &header::CONTENT_LANGUAGE)?.to_str().ok()?.trim();
     let is_tag = !language.is_empty() && language.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     is_tag.then(|| language.to_ascii_lowercase())
 }
@@ -284,11 +280,7 @@ pub(crate) enum Normalization {
 }
 
 /// The normalized value over all lines; `None` if the field is absent.
-pub(crate) fn selecting_value(
-    name: &HeaderName,
-    request: &HeaderMap,
-    normal: Normalization,
-) -> Option<Vec<u8>> {
+fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normalization) -> Option<Vec<u8>> {
     let lines = request.get_all(name);
     lines.iter().next()?;
     let mut value = Vec::new();
@@ -349,14 +341,11 @@ pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) ->
         let named = |text: &[u8]| text.eq_ignore_ascii_case(coding) || text == b"*";
         preferences.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
     };
-    let codings = response.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
-    codings
-        .filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
-        .any(|coding| !takes(coding))
+    codings(response).any(|coding| !takes(coding))
 }
 
 /// The language that a request prefers to all others, in lower case.
-pub(crate) fn preferred_language(request: &HeaderMap) -> Option<String> {
+fn preferred_language(request: &HeaderMap) -> Option<String> {
     let mut all = weighted(request.get_all(header::ACCEPT_LANGUAGE).iter());
     all.sort_by_key(|member| std::cmp::Reverse(member.weight));
     let (first, second) = (all.first()?, all.get(1));

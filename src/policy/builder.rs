@@ -3,13 +3,13 @@
 //!
 //! [`PolicyBuilder::build`] validates the policy: it refuses settings that contradict each other, and names them.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::http::RequestSettings;
-use super::{AuditSettings, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
@@ -24,7 +24,6 @@ pub struct PolicyBuilder {
     pub(super) wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
     pub(super) command_timeout: Option<Duration>,
-    pub(super) requests: RequestSettings,
 }
 
 impl Policy {
@@ -34,8 +33,7 @@ impl Policy {
     }
 
     /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`)
-    /// still follow them. Over HTTP, headers that were added by `credential_header` and a `scheme` of `https` stay, even if `http`
-    /// replaces the other rules.
+    /// still follow them.
     ///
     /// # Examples
     ///
@@ -54,6 +52,24 @@ impl Policy {
     pub fn to_builder(&self) -> PolicyBuilder {
         PolicyBuilder::of(self.clone())
     }
+
+    /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// let read = Policy::default();
+    /// let http = read.http().clone().key(|parts| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned()));
+    /// let policy = read.to_builder().http(http).build()?;
+    /// # let _ = policy;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[cfg(feature = "http")]
+    pub fn http(&self) -> &crate::http_rules::settings::HttpPolicy {
+        &self.http
+    }
 }
 
 impl PolicyBuilder {
@@ -63,7 +79,6 @@ impl PolicyBuilder {
         Self {
             wait_timeout: (wait != policy.longest_load()).then_some(wait),
             command_timeout: (command != policy.usual_command_timeout()).then_some(command),
-            requests: RequestSettings::of(&policy.http),
             policy,
         }
     }
@@ -75,140 +90,10 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long a value is served before it is loaded again. Over HTTP, for responses without a
-    /// lifetime of their own. Defaults to 60 s.
-    pub fn fresh_for(mut self, fresh_for: Duration) -> Self {
-        self.policy.fresh_for = fresh_for;
-        self
-    }
-
-    /// How long a value is served from this process's memory at most, without reading the store: a local copy, which no
-    /// acknowledged invalidation misses (docs/local-tier.md). `Duration::MAX` serves it as long as it is fresh. Defaults to zero:
-    /// no copies.
-    ///
-    /// A copy that is stale, or due for an early refresh, is not served: the caller reads the store, as without copies.
-    pub fn local_for(mut self, local_for: Duration) -> Self {
-        self.policy.local_for = local_for;
-        self
-    }
-
-    /// For how long after the end of the volume lease copies are served, marked as stale, while the store does not answer. So
-    /// during an outage of the server each process serves the copies that it has, at most so old, instead of one load per process
-    /// and key. Copies that the process has not requested, and copies that are neither fresh nor within
-    /// [`stale_while_revalidate`](Self::stale_while_revalidate), are not served. Defaults to zero.
-    ///
-    /// During this time the process does not see invalidations by others, for example on the other side of a broken network.
-    pub fn local_while_down(mut self, while_down: Duration) -> Self {
-        self.policy.local_while_down = while_down;
-        self
-    }
-
-    /// Declares that other processes of the namespace keep copies, although this guard keeps none. A guard detects that by itself,
-    /// from the registry of those processes. But while the registry is missing (evicted, flushed), invalidations by a guard that
-    /// has no copies and has never seen the registry do not wait for those processes; with this setting they do. Defaults to no.
-    pub fn local_elsewhere(mut self, expected: bool) -> Self {
-        self.policy.local_elsewhere = expected;
-        self
-    }
-
-    /// Shortens each stored lifetime by a random part of up to this fraction, so that values stored
-    /// together do not expire together. Zero turns it off. Defaults to 0.1.
-    pub fn ttl_jitter(mut self, fraction: f64) -> Self {
-        self.policy.ttl_jitter = fraction;
-        self
-    }
-
-    /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to all callers, while exactly one load in
-    /// the fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not set this. A value can be
-    /// as old as both together. Defaults to zero.
-    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.policy.stale_while_revalidate = window;
-        self
-    }
-
-    /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
-    /// (RFC 5861, 4). The whole fleet then calls the origin once per [`back_off`](Self::back_off).
-    /// Over HTTP, for responses that do not set this. Defaults to zero.
-    pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.policy.stale_if_error = window;
-        self
-    }
-
-    /// How long the fleet does not load again after a failed load for which a stale value stood in. It extends no window: it ends
-    /// at the latest with the one in which the value may be served. (After a panic the next caller's loader runs, because the
-    /// panic may concern the first loader only.) Defaults to 5 s.
-    pub fn back_off(mut self, back_off: Duration) -> Self {
-        self.policy.back_off = back_off;
-        self
-    }
-
-    /// How long a negative value, which says "there is nothing", is fresh. A value is negative if its loader declared it
-    /// [`negative`](crate::LoadContext::negative), or if it is `None` or `()` and its loader has set no lifetime, or if it is
-    /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
-    pub fn negative_for(mut self, negative_for: Duration) -> Self {
-        self.policy.negative_for = Some(negative_for);
-        self
-    }
-
-    /// The answer for a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
-    /// Defaults to [`OnAbsent::Negative`].
-    pub fn on_absent(mut self, then: OnAbsent) -> Self {
-        self.policy.on_absent = then;
-        self
-    }
-
-    /// How long a caller waits for a load while there is a value within
-    /// [`stale_if_error`](Self::stale_if_error). After that the caller receives this value; the load continues and is stored.
-    /// Defaults to no limit.
-    pub fn soft_timeout(mut self, soft_timeout: Duration) -> Self {
-        self.policy.soft_timeout = Some(soft_timeout);
-        self
-    }
-
-    /// Loads a value anew in the background before it is stale, at a random moment that comes the earlier the
-    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). If several callers decide to load, exactly one
-    /// in the fleet does. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
-    /// Defaults to zero.
-    pub fn early_refresh(mut self, beta: f64) -> Self {
-        self.policy.early_refresh = beta;
-        self
-    }
-
-    /// Loads a value anew in the background once this fraction of its lifetime has passed. Zero turns it off.
-    /// Defaults to zero.
-    pub fn refresh_ahead(mut self, fraction: f64) -> Self {
-        self.policy.refresh_ahead = fraction;
-        self
-    }
-
-    /// How long the fleet waits for a leader that gives no sign of life. The lease is renewed at each third of its time
-    /// while the load runs, so loads may take longer. A shorter lease finds a dead leader sooner and is
-    /// lost sooner by a slow one. Defaults to 2 s.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.policy.lease = lease;
-        self
-    }
-
-    /// Ends a load that takes longer; all waiters get [`ErrorKind::Timeout`](crate::ErrorKind::Timeout). Defaults to 30 s.
-    ///
-    /// Over HTTP the answer is 504, even if the same request with a cookie, which bypasses the guard, would succeed: raise the
-    /// timeout for routes that are slow by nature.
-    pub fn load_timeout(mut self, load_timeout: Duration) -> Self {
-        self.policy.load_timeout = load_timeout;
-        self
-    }
-
     /// Tags that every value gets: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them
     /// invalidates it. At most 15. Read in the same round trip as the value. Defaults to none.
     pub fn tags<T: Into<CacheKey>>(mut self, tags: impl IntoIterator<Item = T>) -> Self {
         self.policy.tags = tags.into_iter().map(Into::into).collect();
-        self
-    }
-
-    /// Whether [`StampedeGuard::invalidate_all`](crate::StampedeGuard::invalidate_all) reaches values under this
-    /// policy; without this setting that call is an error. Costs as much as a tag. Defaults to no.
-    pub fn invalidate_all(mut self, reached: bool) -> Self {
-        self.policy.invalidate_all = reached;
         self
     }
 
@@ -218,179 +103,6 @@ impl PolicyBuilder {
     /// server acknowledges.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
-        self
-    }
-
-    /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
-    /// front of the origin. Policies with the same number share the queue. Defaults to no cap.
-    ///
-    /// A load inside another load, which waits for it, needs no permit of its own. But if it joins a load of its key that
-    /// waits for a permit, it waits too; and in a task that the outer load has spawned it needs a permit, so use `join_all`
-    /// in the load's own task instead.
-    ///
-    /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store cannot be
-    /// reached the cap does not hold, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads)
-    /// bounds each process then, and with [`OnStoreDown::FailClosed`] no load runs without a permit. The cap does not hold with
-    /// [`OnOverload::LoadAnyway`] either, after `permit_timeout` or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights).
-    pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
-        self.policy.max_concurrent_loads = Some(loads);
-        self
-    }
-
-    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
-    /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
-    pub fn permit_timeout(mut self, permit_timeout: Duration, then: OnOverload) -> Self {
-        self.policy.permit_timeout = permit_timeout;
-        self.policy.on_overload = then;
-        self
-    }
-
-    /// How many callers may wait for one key's load in one process. Further callers receive a stale value if one may
-    /// stand in; otherwise `then` applies. Defaults to 10,000, and to [`OnOverload::Shed`].
-    pub fn max_waiters(mut self, most: usize, then: OnOverload) -> Self {
-        self.policy.max_waiters = most;
-        self.policy.when_full = then;
-        self
-    }
-
-    /// How long a caller waits for another caller's load, and what happens then. Defaults to `load_timeout` plus
-    /// `lease` (and `permit_timeout`, if there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
-    pub fn wait_timeout(mut self, wait_timeout: Duration, then: OnWaitTimeout) -> Self {
-        self.wait_timeout = Some(wait_timeout);
-        self.policy.on_wait_timeout = then;
-        self
-    }
-
-    /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader does not
-    /// count, nor does reading the value that this leader has stored, which may take as long as a lease. When the budget is used
-    /// up the request goes on without the store. Defaults to 100 ms.
-    ///
-    /// A look-up's read of the value counts. If many processes read a large value at one moment, the budget must be longer than
-    /// *processes × bytes ÷ bandwidth*: a process that has not read the value by then loads it by itself.
-    pub fn coordination_budget(mut self, budget: Duration) -> Self {
-        self.policy.coordination_budget = budget;
-        self
-    }
-
-    /// The deadline of one command to the store. Defaults to half the coordination budget.
-    ///
-    /// After two commands without an answer within this deadline, the connection is dropped. For that, only the policy counts that
-    /// the guard was built with. If commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
-    /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
-    pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
-        self.command_timeout = Some(command_timeout);
-        self
-    }
-
-    /// What happens while the store cannot be reached. Defaults to [`OnStoreDown::FailOpen`].
-    pub fn on_store_down(mut self, then: OnStoreDown) -> Self {
-        self.policy.on_store_down = then;
-        self
-    }
-
-    /// How many loads may run at once in one process while the store cannot be reached. Without the store there is no
-    /// fleet-wide count: after a failover with `p` processes the origin has up to `p` times as many loads. Further callers
-    /// receive a stale value if one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
-    /// `Retry-After`. A load inside another such load does not count. Nor do loads outside the
-    /// protocol: of values that cannot be shared, after a shutdown, beyond
-    /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
-    /// [`max_waiters`](Self::max_waiters) with [`OnOverload::LoadAnyway`]. Defaults to no limit.
-    pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
-        self.policy.max_fail_open_loads = loads;
-        self
-    }
-
-    /// How long a failure is also returned to later callers, in the whole fleet. With zero, only the
-    /// waiters of the failed load get it. Defaults to zero.
-    pub fn error_for(mut self, error_for: Duration) -> Self {
-        self.policy.error_for = error_for;
-        self
-    }
-
-    /// How values of loaders are encoded. Values in the other codec are read too. Defaults to [`Codec::MessagePack`].
-    pub fn codec(mut self, codec: Codec) -> Self {
-        self.policy.codec = codec;
-        self
-    }
-
-    /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less
-    /// bandwidth. A value that does not become shorter by an eighth is stored as it is, and so is a response with a
-    /// `Content-Encoding`.
-    /// Every policy reads both forms. A process without the feature `lz4` cannot read a compressed value and loads it anew, so turn
-    /// the feature on in every process first. A value is decompressed only if its stated length is at most 64 MiB, or within
-    /// [`max_body`](Self::max_body) of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to
-    /// `usize::MAX`: never.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use stampede_guard::Policy;
-    ///
-    /// let policy = Policy::builder().compress_from(4096).build()?;
-    /// # Ok::<(), stampede_guard::Error>(())
-    /// ```
-    #[cfg(feature = "lz4")]
-    pub fn compress_from(mut self, bytes: usize) -> Self {
-        self.policy.compress_from = bytes;
-        self
-    }
-
-    /// The longest value or response body, in bytes, that this process stores and shares. A value that another process has stored
-    /// is served whatever its length. A longer response streams through to its own client; a longer value goes to the caller that
-    /// loaded it, and all others load for themselves. [`Stats::unshareable`](crate::Stats::unshareable) counts both. Defaults to
-    /// 1 MiB.
-    pub fn max_body(mut self, bytes: usize) -> Self {
-        self.policy.max_body = bytes;
-        self
-    }
-}
-
-impl PolicyBuilder {
-    /// Audits this fraction of the hits: after the caller has received its value, the value is loaded once more and compared
-    /// with the served one. Zero, the default, audits nothing.
-    ///
-    /// The guard counts values that match, values that differ, and audits that failed
-    /// ([`Stats::audits_matched`](crate::Stats::audits_matched) and so on), records how old a differing value was, and logs one
-    /// warning a minute with the digest of its key. A difference counts only if the guard still serves the same value after
-    /// [`audit_grace`](Self::audit_grace).
-    ///
-    /// An audit is a load of the origin, with its permit under [`max_concurrent_loads`](Self::max_concurrent_loads); its result is
-    /// not stored. A key is audited at most once a second, and each process runs at most eight audits at once. Over HTTP the
-    /// status and the body are compared, of responses to unconditional requests for the whole that are stored under the resource's
-    /// own key.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use stampede_guard::Policy;
-    ///
-    /// // One of a thousand hits.
-    /// let policy = Policy::builder().audit(0.001).build()?;
-    /// # Ok::<(), stampede_guard::Error>(())
-    /// ```
-    pub fn audit(mut self, fraction: f64) -> Self {
-        self.policy.audit.fraction = fraction;
-        self
-    }
-
-    /// Runs the guard in shadow mode: each caller is answered by its own load, as without a guard. In parallel the guard processes
-    /// the result of that load: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
-    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is
-    /// stored. The value that the guard would have served is compared with the value that the caller has loaded, as by an
-    /// [`audit`](Self::audit), at most once a second per key. Defaults to `false`.
-    ///
-    /// [`get`](crate::StampedeGuard::get) still returns the stored value. Over HTTP the guard's own misses are additional requests
-    /// to the inner service, as many as it would send. Only requests of axum's type (feature `axum`) are shadowed; all others just
-    /// pass through.
-    pub fn shadow(mut self, shadow: bool) -> Self {
-        self.policy.shadow = shadow;
-        self
-    }
-
-    /// For how long the guard may serve an older value after its origin has a newer one: the time between the program's write and
-    /// its invalidation. An audit waits for that long before it counts a difference. Defaults to 1 s.
-    pub fn audit_grace(mut self, grace: Duration) -> Self {
-        self.policy.audit.grace = grace;
         self
     }
 
@@ -421,9 +133,7 @@ impl PolicyBuilder {
         self.policy.audit.compare_by(is_same);
         self
     }
-}
 
-impl PolicyBuilder {
     /// Callers in other processes, and later ones within [`error_for`](Self::error_for), get a loader's error of the type `E` itself,
     /// as [`LoadError::Loader`](crate::LoadError::Loader), and not its text only. All processes must name the type. Can be called
     /// several times, for several types. Defaults to none.
@@ -470,6 +180,231 @@ impl PolicyBuilder {
     }
 }
 
+/// Setters of one setting or two: each argument with the field that it sets.
+macro_rules! setters {
+    ($($(#[$meta:meta])* $name:ident($($value:ident: $type:ty => $($field:ident).+),+);)+) => {
+        impl PolicyBuilder {
+            $($(#[$meta])*
+            pub fn $name(mut self, $($value: $type),+) -> Self {
+                $(self.$($field).+ = $value.into();)+
+                self
+            })+
+        }
+    };
+}
+
+setters! {
+    /// How long a value is served before it is loaded again. Over HTTP, for responses without a
+    /// lifetime of their own. Defaults to 60 s.
+    fresh_for(fresh_for: Duration => policy.fresh_for);
+
+    /// How long a value is served from this process's memory at most, without reading the store: a local copy, which no
+    /// acknowledged invalidation misses (docs/local-tier.md). `Duration::MAX` serves it as long as it is fresh. Defaults to zero:
+    /// no copies.
+    ///
+    /// A copy that is stale, or due for an early refresh, is not served: the caller reads the store, as without copies.
+    local_for(local_for: Duration => policy.local_for);
+
+    /// For how long after the end of the volume lease copies are served, marked as stale, while the store does not answer. So
+    /// during an outage of the server each process serves the copies that it has, at most so old, instead of one load per process
+    /// and key. Copies that the process has not requested, and copies that are neither fresh nor within
+    /// [`stale_while_revalidate`](Self::stale_while_revalidate), are not served. Defaults to zero.
+    ///
+    /// During this time the process does not see invalidations by others, for example on the other side of a broken network.
+    local_while_down(while_down: Duration => policy.local_while_down);
+
+    /// Declares that other processes of the namespace keep copies, although this guard keeps none. A guard detects that by itself,
+    /// from the registry of those processes. But while the registry is missing (evicted, flushed), invalidations by a guard that
+    /// has no copies and has never seen the registry do not wait for those processes; with this setting they do. Defaults to no.
+    local_elsewhere(expected: bool => policy.local_elsewhere);
+
+    /// Shortens each stored lifetime by a random part of up to this fraction, so that values stored
+    /// together do not expire together. Zero turns it off. Defaults to 0.1.
+    ttl_jitter(fraction: f64 => policy.ttl_jitter);
+
+    /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to all callers, while exactly one load in
+    /// the fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not set this. A value can be
+    /// as old as both together. Defaults to zero.
+    stale_while_revalidate(window: Duration => policy.stale_while_revalidate);
+
+    /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
+    /// (RFC 5861, 4). The whole fleet then calls the origin once per [`back_off`](Self::back_off).
+    /// Over HTTP, for responses that do not set this. Defaults to zero.
+    stale_if_error(window: Duration => policy.stale_if_error);
+
+    /// How long the fleet does not load again after a failed load for which a stale value stood in. It extends no window: it ends
+    /// at the latest with the one in which the value may be served. (After a panic the next caller's loader runs, because the
+    /// panic may concern the first loader only.) Defaults to 5 s.
+    back_off(back_off: Duration => policy.back_off);
+
+    /// How long a negative value, which says "there is nothing", is fresh. A value is negative if its loader declared it
+    /// [`negative`](crate::LoadContext::negative), or if it is `None` or `()` and its loader has set no lifetime, or if it is
+    /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
+    negative_for(negative_for: Duration => policy.negative_for);
+
+    /// The answer for a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.
+    /// Defaults to [`OnAbsent::Negative`].
+    on_absent(then: OnAbsent => policy.on_absent);
+
+    /// How long a caller waits for a load while there is a value within
+    /// [`stale_if_error`](Self::stale_if_error). After that the caller receives this value; the load continues and is stored.
+    /// Defaults to no limit.
+    soft_timeout(soft_timeout: Duration => policy.soft_timeout);
+
+    /// Loads a value anew in the background before it is stale, at a random moment that comes the earlier the
+    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). If several callers decide to load, exactly one
+    /// in the fleet does. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
+    /// Defaults to zero.
+    early_refresh(beta: f64 => policy.early_refresh);
+
+    /// Loads a value anew in the background once this fraction of its lifetime has passed. Zero turns it off.
+    /// Defaults to zero.
+    refresh_ahead(fraction: f64 => policy.refresh_ahead);
+
+    /// How long the fleet waits for a leader that gives no sign of life. The lease is renewed at each third of its time
+    /// while the load runs, so loads may take longer. A shorter lease finds a dead leader sooner and is
+    /// lost sooner by a slow one. Defaults to 2 s.
+    lease(lease: Duration => policy.lease);
+
+    /// Ends a load that takes longer; all waiters get [`ErrorKind::Timeout`](crate::ErrorKind::Timeout). Defaults to 30 s.
+    ///
+    /// Over HTTP the answer is 504, even if the same request with a cookie, which bypasses the guard, would succeed: raise the
+    /// timeout for routes that are slow by nature.
+    load_timeout(load_timeout: Duration => policy.load_timeout);
+
+    /// Whether [`StampedeGuard::invalidate_all`](crate::StampedeGuard::invalidate_all) reaches values under this
+    /// policy; without this setting that call is an error. Costs as much as a tag. Defaults to no.
+    invalidate_all(reached: bool => policy.invalidate_all);
+
+    /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
+    /// front of the origin. Policies with the same number share the queue. Defaults to no cap.
+    ///
+    /// A load inside another load, which waits for it, needs no permit of its own. But if it joins a load of its key that
+    /// waits for a permit, it waits too; and in a task that the outer load has spawned it needs a permit, so use `join_all`
+    /// in the load's own task instead.
+    ///
+    /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store cannot be
+    /// reached the cap does not hold, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads)
+    /// bounds each process then, and with [`OnStoreDown::FailClosed`] no load runs without a permit. The cap does not hold with
+    /// [`OnOverload::LoadAnyway`] either, after `permit_timeout` or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights).
+    max_concurrent_loads(loads: u32 => policy.max_concurrent_loads);
+
+    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
+    /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
+    permit_timeout(permit_timeout: Duration => policy.permit_timeout, then: OnOverload => policy.on_overload);
+
+    /// How many callers may wait for one key's load in one process. Further callers receive a stale value if one may
+    /// stand in; otherwise `then` applies. Defaults to 10,000, and to [`OnOverload::Shed`].
+    max_waiters(most: usize => policy.max_waiters, then: OnOverload => policy.when_full);
+
+    /// How long a caller waits for another caller's load, and what happens then. Defaults to `load_timeout` plus
+    /// `lease` (and `permit_timeout`, if there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
+    wait_timeout(wait_timeout: Duration => wait_timeout, then: OnWaitTimeout => policy.on_wait_timeout);
+
+    /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader does not
+    /// count, nor does reading the value that this leader has stored, which may take as long as a lease. When the budget is used
+    /// up the request goes on without the store. Defaults to 100 ms.
+    ///
+    /// A look-up's read of the value counts. If many processes read a large value at one moment, the budget must be longer than
+    /// *processes × bytes ÷ bandwidth*: a process that has not read the value by then loads it by itself.
+    coordination_budget(budget: Duration => policy.coordination_budget);
+
+    /// The deadline of one command to the store. Defaults to half the coordination budget.
+    ///
+    /// After two commands without an answer within this deadline, the connection is dropped. For that, only the policy counts that
+    /// the guard was built with. If commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
+    /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
+    command_timeout(command_timeout: Duration => command_timeout);
+
+    /// What happens while the store cannot be reached. Defaults to [`OnStoreDown::FailOpen`].
+    on_store_down(then: OnStoreDown => policy.on_store_down);
+
+    /// How many loads may run at once in one process while the store cannot be reached. Without the store there is no
+    /// fleet-wide count: after a failover with `p` processes the origin has up to `p` times as many loads. Further callers
+    /// receive a stale value if one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
+    /// `Retry-After`. A load inside another such load does not count. Nor do loads outside the
+    /// protocol: of values that cannot be shared, after a shutdown, beyond
+    /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
+    /// [`max_waiters`](Self::max_waiters) with [`OnOverload::LoadAnyway`]. Defaults to no limit.
+    max_fail_open_loads(loads: usize => policy.max_fail_open_loads);
+
+    /// How long a failure is also returned to later callers, in the whole fleet. With zero, only the
+    /// waiters of the failed load get it. Defaults to zero.
+    error_for(error_for: Duration => policy.error_for);
+
+    /// How values of loaders are encoded. Values in the other codec are read too. Defaults to [`Codec::MessagePack`].
+    codec(codec: Codec => policy.codec);
+
+    /// Compresses values and response bodies from this many bytes on (LZ4), so that they take less memory on the server and less
+    /// bandwidth. A value that does not become shorter by an eighth is stored as it is, and so is a response with a
+    /// `Content-Encoding`.
+    /// Every policy reads both forms. A process without the feature `lz4` cannot read a compressed value and loads it anew, so turn
+    /// the feature on in every process first. A value is decompressed only if its stated length is at most 64 MiB, or within
+    /// [`max_body`](Self::max_body) of one of the guard's policies; else it is [unreadable](crate::Stats::unreadable). Defaults to
+    /// `usize::MAX`: never.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// let policy = Policy::builder().compress_from(4096).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[cfg(feature = "lz4")]
+    compress_from(bytes: usize => policy.compress_from);
+
+    /// The longest value or response body, in bytes, that this process stores and shares. A value that another process has stored
+    /// is served whatever its length. A longer response streams through to its own client; a longer value goes to the caller that
+    /// loaded it, and all others load for themselves. [`Stats::unshareable`](crate::Stats::unshareable) counts both. Defaults to
+    /// 1 MiB.
+    max_body(bytes: usize => policy.max_body);
+
+    /// Which responses the HTTP layer shares, with which clients, and for how long: **replaces** all HTTP settings. To change a
+    /// policy that has some, begin with its [`Policy::http`]. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    #[cfg(feature = "http")]
+    http(http: crate::http_rules::settings::HttpPolicy => policy.http);
+
+    /// Audits this fraction of the hits: after the caller has received its value, the value is loaded once more and compared
+    /// with the served one. Zero, the default, audits nothing.
+    ///
+    /// The guard counts values that match, values that differ, and audits that failed
+    /// ([`Stats::audits_matched`](crate::Stats::audits_matched) and so on), records how old a differing value was, and logs one
+    /// warning a minute with the digest of its key. A difference counts only if the guard still serves the same value after
+    /// [`audit_grace`](Self::audit_grace).
+    ///
+    /// An audit is a load of the origin, with its permit under [`max_concurrent_loads`](Self::max_concurrent_loads); its result is
+    /// not stored. A key is audited at most once a second, and each process runs at most eight audits at once. Over HTTP the
+    /// status and the body are compared, of responses to unconditional requests for the whole that are stored under the resource's
+    /// own key.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::Policy;
+    ///
+    /// // One of a thousand hits.
+    /// let policy = Policy::builder().audit(0.001).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    audit(fraction: f64 => policy.audit.fraction);
+
+    /// Runs the guard in shadow mode: each caller is answered by its own load, as without a guard. In parallel the guard processes
+    /// the result of that load: it looks up, leads, waits and stores, and counts in [`Stats`](crate::Stats) how it would have
+    /// answered. The load waits for the guard's look-up and lease, for 20 ms at most: only a load that began under its lease is
+    /// stored. The value that the guard would have served is compared with the value that the caller has loaded, as by an
+    /// [`audit`](Self::audit), at most once a second per key. Defaults to `false`.
+    ///
+    /// [`get`](crate::StampedeGuard::get) still returns the stored value. Over HTTP the guard's own misses are additional requests
+    /// to the inner service, as many as it would send. Only requests of axum's type (feature `axum`) are shadowed; all others just
+    /// pass through.
+    shadow(shadow: bool => policy.shadow);
+
+    /// For how long the guard may serve an older value after its origin has a newer one: the time between the program's write and
+    /// its invalidation. An audit waits for that long before it counts a difference. Defaults to 1 s.
+    audit_grace(grace: Duration => policy.audit.grace);
+}
+
 impl PolicyBuilder {
     /// Checks the settings against each other.
     ///
@@ -477,131 +412,123 @@ impl PolicyBuilder {
     ///
     /// [`ErrorKind::InvalidPolicy`], naming the settings that contradict each other and values that would not.
     pub fn build(self) -> Result<Policy, Error> {
-        let Self { mut policy, wait_timeout, command_timeout, requests } = self;
+        let Self { mut policy, wait_timeout, command_timeout } = self;
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
         policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
-        named(&policy.name)?;
-        let day = Duration::from_secs(86_400);
-        in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
-        in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
-        in_range("stale_if_error", policy.stale_if_error, Duration::ZERO, day * 3650)?;
-        in_range("local_while_down", policy.local_while_down, Duration::ZERO, day * 3650)?;
-        in_range("back_off", policy.back_off, MILLISECOND, day)?;
-        in_range("negative_for", policy.negative_for(), MILLISECOND, day * 3650)?;
-        in_range("soft_timeout", policy.soft_timeout.unwrap_or(MILLISECOND), MILLISECOND, day)?;
-        if !(0.0..=100.0).contains(&policy.early_refresh) {
-            return Err(refused(format!("early_refresh is {}: choose from 0 to 100", policy.early_refresh)));
+        match refusal(&policy) {
+            Some(text) => Err(Error::new(ErrorKind::InvalidPolicy, text)),
+            None => Ok(policy),
         }
-        if !(0.0..1.0).contains(&policy.refresh_ahead) {
-            let text = format!("refresh_ahead is {}: choose from 0 to less than 1", policy.refresh_ahead);
-            return Err(refused(text));
-        }
-        let AuditSettings { fraction, grace, .. } = policy.audit;
-        if !(0.0..=1.0).contains(&fraction) {
-            let text =
-                format!("audit is {fraction}: choose from 0 to 1, such as 0.001 for one of a thousand hits");
-            return Err(refused(text));
-        }
-        in_range("audit_grace", grace, Duration::ZERO, day)?;
-        in_range("lease", policy.lease, MILLISECOND * 100, day)?;
-        in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
-        in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
-        // The default is a sum of the limits above, so its limit is higher.
-        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
-        let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
-        in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;
-        if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {
-            let text =
-                format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);
-            return Err(refused(text));
-        }
-        if policy.max_waiters == 0 {
-            return Err(refused("max_waiters is 0: choose at least 1".into()));
-        }
-        if policy.max_concurrent_loads == Some(0) {
-            return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));
-        }
-        if policy.max_fail_open_loads == 0 {
-            let text = "max_fail_open_loads is 0: choose at least 1, or OnStoreDown::FailClosed";
-            return Err(refused(text.into()));
-        }
-        in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
-        in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;
-        in_range("error_for", policy.error_for, Duration::ZERO, day)?;
-        if !(0.0..=0.9).contains(&policy.ttl_jitter) {
-            return Err(refused(format!("ttl_jitter is {}: choose from 0 to 0.9", policy.ttl_jitter)));
-        }
-        if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
-            return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
-        }
-        policy.http = requests.apply(policy.http).map_err(refused)?;
-        let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
-            Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
-        };
-        if policy.command_timeout > policy.coordination_budget {
-            return contradiction(
-                "command_timeout",
-                policy.command_timeout,
-                "coordination_budget",
-                policy.coordination_budget,
-                "one command may not take longer than all of them",
-            );
-        }
-        if !policy.local_while_down.is_zero() && policy.local_for.is_zero() {
-            return contradiction(
-                "local_while_down",
-                policy.local_while_down,
-                "local_for",
-                policy.local_for,
-                "without copies there is nothing to serve while the store is down; set local_for",
-            );
-        }
-        if policy.lease < policy.command_timeout * 4 {
-            return contradiction(
-                "lease",
-                policy.lease,
-                "command_timeout",
-                policy.command_timeout,
-                "a lease must outlast a renewal that is late by one command; make it at least four times as long \
-                 (where it is not set, command_timeout is half of coordination_budget)",
-            );
-        }
-        if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
-            return contradiction(
-                "error_for",
-                policy.error_for,
-                "load_timeout",
-                policy.load_timeout,
-                "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
-            );
-        }
-        Ok(policy)
     }
 }
 
-const MILLISECOND: Duration = Duration::from_millis(1);
+/// Why the settings are refused.
+fn refusal(policy: &Policy) -> Option<String> {
+    let found = unusable_name(&policy.name).or_else(|| time_out_of_range(policy));
+    let found = found.or_else(|| number_out_of_range(policy)).or_else(|| unusable_tags(&policy.tags));
+    #[cfg(feature = "http")]
+    let found = found.or_else(|| policy.http.refusal());
+    found.or_else(|| contradiction(policy))
+}
 
-/// Checks that the name works as a label: a dashboard can show it and a query can quote it.
-fn named(name: &str) -> Result<(), Error> {
+/// Why the name does not work as a label, which a dashboard shows and a query quotes.
+fn unusable_name(name: &str) -> Option<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
-    let text = if !(1..=64).contains(&name.len()) {
-        format!("name has {} bytes: choose 1 to 64", name.len())
-    } else if let Some(other) = name.chars().find(|c| !is_plain(*c)) {
-        format!("name has the character {other:?}: choose from a-z, A-Z, 0-9, _, -, ., : and /")
-    } else {
-        return Ok(());
-    };
-    Err(refused(text))
-}
-
-fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
+    if !(1..=64).contains(&name.len()) {
+        return Some(format!("name has {} bytes: choose 1 to 64", name.len()));
     }
-    Err(refused(format!("{name} is {value:?}: choose from {least:?} to {most:?}")))
+    let other = name.chars().find(|c| !is_plain(*c))?;
+    Some(format!("name has the character {other:?}: choose from a-z, A-Z, 0-9, _, -, ., : and /"))
 }
 
-fn refused(text: String) -> Error {
-    Error::new(ErrorKind::InvalidPolicy, text)
+fn unusable_tags(tags: &[CacheKey]) -> Option<String> {
+    let is_refused = tags.len() >= MOST_TAGS || tags.iter().any(CacheKey::is_empty);
+    is_refused.then(|| format!("tags are {}: choose at most {}, none empty", tags.len(), MOST_TAGS - 1))
+}
+
+fn time_out_of_range(policy: &Policy) -> Option<String> {
+    const MS: Duration = Duration::from_millis(1);
+    const DAY: Duration = Duration::from_secs(86_400);
+    let ten_years = DAY * 3650;
+    let replicas_within = policy.replicas.map_or(MS, |(_, timeout)| timeout);
+    let ranges = [
+        ("fresh_for", policy.fresh_for, MS, ten_years),
+        ("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, ten_years),
+        ("stale_if_error", policy.stale_if_error, Duration::ZERO, ten_years),
+        ("local_while_down", policy.local_while_down, Duration::ZERO, ten_years),
+        ("back_off", policy.back_off, MS, DAY),
+        ("negative_for", policy.negative_for(), MS, ten_years),
+        ("soft_timeout", policy.soft_timeout.unwrap_or(MS), MS, DAY),
+        ("audit_grace", policy.audit.grace, Duration::ZERO, DAY),
+        ("lease", policy.lease, MS * 100, DAY),
+        ("load_timeout", policy.load_timeout, MS, DAY),
+        ("permit_timeout", policy.permit_timeout, Duration::ZERO, DAY),
+        // The default is a sum of the limits above, so its limit is higher.
+        ("wait_timeout", policy.wait_timeout, MS, DAY * 2),
+        ("invalidate_replicas' timeout", replicas_within, MS, Duration::from_secs(60)),
+        ("coordination_budget", policy.coordination_budget, MS * 2, DAY),
+        ("command_timeout", policy.command_timeout, MS, DAY),
+        ("error_for", policy.error_for, Duration::ZERO, DAY),
+    ];
+    let is_outside =
+        |(_, value, least, most): &(_, Duration, Duration, Duration)| !(*least..=*most).contains(value);
+    let (name, value, least, most) = ranges.into_iter().find(is_outside)?;
+    Some(format!("{name} is {value:?}: choose from {least:?} to {most:?}"))
+}
+
+fn number_out_of_range(policy: &Policy) -> Option<String> {
+    let (early, ahead) = (policy.early_refresh, policy.refresh_ahead);
+    let (audit, jitter) = (policy.audit.fraction, policy.ttl_jitter);
+    let (waiters, body, fail_open) = (policy.max_waiters, policy.max_body, policy.max_fail_open_loads);
+    let loads = policy.max_concurrent_loads.unwrap_or(1);
+    let limits: [(&str, &dyn Display, bool, &str); 8] = [
+        ("early_refresh", &early, (0.0..=100.0).contains(&early), "from 0 to 100"),
+        ("refresh_ahead", &ahead, (0.0..1.0).contains(&ahead), "from 0 to less than 1"),
+        (
+            "audit",
+            &audit,
+            (0.0..=1.0).contains(&audit),
+            "from 0 to 1, such as 0.001 for one of a thousand hits",
+        ),
+        ("max_waiters", &waiters, waiters > 0, "at least 1"),
+        ("max_concurrent_loads", &loads, loads > 0, "at least 1"),
+        ("max_fail_open_loads", &fail_open, fail_open > 0, "at least 1, or OnStoreDown::FailClosed"),
+        ("ttl_jitter", &jitter, (0.0..=0.9).contains(&jitter), "from 0 to 0.9"),
+        ("max_body", &body, (1..=256 * 1024 * 1024).contains(&body), "from 1 to 256 MiB"),
+    ];
+    let (name, value, _, choices) = limits.into_iter().find(|(_, _, is_within, _)| !is_within)?;
+    Some(format!("{name} is {value}: choose {choices}"))
+}
+
+fn contradiction(policy: &Policy) -> Option<String> {
+    let command = ("command_timeout", policy.command_timeout);
+    let budget = ("coordination_budget", policy.coordination_budget);
+    let (local_for, while_down) = (policy.local_for, policy.local_while_down);
+    let lease = ("lease", policy.lease);
+    let one_try = policy.load_timeout.saturating_add(policy.lease);
+    let contradictions = [
+        (command.1 > budget.1, command, budget, "one command may not take longer than all of them"),
+        (
+            !while_down.is_zero() && local_for.is_zero(),
+            ("local_while_down", while_down),
+            ("local_for", local_for),
+            "without copies there is nothing to serve while the store is down; set local_for",
+        ),
+        (
+            lease.1 < command.1 * 4,
+            lease,
+            command,
+            "a lease must outlast a renewal that is late by one command; make it at least four times as long \
+             (where it is not set, command_timeout is half of coordination_budget)",
+        ),
+        (
+            one_try < policy.error_for,
+            ("error_for", policy.error_for),
+            ("load_timeout", policy.load_timeout),
+            "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
+        ),
+    ];
+    let (_, left, right, advice) = contradictions.into_iter().find(|(is_found, ..)| *is_found)?;
+    Some(format!("{} ({:?}) and {} ({:?}) contradict each other: {advice}", left.0, left.1, right.0, right.1))
 }

@@ -1,242 +1,78 @@
 //! Reads and writes a [`Policy`] as a file (feature `serde`).
 
-#[cfg(feature = "http")]
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
 use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
-#[cfg(feature = "http")]
-use crate::http::HttpPolicy;
 use crate::key::CacheKey;
-use crate::setting::{self, Setting, Table, Value};
+use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
 use crate::value::codec::Codec;
 
 /// The settings, in the order in which they are written.
-static SETTINGS: &Table<PolicyBuilder, Policy> = &[
-    Setting {
-        name: "name",
-        set: |builder, value| value.text().map(|name| builder.policy.name = name.into()),
-        get: |policy| Some((&*policy.name).into()),
-    },
-    Setting {
-        name: "fresh_for",
-        set: |builder, value| value.duration().map(|time| builder.policy.fresh_for = time),
-        get: |policy| Some(policy.fresh_for.into()),
-    },
-    Setting {
-        name: "local_for",
-        set: |builder, value| value.duration().map(|time| builder.policy.local_for = time),
-        get: |policy| Some(policy.local_for.into()),
-    },
-    Setting {
-        name: "local_while_down",
-        set: |builder, value| value.duration().map(|time| builder.policy.local_while_down = time),
-        get: |policy| Some(policy.local_while_down.into()),
-    },
-    Setting {
-        name: "local_elsewhere",
-        set: |builder, value| value.truth().map(|expected| builder.policy.local_elsewhere = expected),
-        get: |policy| Some(policy.local_elsewhere.into()),
-    },
-    Setting {
-        name: "stale_while_revalidate",
-        set: |builder, value| value.duration().map(|time| builder.policy.stale_while_revalidate = time),
-        get: |policy| Some(policy.stale_while_revalidate.into()),
-    },
-    Setting {
-        name: "stale_if_error",
-        set: |builder, value| value.duration().map(|time| builder.policy.stale_if_error = time),
-        get: |policy| Some(policy.stale_if_error.into()),
-    },
-    Setting {
-        name: "back_off",
-        set: |builder, value| value.duration().map(|time| builder.policy.back_off = time),
-        get: |policy| Some(policy.back_off.into()),
-    },
-    Setting {
-        name: "soft_timeout",
-        set: |builder, value| value.duration().map(|time| builder.policy.soft_timeout = Some(time)),
-        get: |policy| policy.soft_timeout.map(Value::from),
-    },
-    Setting {
-        name: "early_refresh",
-        set: |builder, value| value.fraction().map(|beta| builder.policy.early_refresh = beta),
-        get: |policy| Some(policy.early_refresh.into()),
-    },
-    Setting {
-        name: "refresh_ahead",
-        set: |builder, value| value.fraction().map(|fraction| builder.policy.refresh_ahead = fraction),
-        get: |policy| Some(policy.refresh_ahead.into()),
-    },
-    Setting {
-        name: "negative_for",
-        set: |builder, value| value.duration().map(|time| builder.policy.negative_for = Some(time)),
-        get: |policy| policy.negative_for.map(Value::from),
-    },
-    Setting {
-        name: "on_absent",
-        set: |builder, value| value.choice(&ON_ABSENT).map(|then| builder.policy.on_absent = then),
-        get: |policy| Value::of_choice(&ON_ABSENT, &policy.on_absent),
-    },
-    Setting {
-        name: "ttl_jitter",
-        set: |builder, value| value.fraction().map(|fraction| builder.policy.ttl_jitter = fraction),
-        get: |policy| Some(policy.ttl_jitter.into()),
-    },
-    Setting {
-        name: "lease",
-        set: |builder, value| value.duration().map(|time| builder.policy.lease = time),
-        get: |policy| Some(policy.lease.into()),
-    },
-    Setting {
-        name: "load_timeout",
-        set: |builder, value| value.duration().map(|time| builder.policy.load_timeout = time),
-        get: |policy| Some(policy.load_timeout.into()),
-    },
-    Setting {
-        name: "max_concurrent_loads",
-        set: |builder, value| value.number().map(|loads| builder.policy.max_concurrent_loads = Some(loads)),
-        get: |policy| policy.max_concurrent_loads.map(|loads| u64::from(loads).into()),
-    },
-    Setting {
-        name: "permit_timeout",
-        set: |builder, value| value.duration().map(|time| builder.policy.permit_timeout = time),
-        get: |policy| Some(policy.permit_timeout.into()),
-    },
-    Setting {
-        name: "permit_timeout_then",
-        set: |builder, value| value.choice(&ON_OVERLOAD).map(|then| builder.policy.on_overload = then),
-        get: |policy| Value::of_choice(&ON_OVERLOAD, &policy.on_overload),
-    },
+static SETTINGS: &Table<PolicyBuilder> = &[
+    setting!("name", policy.name),
+    setting!("fresh_for", policy.fresh_for),
+    setting!("local_for", policy.local_for),
+    setting!("local_while_down", policy.local_while_down),
+    setting!("local_elsewhere", policy.local_elsewhere),
+    setting!("stale_while_revalidate", policy.stale_while_revalidate),
+    setting!("stale_if_error", policy.stale_if_error),
+    setting!("back_off", policy.back_off),
+    setting!("soft_timeout", policy.soft_timeout),
+    setting!("early_refresh", policy.early_refresh),
+    setting!("refresh_ahead", policy.refresh_ahead),
+    setting!("negative_for", policy.negative_for),
+    setting!("on_absent", policy.on_absent),
+    setting!("ttl_jitter", policy.ttl_jitter),
+    setting!("lease", policy.lease),
+    setting!("load_timeout", policy.load_timeout),
+    setting!("max_concurrent_loads", policy.max_concurrent_loads),
+    setting!("permit_timeout", policy.permit_timeout),
+    setting!("permit_timeout_then", policy.on_overload),
     Setting {
         name: "max_waiters",
-        set: |builder, value| value.bound().map(|most| builder.policy.max_waiters = most),
-        get: |policy| Some(Value::of_bound(policy.max_waiters)),
+        set: |to, value| value.bound().map(|most| to.policy.max_waiters = most),
+        get: |of| Some(Value::of_bound(of.policy.max_waiters)),
     },
-    Setting {
-        name: "max_waiters_then",
-        set: |builder, value| value.choice(&ON_OVERLOAD).map(|then| builder.policy.when_full = then),
-        get: |policy| Value::of_choice(&ON_OVERLOAD, &policy.when_full),
-    },
-    Setting {
-        name: "wait_timeout",
-        set: |builder, value| value.duration().map(|time| builder.wait_timeout = Some(time)),
-        get: |policy| Some(policy.wait_timeout.into()),
-    },
-    Setting {
-        name: "wait_timeout_then",
-        set: |builder, value| {
-            value.choice(&ON_WAIT_TIMEOUT).map(|then| builder.policy.on_wait_timeout = then)
-        },
-        get: |policy| Value::of_choice(&ON_WAIT_TIMEOUT, &policy.on_wait_timeout),
-    },
-    Setting {
-        name: "coordination_budget",
-        set: |builder, value| value.duration().map(|budget| builder.policy.coordination_budget = budget),
-        get: |policy| Some(policy.coordination_budget.into()),
-    },
-    Setting {
-        name: "command_timeout",
-        set: |builder, value| value.duration().map(|time| builder.command_timeout = Some(time)),
-        get: |policy| Some(policy.command_timeout.into()),
-    },
-    Setting {
-        name: "on_store_down",
-        set: |builder, value| value.choice(&ON_STORE_DOWN).map(|then| builder.policy.on_store_down = then),
-        get: |policy| Value::of_choice(&ON_STORE_DOWN, &policy.on_store_down),
-    },
+    setting!("max_waiters_then", policy.when_full),
+    setting!("wait_timeout", wait_timeout),
+    setting!("wait_timeout_then", policy.on_wait_timeout),
+    setting!("coordination_budget", policy.coordination_budget),
+    setting!("command_timeout", command_timeout),
+    setting!("on_store_down", policy.on_store_down),
     Setting {
         name: "max_fail_open_loads",
-        set: |builder, value| value.bound().map(|loads| builder.policy.max_fail_open_loads = loads),
-        get: |policy| bound(policy.max_fail_open_loads),
+        set: |to, value| value.bound().map(|loads| to.policy.max_fail_open_loads = loads),
+        get: |of| bound(of.policy.max_fail_open_loads),
     },
-    Setting {
-        name: "error_for",
-        set: |builder, value| value.duration().map(|time| builder.policy.error_for = time),
-        get: |policy| Some(policy.error_for.into()),
-    },
-    Setting {
-        name: "tags",
-        set: |builder, value| {
-            let tags: Result<_, _> = value.list()?.into_iter().map(tag).collect();
-            tags.map(|tags| builder.policy.tags = tags)
-        },
-        get: |policy| Some(policy.tags.iter().map(tag_value).collect()),
-    },
-    Setting {
-        name: "invalidate_all",
-        set: |builder, value| value.truth().map(|reached| builder.policy.invalidate_all = reached),
-        get: |policy| Some(policy.invalidate_all.into()),
-    },
-    Setting {
-        name: "invalidate_replicas",
-        set: |builder, value| replicas(value).map(|replicas| builder.policy.replicas = Some(replicas)),
-        get: |policy| {
-            let (replicas, timeout) = policy.replicas?;
-            let table = [("replicas", u64::from(replicas).into()), ("timeout", timeout.into())];
-            Some(Value::Table(table.map(|(name, value): (&str, Value)| (name.to_owned(), value)).into()))
-        },
-    },
-    Setting {
-        name: "share_errors",
-        set: |_, _| Err("a file can not hold a type: set it in code, by PolicyBuilder::share_errors".into()),
-        get: |_| None,
-    },
-    Setting {
-        name: "audit",
-        set: |builder, value| value.fraction().map(|fraction| builder.policy.audit.fraction = fraction),
-        get: |policy| Some(policy.audit.fraction.into()),
-    },
-    Setting {
-        name: "audit_grace",
-        set: |builder, value| value.duration().map(|grace| builder.policy.audit.grace = grace),
-        get: |policy| Some(policy.audit.grace.into()),
-    },
-    Setting {
-        name: "audit_by",
-        set: |_, _| Err("a file can not hold a function: set it in code, by PolicyBuilder::audit_by".into()),
-        get: |_| None,
-    },
-    Setting {
-        name: "shadow",
-        set: |builder, value| value.truth().map(|shadow| builder.policy.shadow = shadow),
-        get: |policy| Some(policy.shadow.into()),
-    },
-    Setting {
-        name: "codec",
-        set: |builder, value| value.choice(&CODECS).map(|codec| builder.policy.codec = codec),
-        get: |policy| Value::of_choice(&CODECS, &policy.codec),
-    },
-    Setting {
-        name: "max_body",
-        set: |builder, value| value.number().map(|bytes| builder.policy.max_body = bytes),
-        get: |policy| Some((policy.max_body as u64).into()),
-    },
+    setting!("error_for", policy.error_for),
+    setting!("tags", policy.tags),
+    setting!("invalidate_all", policy.invalidate_all),
+    setting!("invalidate_replicas", policy.replicas),
+    setting!("share_errors", "a file can not hold a type: set it in code, by PolicyBuilder::share_errors"),
+    setting!("audit", policy.audit.fraction),
+    setting!("audit_grace", policy.audit.grace),
+    setting!("audit_by", "a file can not hold a function: set it in code, by PolicyBuilder::audit_by"),
+    setting!("shadow", policy.shadow),
+    setting!("codec", policy.codec),
+    setting!("max_body", policy.max_body),
     #[cfg(feature = "lz4")]
     Setting {
         name: "compress_from",
-        set: |builder, value| value.bound().map(|bytes| builder.policy.compress_from = bytes),
-        get: |policy| bound(policy.compress_from),
+        set: |to, value| value.bound().map(|bytes| to.policy.compress_from = bytes),
+        get: |of| bound(of.policy.compress_from),
     },
     #[cfg(feature = "http")]
-    Setting {
-        name: "http",
-        set: |builder, value| HttpPolicy::of_value(value).map(|http| builder.policy.http = Arc::new(http)),
-        get: |policy| policy.http.to_value(),
-    },
+    setting!("http", policy.http),
 ];
 
-const ON_ABSENT: [(&str, OnAbsent); 2] = [("negative", OnAbsent::Negative), ("fail", OnAbsent::Fail)];
-const ON_OVERLOAD: [(&str, OnOverload); 2] =
-    [("shed", OnOverload::Shed), ("load_anyway", OnOverload::LoadAnyway)];
-const ON_WAIT_TIMEOUT: [(&str, OnWaitTimeout); 2] =
-    [("load", OnWaitTimeout::Load), ("fail", OnWaitTimeout::Fail)];
-const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
-    [("fail_open", OnStoreDown::FailOpen), ("fail_closed", OnStoreDown::FailClosed)];
-const CODECS: [(&str, Codec); 2] = [("message_pack", Codec::MessagePack), ("json", Codec::Json)];
+choices!(OnAbsent: "negative" = Self::Negative, "fail" = Self::Fail);
+choices!(OnOverload: "shed" = Self::Shed, "load_anyway" = Self::LoadAnyway);
+choices!(OnWaitTimeout: "load" = Self::Load, "fail" = Self::Fail);
+choices!(OnStoreDown: "fail_open" = Self::FailOpen, "fail_closed" = Self::FailClosed);
+choices!(Codec: "message_pack" = Self::MessagePack, "json" = Self::Json);
 
 /// A number; `None` for no bound, which is the default of these settings.
 fn bound(number: usize) -> Option<Value> {
@@ -244,32 +80,40 @@ fn bound(number: usize) -> Option<Value> {
 }
 
 /// A tag: a text, or a list of the texts of its parts.
-fn tag(value: Value) -> Result<CacheKey, String> {
-    if let Value::List(parts) = value {
-        let parts: Result<Vec<_>, _> = parts.into_iter().map(Value::text).collect();
-        return parts.map(CacheKey::from_parts);
-    }
-    value.text().map(CacheKey::from)
-}
-
-fn tag_value(tag: &CacheKey) -> Value {
-    let mut parts = tag.parts();
-    match parts.len() {
-        1 => Value::Text(parts.remove(0)),
-        _ => parts.iter().map(String::as_str).collect(),
-    }
-}
-
-fn replicas(value: Value) -> Result<(u32, Duration), String> {
-    let (mut replicas, mut timeout) = (None, None);
-    for (name, value) in value.table()? {
-        match name.as_str() {
-            "replicas" => replicas = Some(value.number()?),
-            "timeout" => timeout = Some(value.duration()?),
-            _ => return Err(format!("there is no {name}, but replicas and timeout")),
+impl FileValue for CacheKey {
+    fn read(value: Value) -> Result<Self, String> {
+        match value {
+            Value::List(_) => Vec::<String>::read(value).map(Self::from_parts),
+            _ => String::read(value).map(Self::from),
         }
     }
-    replicas.zip(timeout).ok_or_else(|| "set both, as in { replicas = 1, timeout = \"1s\" }".to_owned())
+
+    fn write(&self) -> Option<Value> {
+        match &*self.parts() {
+            [part] => part.write(),
+            parts => parts.to_vec().write(),
+        }
+    }
+}
+
+/// How many replicas an invalidation waits for, and for how long.
+impl FileValue for (u32, Duration) {
+    fn read(value: Value) -> Result<Self, String> {
+        let (mut replicas, mut timeout) = (None, None);
+        for (name, value) in value.table()? {
+            match name.as_str() {
+                "replicas" => replicas = Some(u32::read(value)?),
+                "timeout" => timeout = Some(Duration::read(value)?),
+                _ => return Err(format!("there is no {name}, but replicas and timeout")),
+            }
+        }
+        replicas.zip(timeout).ok_or_else(|| "set both, as in { replicas = 1, timeout = \"1s\" }".to_owned())
+    }
+
+    fn write(&self) -> Option<Value> {
+        let (replicas, timeout) = (self.0.write()?, self.1.write()?);
+        Some(Value::Table(vec![("replicas".to_owned(), replicas), ("timeout".to_owned(), timeout)]))
+    }
 }
 
 /// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that
@@ -310,7 +154,10 @@ impl<'de> Deserialize<'de> for Policy {
 /// ```
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let value = Value::Table(setting::get(SETTINGS, self));
+        let mut builder = PolicyBuilder::of(self.clone());
+        builder.wait_timeout = Some(self.wait_timeout);
+        builder.command_timeout = Some(self.command_timeout);
+        let value = setting::write(SETTINGS, &builder);
         let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
         // Refuse to write a policy that would be read back as another one.
         if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_preserved_in(read))) {
@@ -326,7 +173,7 @@ impl Policy {
         read.errors.clone_from(&self.errors);
         read.audit.same.clone_from(&self.audit.same);
         #[cfg(feature = "http")]
-        Arc::make_mut(&mut read.http).take_functions(&self.http);
+        std::sync::Arc::make_mut(&mut read.http).take_functions(&self.http);
         read == *self
     }
 }

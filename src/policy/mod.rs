@@ -11,13 +11,6 @@
 mod builder;
 #[cfg(feature = "serde")]
 mod file;
-#[cfg(feature = "http")]
-mod http;
-#[cfg(not(feature = "http"))]
-#[path = "no_http.rs"]
-mod http;
-#[cfg(feature = "http")]
-mod http_builder;
 #[cfg(test)]
 #[path = "../../tests/unit/policy/tests.rs"]
 mod tests;
@@ -34,7 +27,6 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 pub use self::builder::PolicyBuilder;
-use self::http::{HttpSettings, fixed_setting};
 use crate::error::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
@@ -151,8 +143,13 @@ pub struct Policy {
     pub(crate) codec: Codec,
     pub(crate) compress_from: usize,
     pub(crate) max_body: usize,
-    pub(crate) http: HttpSettings,
+    #[cfg(feature = "http")]
+    pub(crate) http: Arc<crate::http_rules::settings::HttpPolicy>,
 }
+
+/// The most bytes that a response takes besides its body: its metadata, with a length of two bytes, and its header section,
+/// which `StoredResponse` bounds. Without HTTP, no payload has a head.
+const LONGEST_HEAD: usize = if cfg!(feature = "http") { 192 * 1024 } else { 0 };
 
 /// The name of a policy whose builder sets none.
 const DEFAULT_NAME: &str = "default";
@@ -207,7 +204,7 @@ impl Policy {
     }
 
     /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
-    pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
+    fn stored_for(&self, lifetime: Duration) -> Duration {
         // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
         lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
     }
@@ -232,8 +229,12 @@ impl Policy {
     }
 
     /// Whether the tags of two values may differ.
-    pub(crate) fn has_path_tags(&self) -> bool {
-        http::has_path_tags(&self.http)
+    fn has_path_tags(&self) -> bool {
+        #[cfg(feature = "http")]
+        if self.http.path_tags {
+            return true;
+        }
+        false
     }
 
     /// The tag of the path of an HTTP resource, or of a variant of it, if its responses have one.
@@ -304,7 +305,7 @@ impl Policy {
 
     /// The longest payload of an entry: a value, or a body with its head.
     pub(crate) fn longest_payload(&self) -> usize {
-        self.max_body + http::LONGEST_HEAD
+        self.max_body + LONGEST_HEAD
     }
 
     /// The time that the store may add to one request.
@@ -377,7 +378,8 @@ impl Default for Policy {
             compress_from: usize::MAX,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
-            http: Default::default(),
+            #[cfg(feature = "http")]
+            http: Arc::default(),
         }
     }
 }
@@ -587,6 +589,10 @@ impl Policy {
         if !self.errors.include(&old.errors) {
             return Some(("share_errors", "errors would arrive as text; a file names no types"));
         }
-        fixed_setting(&self.http, &old.http)
+        #[cfg(feature = "http")]
+        if let Some(fixed) = self.http.fixed_setting(&old.http) {
+            return Some(fixed);
+        }
+        None
     }
 }

@@ -161,7 +161,7 @@ async fn hosts_are_different_resources_whatever_their_case_or_default_port() {
 async fn the_scheme_is_the_uris_else_the_policys() {
     let (inner, store) = (Inner::numbered(|_| ()), MemoryStore::new());
     let with = |scheme| {
-        let policy = policy().scheme(scheme).build().unwrap();
+        let policy = policy().http(HttpPolicy::default().scheme(scheme)).build().unwrap();
         StampedeGuard::new(store.clone()).with_policy(policy).layer(inner.clone())
     };
     let (plain, secure) = (with(Scheme::HTTP), with(Scheme::HTTPS));
@@ -230,10 +230,10 @@ async fn a_guard_names_the_key_that_its_policy_stores_under() {
     let tenant = |parts: &KeyParts<'_>| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned);
     let policies = [
         policy(),
-        policy().scheme(Scheme::HTTPS),
+        policy().http(HttpPolicy::default().scheme(Scheme::HTTPS)),
         policy().http(HttpPolicy::default().key(tenant)),
         policy().http(HttpPolicy::private()),
-        policy().http(HttpPolicy::private()).credential_header(HeaderName::from_static("x-tenant")),
+        policy().http(HttpPolicy::private().credential_header(HeaderName::from_static("x-tenant"))),
     ];
     for (at, policy) in policies.into_iter().enumerate() {
         let inner = Inner::numbered(|_| ());

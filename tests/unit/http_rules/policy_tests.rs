@@ -1,6 +1,7 @@
 use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE};
 
 use super::*;
+use crate::policy::Policy;
 
 #[test]
 fn each_starting_point_treats_credentials_in_its_own_way() {
@@ -33,6 +34,17 @@ fn a_credential_that_was_added_stays_and_is_listed_once() {
     }
     let twice = policy().credential_header(COOKIE).requests.credentials;
     assert_eq!(twice, policy().requests.credentials, "A1: a name more would make other keys");
+}
+
+#[test]
+fn settings_are_added_to_those_of_a_policy() {
+    let name = HeaderName::from_static("x-user");
+    let http = HttpPolicy::default().credential_header(name.clone()).scheme(Scheme::HTTPS);
+    let policy = Policy::builder().http(http).build().unwrap();
+    assert_eq!(policy.to_builder().build().unwrap(), policy);
+    let http = policy.http().clone().credential_headers([]);
+    let changed = policy.to_builder().http(http).build().unwrap().http.requests.clone();
+    assert_eq!((changed.credentials.names, changed.scheme), (vec![name], Scheme::HTTPS));
 }
 
 #[test]

@@ -24,7 +24,6 @@ const PLAIN: RequestDemands = RequestDemands {
     has_cookie: false,
     conditional: false,
     ranged: false,
-    if_range: false,
     forwarded: false,
     other_cookies: false,
     other_form: false,
