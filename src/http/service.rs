@@ -89,7 +89,9 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        GuardedFuture { inner: Exchange::begin(&self.inner, request, self.guard.current()) }
+        let guard = self.guard.current();
+        let shadow = guard.parts().1.shadow;
+        GuardedFuture { inner: Exchange::begin(&self.inner, request, guard, shadow) }
     }
 }
 

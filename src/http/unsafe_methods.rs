@@ -25,7 +25,7 @@ use super::body::{BoxError, GuardedBody};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
 use super::commit::{ClientAnswer, LoadRequest, call, ready};
-use super::exchange::{Exchange, at_own_key};
+use super::exchange::{Exchange, separate_key};
 use super::of_keys;
 use super::side_commit::SideCommit;
 use crate::guard::StampedeGuard;
@@ -89,8 +89,7 @@ where
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let own = at_own_key(guard, &mut key, &demands, &self.request);
-        let guard = own.as_ref().unwrap_or(guard);
+        separate_key(guard, &mut key, &demands, &self.request);
         let (state, policy) = guard.parts();
         let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
         guard.count_pass();

@@ -7,6 +7,10 @@ impl Key {
         None
     }
 
+    pub(crate) fn report_tag(&self) -> Option<Self> {
+        None
+    }
+
     pub(crate) fn of_path(&self, _namespace: &str) -> Option<Self> {
         None
     }
