@@ -222,15 +222,15 @@ where
                 }
                 BodyState::Incoming { chunks, next, index, left } => {
                     match ready!(chunks.poll_piece(*next, index, cx)) {
-                        SharedPiece::Data(data) => {
+                        Ok(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        SharedPiece::Whole(trailers) => {
+                        Err(BufferEnd::Whole(trailers)) => {
                             Ok(BodyState::Stored { body: Bytes::new(), trailers })
                         }
-                        SharedPiece::Broken(text) => Err((*text).into()),
+                        Err(BufferEnd::Broken(text)) => Err((*text).into()),
                     }
                 }
                 BodyState::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
@@ -346,13 +346,6 @@ enum BufferEnd {
     Broken(Arc<str>),
 }
 
-/// The next event for a reader.
-enum SharedPiece {
-    Data(Bytes),
-    Whole(Option<Box<HeaderMap>>),
-    Broken(Arc<str>),
-}
-
 impl ChunkBuffer {
     pub(crate) fn data(&self, data: Bytes) {
         self.notify(|state| state.chunks.push(data));
@@ -385,20 +378,19 @@ impl ChunkBuffer {
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// The piece with this number. A reader that must wait gets an index into the wakers, and passes it to the next call.
+    /// The piece with this number, or the end. A reader that must wait gets an index into the wakers, and passes it to the next call.
     fn poll_piece(
         &self,
         number: usize,
         index: &mut Option<usize>,
         cx: &mut Context<'_>,
-    ) -> Poll<SharedPiece> {
+    ) -> Poll<Result<Bytes, BufferEnd>> {
         let mut state = lock(&self.state);
         if let Some(chunk) = state.chunks.get(number) {
-            return Poll::Ready(SharedPiece::Data(chunk.clone()));
+            return Poll::Ready(Ok(chunk.clone()));
         }
         match state.end.clone() {
-            Some(BufferEnd::Whole(trailers)) => Poll::Ready(SharedPiece::Whole(trailers)),
-            Some(BufferEnd::Broken(text)) => Poll::Ready(SharedPiece::Broken(text)),
+            Some(end) => Poll::Ready(Err(end)),
             None => {
                 let index = *index.get_or_insert(state.wakers.len());
                 let waker = Some(cx.waker().clone());

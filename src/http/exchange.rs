@@ -51,7 +51,6 @@ use crate::read_through::call::{Call, CallState, LookUpState};
 use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
 use crate::read_through::miss::MissOutcome;
 use crate::read_through::outside::{Audit, run_alone};
-use crate::store::StoreError;
 use crate::value::entry::Encoding;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
@@ -288,11 +287,11 @@ where
         let mut found = if state.is_closed() {
             Ok(None)
         } else {
-            find(&guard, &key, &wants(LookUpKey::Resource(&key))).await
+            peek(Call { state, policy, key: &key }, &wants(LookUpKey::Resource(&key))).await
         };
         if let Ok(Some(StoredAnswer::Elsewhere(slot))) = &found {
-            let variant_key = slot.key.clone();
-            found = find(&guard, &variant_key, &wants(LookUpKey::Variant)).await;
+            let call = Call { state, policy, key: &slot.key.clone() };
+            found = peek(call, &wants(LookUpKey::Variant)).await;
         }
         match found {
             Ok(Some(StoredAnswer::Response(mut replay))) => {
@@ -327,8 +326,7 @@ where
         let load = async move {
             let (head, body) = call(inner, request).await.ok()?.into_parts();
             let is_answer = !head.status.is_server_error();
-            Some(LoadedResponse { status: head.status, body: whole(body, max_body).await? })
-                .filter(|_| is_answer)
+            Some((head.status, whole(body, max_body).await?)).filter(|_| is_answer)
         };
         let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
         let now = state.store.now();
@@ -402,16 +400,6 @@ pub(super) fn separate_key<Q>(
         }
     }
     *key = key.of_report(&Fingerprint::of(&distinction).half());
-}
-
-/// The stored response that may be served, if any.
-async fn find(
-    guard: &StampedeGuard,
-    key: &Key,
-    wants: &ResponseReader<'_>,
-) -> Result<Option<StoredAnswer>, StoreError> {
-    let (state, policy) = guard.parts();
-    peek(Call { state, policy, key }, wants).await
 }
 
 /// The answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response without content has no length (8.6).
@@ -639,17 +627,16 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     response
 }
 
-/// The status and body that an audit compares.
-struct LoadedResponse {
-    status: StatusCode,
-    body: Bytes,
-}
-
-fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &LoadedResponse) -> Option<bool> {
-    if served.response.status != loaded.status {
+/// Whether an audit finds the response that is served: its status and its body.
+fn is_same(
+    policy: &Policy,
+    served: &StoredResponseToReplace,
+    (status, body): &(StatusCode, Bytes),
+) -> Option<bool> {
+    if served.response.status != *status {
         return Some(false);
     }
-    let bodies = [&served.response.body, &loaded.body];
+    let bodies = [&served.response.body, body];
     let json = bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload });
     policy.audit.is_same(json)
 }

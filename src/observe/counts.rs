@@ -358,7 +358,8 @@ impl fmt::Debug for PolicyCounters {
 /// How requests were answered.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// By [`Outcome`]. Of local hits, only how many were published: they are counted apart, because they are the most frequent.
+    /// By [`Outcome`]. That of local hits has only their published value: `local_hits` has their count, because they are the most
+    /// frequent.
     by_outcome: [Counter; Outcome::ALL.len()],
     local_hits: SpreadCounter,
 }
