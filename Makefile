@@ -208,7 +208,7 @@ PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
   $(addprefix src/store/redis/,scripts.rs inbox.rs contract.rs errors.rs doctor/server.rs)
 ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/cache_key.rs
-RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
+RULES = $(wildcard src/http/*.rs src/http_rules/*.rs)
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
 	SEEDS=60 cargo mutants --all-features --test-workspace=true $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models

@@ -305,11 +305,6 @@ impl StampedeGuard {
         self
     }
 
-    /// As [`with_policy`](Self::with_policy), for the same request.
-    pub(crate) fn with_policy_here(&self, policy: Policy) -> Self {
-        Self { route: self.route.clone(), ..self.with_policy(policy) }
-    }
-
     pub(crate) fn key(&self, key: impl Into<CacheKey>) -> Result<Key, Error> {
         let key = key.into();
         if key.is_empty() {

@@ -4,14 +4,8 @@
 //! that go on after their loads have answered their callers, because they take longer than callers wait. [`UnusableEntries`] counts the
 //! stored entries that this process could not use, by reason.
 
-mod http;
-#[cfg(not(feature = "metrics"))]
-#[path = "no_publish.rs"]
-mod publish;
 #[cfg(feature = "metrics")]
 mod publish;
-#[cfg(feature = "metrics")]
-mod published;
 pub(crate) mod retained;
 pub(crate) mod turns;
 
@@ -24,9 +18,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use self::http::HttpState;
-#[cfg(feature = "metrics")]
-use self::published::Published;
 use self::retained::RetainedInvalidations;
 use self::turns::Turns;
 use crate::flight;
@@ -104,8 +95,18 @@ pub(crate) struct GuardState {
     left: Notify,
     longest_command_us: AtomicU64,
     longest_payload: AtomicUsize,
-    #[cfg(feature = "metrics")]
-    published: Published,
+}
+
+/// What the guard's HTTP layers share.
+#[cfg(feature = "http")]
+#[derive(Debug, Default)]
+pub(crate) struct HttpState {
+    /// Limits warnings about responses that arrive older than their lifetimes. Never reset, so there is one warning only.
+    pub(crate) too_old_log: LogOnce,
+    /// Limits warnings about failed invalidations by unsafe requests.
+    pub(crate) invalidation_log: LogOnce,
+    /// Unsafe requests whose client has disconnected and whose responses are still awaited.
+    pub(crate) abandoned_unsafe_requests: Arc<Tracker>,
 }
 
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed>;
@@ -199,8 +200,6 @@ impl GuardState {
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
             longest_payload: AtomicUsize::new(0),
-            #[cfg(feature = "metrics")]
-            published: Published::default(),
         }
     }
 
@@ -216,7 +215,7 @@ impl GuardState {
     }
 
     /// Records the longest payload that a policy allows. The policy is used from now on.
-    pub(crate) fn note_longest_payload(&self, bytes: usize) {
+    fn note_longest_payload(&self, bytes: usize) {
         self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
     }
 
@@ -266,6 +265,19 @@ impl GuardState {
 
     pub(crate) fn count(&self, count: GuardCount) {
         self.counters.add(count);
+    }
+
+    /// Publishes the counters and gauges from now on, once a second.
+    #[inline]
+    pub(crate) fn publish_regularly(self: &Arc<Self>) {
+        #[cfg(feature = "metrics")]
+        self.begin_to_publish();
+    }
+
+    /// Publishes the increments since the last time, and the present gauges.
+    pub(crate) fn publish(&self) {
+        #[cfg(feature = "metrics")]
+        self.publish_now();
     }
 
     /// Prepares the counters, limits and local tier for a policy that is used from now on.

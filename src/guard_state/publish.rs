@@ -8,16 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use metrics::{
-    Counter, Gauge, IntoF64, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
-    with_recorder,
-};
+use metrics::{IntoF64, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit, with_recorder};
 use tokio::time::sleep;
 
 use super::GuardState;
-use crate::health::{Breaker, Health, LinkState};
+use crate::health::{Breaker, LinkState};
 use crate::metrics::{Kind, METRICS};
-use crate::observe::{Outcome, PolicyCounters, Requests, Series};
+use crate::observe::{Outcome, PolicyCounters, Requests};
 use crate::task::{OwnedTask, TaskOwner, TaskRef};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -27,14 +24,13 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl GuardState {
     /// Starts the task that publishes, if there is none and the caller is in a runtime.
     #[inline]
-    pub(crate) fn publish_regularly(self: &Arc<Self>) {
-        if !self.published.task.is_running() {
-            self.published.task.start(self, publish_task);
+    pub(super) fn begin_to_publish(self: &Arc<Self>) {
+        if !self.counters.publishing.is_running() {
+            self.counters.publishing.start(self, publish_task);
         }
     }
 
-    /// Publishes the increments since the last time, and the present gauges.
-    pub(crate) fn publish(&self) {
+    pub(super) fn publish_now(&self) {
         with_recorder(|recorder| {
             // Without a recorder the increments would be lost.
             if is_installed(recorder, &self.namespace) {
@@ -44,15 +40,12 @@ impl GuardState {
     }
 
     fn publish_to(&self, recorder: &dyn Recorder) {
-        if !self.published.described.swap(true, Ordering::Relaxed) {
+        let is_first = !self.counters.is_registered.swap(true, Ordering::Relaxed);
+        if is_first {
             describe(recorder);
         }
-        let is_first = !self.published.registered.swap(true, Ordering::Relaxed);
-        for (series, counter) in self.counters.guard.all() {
-            let count = counter.unpublished();
-            if count > 0 || is_first {
-                recorder.register_counter(&key(series, Vec::new()), &METADATA).increment(count);
-            }
+        for (metric, label, counter) in self.counters.guard.all() {
+            increment(recorder, metric, label.map(label_of), counter.unpublished(), is_first);
         }
         for policy in self.counters.policies() {
             publish_policy(recorder, &policy);
@@ -61,67 +54,53 @@ impl GuardState {
     }
 
     fn publish_gauges(&self, recorder: &dyn Recorder) {
-        let Health {
-            topology,
-            commands,
-            inbox,
-            breaker,
-            clock,
-            silent_for,
-            inbox_lag,
-            local,
-            outages,
-            credential_failures,
-            ..
-        } = Health { local: self.local.health(), ..self.store.health() };
-        let guard = GuardGauges { recorder, namespace: &self.namespace };
-        let opened = self.counters.outages.unpublished_of(outages);
-        guard.counter("stampede_guard_breaker_opened_total").increment(opened);
-        let failed = self.counters.credential_failures.unpublished_of(credential_failures);
-        guard.counter("stampede_guard_credential_failures_total").increment(failed);
-        guard.set(
-            "stampede_guard_breaker_open",
-            match breaker {
-                Breaker::Closed => 0.0,
-                Breaker::Partly => 0.5,
-                Breaker::Open => 1.0,
-            },
-        );
-        for (connection, link) in [("commands", commands), ("inbox", inbox)] {
-            let up = if link == LinkState::Up { 1.0 } else { 0.0 };
-            let labels = vec![Label::new("connection", connection)];
-            guard.gauge("stampede_guard_connected", labels).set(up);
-        }
+        let health = self.store.health();
+        let namespace = || Label::new("namespace", self.namespace.to_string());
+        let opened = self.counters.outages.unpublished_of(health.outages);
+        increment(recorder, "stampede_guard_breaker_opened_total", [namespace()], opened, true);
+        let failed = self.counters.credential_failures.unpublished_of(health.credential_failures);
+        increment(recorder, "stampede_guard_credential_failures_total", [namespace()], failed, true);
+        let set = |name, labels: &[(&'static str, &str)], value: f64| {
+            let labels = labels.iter().map(|&(name, value)| Label::new(name, value.to_owned()));
+            let key = Key::from_parts(name, labels.chain([namespace()]).collect::<Vec<_>>());
+            recorder.register_gauge(&key, &METADATA).set(value);
+        };
+        let breaker = match health.breaker {
+            Breaker::Closed => 0.0,
+            Breaker::Partly => 0.5,
+            Breaker::Open => 1.0,
+        };
         let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
-        guard.set("stampede_guard_inbox_lag_seconds", seconds(inbox_lag));
-        guard.set("stampede_guard_inbox_silence_seconds", seconds(silent_for));
-        guard.set(
-            "stampede_guard_clock_ahead_seconds",
-            clock.map_or(0.0, |clock| clock.ahead_ms as f64 / 1e3),
-        );
-        guard.set("stampede_guard_flights", self.flights.len() as f64);
-        guard.set("stampede_guard_tasks", self.tasks.count() as f64);
-        guard.set("stampede_guard_leases", self.leases.count() as f64);
-        guard.set("stampede_guard_kept_invalidations", self.retained.count() as f64);
-        if let Some(local) = local {
-            guard.set("stampede_guard_local_copies", local.copies as f64);
-            guard.set("stampede_guard_local_bytes", local.bytes as f64);
-            guard.set("stampede_guard_local_capacity_bytes", local.capacity as f64);
-            guard.set("stampede_guard_local_lease_seconds", local.lease_remaining.as_secs_f64());
+        let clock_ahead = health.clock.map_or(0.0, |clock| clock.ahead_ms as f64 / 1e3);
+        set("stampede_guard_breaker_open", &[], breaker);
+        for (connection, link) in [("commands", health.commands), ("inbox", health.inbox)] {
+            let up = if link == LinkState::Up { 1.0 } else { 0.0 };
+            set("stampede_guard_connected", &[("connection", connection)], up);
         }
-        let labels = vec![Label::new("version", VERSION), Label::new("topology", topology.to_string())];
-        guard.gauge("stampede_guard_info", labels).set(1.0);
+        set("stampede_guard_inbox_lag_seconds", &[], seconds(health.inbox_lag));
+        set("stampede_guard_inbox_silence_seconds", &[], seconds(health.silent_for));
+        set("stampede_guard_clock_ahead_seconds", &[], clock_ahead);
+        set("stampede_guard_flights", &[], self.flights.len() as f64);
+        set("stampede_guard_tasks", &[], self.tasks.count() as f64);
+        set("stampede_guard_leases", &[], self.leases.count() as f64);
+        set("stampede_guard_kept_invalidations", &[], self.retained.count() as f64);
+        if let Some(local) = self.local.health() {
+            set("stampede_guard_local_copies", &[], local.copies as f64);
+            set("stampede_guard_local_bytes", &[], local.bytes as f64);
+            set("stampede_guard_local_capacity_bytes", &[], local.capacity as f64);
+            set("stampede_guard_local_lease_seconds", &[], local.lease_remaining.as_secs_f64());
+        }
+        let info = [("version", VERSION), ("topology", &*health.topology.to_string())];
+        set("stampede_guard_info", &info, 1.0);
     }
 }
 
 fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
     let name = || Label::new("policy", SharedString::from_shared(Arc::clone(&policy.name)));
     let is_first = policy.is_first_published();
-    for (series, counter) in policy.counts.all() {
-        let count = counter.unpublished();
-        if count > 0 || is_first {
-            recorder.register_counter(&key(series, vec![name()]), &METADATA).increment(count);
-        }
+    for (metric, label, counter) in policy.counts.all() {
+        let labels = [name()].into_iter().chain(label.map(label_of));
+        increment(recorder, metric, labels, counter.unpublished(), is_first);
     }
     let mut saved = 0;
     // The outcomes of requests without a route exist from the start, those of a route from its first request on.
@@ -129,10 +108,7 @@ fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
     policy.routes.each(|route, requests| {
         saved += publish_requests(recorder, &name(), Some(route), requests, false);
     });
-    if saved > 0 || is_first {
-        let series = Series { metric: "stampede_guard_loads_saved_total", label: None };
-        recorder.register_counter(&key(series, vec![name()]), &METADATA).increment(saved);
-    }
+    increment(recorder, "stampede_guard_loads_saved_total", [name()], saved, is_first);
 }
 
 /// Returns how many of these requests did not load for themselves.
@@ -144,10 +120,9 @@ fn publish_requests(
     is_first: bool,
 ) -> u64 {
     let mut saved = 0;
+    let route =
+        route.map_or(SharedString::const_str(""), |route| SharedString::from_shared(Arc::clone(route)));
     for (outcome, count) in requests.unpublished() {
-        if count == 0 && !is_first {
-            continue;
-        }
         // A hit is labelled with its tier; the label is empty for all other outcomes.
         let tier = match outcome {
             Outcome::LocalHit => "local",
@@ -157,39 +132,28 @@ fn publish_requests(
         if matches!(outcome, Outcome::LocalHit | Outcome::Hit | Outcome::Stale | Outcome::Coalesced) {
             saved += count;
         }
-        let route =
-            route.map_or(SharedString::const_str(""), |route| SharedString::from_shared(Arc::clone(route)));
-        let labels = vec![policy.clone(), Label::new("route", route), Label::new("tier", tier)];
-        let series =
-            Series { metric: "stampede_guard_requests_total", label: Some(("outcome", outcome.as_str())) };
-        recorder.register_counter(&key(series, labels), &METADATA).increment(count);
+        let labels = [("tier", tier), ("outcome", outcome.as_str())].map(label_of);
+        let labels = [policy.clone(), Label::new("route", route.clone())].into_iter().chain(labels);
+        increment(recorder, "stampede_guard_requests_total", labels, count, is_first);
     }
     saved
 }
 
-fn key(series: Series, mut labels: Vec<Label>) -> Key {
-    labels.extend(series.label.map(|(name, value)| Label::new(name, value)));
-    Key::from_parts(series.metric, labels)
+fn label_of((name, value): (&'static str, &'static str)) -> Label {
+    Label::from_static_parts(name, value)
 }
 
-struct GuardGauges<'a> {
-    recorder: &'a dyn Recorder,
-    namespace: &'a str,
-}
-
-impl GuardGauges<'_> {
-    fn gauge(&self, name: &'static str, mut labels: Vec<Label>) -> Gauge {
-        labels.push(Label::new("namespace", self.namespace.to_owned()));
-        self.recorder.register_gauge(&Key::from_parts(name, labels), &METADATA)
-    }
-
-    fn set(&self, name: &'static str, value: f64) {
-        self.gauge(name, Vec::new()).set(value);
-    }
-
-    fn counter(&self, name: &'static str) -> Counter {
-        let labels = vec![Label::new("namespace", self.namespace.to_owned())];
-        self.recorder.register_counter(&Key::from_parts(name, labels), &METADATA)
+/// Publishes an increment. One of zero only if the counter has to `exist`.
+fn increment(
+    recorder: &dyn Recorder,
+    metric: &'static str,
+    labels: impl IntoIterator<Item = Label>,
+    count: u64,
+    exist: bool,
+) {
+    if count > 0 || exist {
+        let key = Key::from_parts(metric, labels.into_iter().collect::<Vec<_>>());
+        recorder.register_counter(&key, &METADATA).increment(count);
     }
 }
 
@@ -228,7 +192,7 @@ fn describe(recorder: &dyn Recorder) {
 
 impl TaskOwner for GuardState {
     fn owned_task(&self) -> &OwnedTask {
-        &self.published.task
+        &self.counters.publishing
     }
 }
 
@@ -236,6 +200,6 @@ async fn publish_task(task: TaskRef<GuardState>) {
     loop {
         sleep(PERIOD).await;
         let Some(state) = task.owner() else { return };
-        state.publish();
+        state.publish_now();
     }
 }

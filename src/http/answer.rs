@@ -586,7 +586,7 @@ pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
 }
 
 /// Writes the age of a reused response, which replaces any older `Age` (RFC 9111, 5.1).
-pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
+fn write_age(headers: &mut HeaderMap, seconds: u64) {
     let _ = headers.try_insert(AGE, age_value(seconds));
 }
 

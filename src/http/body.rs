@@ -209,7 +209,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
-            match &mut self.state {
+            let next_state = match &mut self.state {
                 BodyState::Stored { body, .. } if !body.is_empty() => {
                     return Poll::Ready(Some(Ok(Frame::data(std::mem::take(body)))));
                 }
@@ -222,18 +222,15 @@ where
                 }
                 BodyState::Incoming { chunks, next, index, left } => {
                     match ready!(chunks.poll_piece(*next, index, cx)) {
-                        SharedPiece::Data(data) => {
+                        Ok(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        SharedPiece::Whole(trailers) => {
-                            self.state = BodyState::Stored { body: Bytes::new(), trailers };
+                        Err(BufferEnd::Whole(trailers)) => {
+                            Ok(BodyState::Stored { body: Bytes::new(), trailers })
                         }
-                        SharedPiece::Broken(text) => {
-                            self.state = Self::ended();
-                            return Poll::Ready(Some(Err((*text).into())));
-                        }
+                        Err(BufferEnd::Broken(text)) => Err((*text).into()),
                     }
                 }
                 BodyState::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
@@ -241,22 +238,21 @@ where
                         *left = less(left, data.len() as u64);
                         return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
-                    Some(StreamPiece::Last { body, trailers }) => {
-                        self.state = BodyState::Stored { body, trailers }
-                    }
-                    Some(StreamPiece::Rest(body)) => self.state = BodyState::Passed(body),
-                    Some(StreamPiece::Failed(error)) => {
-                        self.state = Self::ended();
-                        return Poll::Ready(Some(Err(error)));
-                    }
+                    Some(StreamPiece::Last { body, trailers }) => Ok(BodyState::Stored { body, trailers }),
+                    Some(StreamPiece::Rest(body)) => Ok(BodyState::Passed(body)),
+                    Some(StreamPiece::Failed(error)) => Err(error),
                     // The load task has ended: cancelled, panicked, or its runtime shut down. The client has received
                     // a part, and only an error prevents it from treating the part as the whole (RFC 9112, 8: an
                     // incomplete message is not to be cached or used as complete).
-                    None => {
-                        self.state = Self::ended();
-                        return Poll::Ready(Some(Err(Box::new(CutOff))));
-                    }
+                    None => Err(Box::new(CutOff) as BoxError),
                 },
+            };
+            match next_state {
+                Ok(state) => self.state = state,
+                Err(error) => {
+                    self.state = Self::ended();
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
         }
     }
@@ -350,13 +346,6 @@ enum BufferEnd {
     Broken(Arc<str>),
 }
 
-/// The next event for a reader.
-pub(crate) enum SharedPiece {
-    Data(Bytes),
-    Whole(Option<Box<HeaderMap>>),
-    Broken(Arc<str>),
-}
-
 impl ChunkBuffer {
     pub(crate) fn data(&self, data: Bytes) {
         self.notify(|state| state.chunks.push(data));
@@ -389,20 +378,19 @@ impl ChunkBuffer {
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// The piece with this number. A reader that must wait gets an index into the wakers, and passes it to the next call.
-    pub(crate) fn poll_piece(
+    /// The piece with this number, or the end. A reader that must wait gets an index into the wakers, and passes it to the next call.
+    fn poll_piece(
         &self,
         number: usize,
         index: &mut Option<usize>,
         cx: &mut Context<'_>,
-    ) -> Poll<SharedPiece> {
+    ) -> Poll<Result<Bytes, BufferEnd>> {
         let mut state = lock(&self.state);
         if let Some(chunk) = state.chunks.get(number) {
-            return Poll::Ready(SharedPiece::Data(chunk.clone()));
+            return Poll::Ready(Ok(chunk.clone()));
         }
         match state.end.clone() {
-            Some(BufferEnd::Whole(trailers)) => Poll::Ready(SharedPiece::Whole(trailers)),
-            Some(BufferEnd::Broken(text)) => Poll::Ready(SharedPiece::Broken(text)),
+            Some(end) => Poll::Ready(Err(end)),
             None => {
                 let index = *index.get_or_insert(state.wakers.len());
                 let waker = Some(cx.waker().clone());

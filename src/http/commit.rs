@@ -284,7 +284,7 @@ where
         let Self { policy, side_commit, client, announcer, load_request, state, fwd, .. } = self;
         // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
         // invalidation by tag, or under another key, would not reach callers that join this flight.
-        let may_announce = !policy.is_tagged() && matches!(side_commit, SideCommit::No);
+        let may_announce = !policy.has_tags(&load_request.resource) && matches!(side_commit, SideCommit::No);
         let mut shared_body =
             expected.filter(|_| may_announce).and_then(|length| candidate.shared_body(length)).map(Arc::new);
         let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));

@@ -51,7 +51,6 @@ use crate::read_through::call::{Call, CallState, LookUpState};
 use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
 use crate::read_through::miss::MissOutcome;
 use crate::read_through::outside::{Audit, run_alone};
-use crate::store::StoreError;
 use crate::value::entry::Encoding;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
@@ -99,7 +98,14 @@ where
 {
     /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that change one
     /// reference count wait for each other.
-    pub(super) fn begin(inner: &S, mut request: Request<Q>, guard: Current<'_>) -> AnswerFuture<B, S::Error> {
+    ///
+    /// With `shadow`, the answer is the inner service's, and the guard runs beside it.
+    pub(super) fn begin(
+        inner: &S,
+        mut request: Request<Q>,
+        guard: Current<'_>,
+        shadow: bool,
+    ) -> AnswerFuture<B, S::Error> {
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let mut considered = consider(&request, &policy.http.requests, join);
@@ -107,11 +113,9 @@ where
             // A shared response must not depend on the other cookies of its leader, so the inner service does not see them.
             request.headers_mut().remove(COOKIE);
         }
-        let at_own_key = match &mut considered {
-            Ok(ConsideredRequest { key, demands, .. }) => at_own_key(&guard, key, demands, &request),
-            Err(_) => None,
-        };
-        let guard = at_own_key.map_or(guard, Current::Newer);
+        if let Ok(ConsideredRequest { key, demands, .. }) = &mut considered {
+            separate_key(&guard, key, demands, &request);
+        }
         let mut audits = false;
         if let Ok(ConsideredRequest { key, is_get: true, demands }) = &considered
             && !demands.directives.only_if_cached
@@ -131,7 +135,7 @@ where
         let logged_key = considered.as_ref().ok().filter(|_| policy.http.expose_key);
         let logged_key = logged_key.map(|considered| considered.key.within(&state.namespace).to_owned());
         let exchange = Self { inner: inner.clone(), request };
-        let answer = exchange.answer(guard, considered, audits);
+        let answer = exchange.answer(guard, considered, audits, shadow);
         AnswerFuture::Further(match logged_key {
             None => answer,
             Some(key) => Box::pin(async move {
@@ -148,13 +152,14 @@ where
         guard: StampedeGuard,
         considered: Result<ConsideredRequest<Key>, Rule>,
         audits: bool,
+        shadow: bool,
     ) -> BoxFuture<ClientAnswer<B, S::Error>> {
-        let (state, policy) = guard.parts();
+        let (state, _) = guard.parts();
         match considered {
             Ok(_) if state.is_bypassed() => {
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass("switched-off"))))
             }
-            Ok(_) if policy.shadow => Box::pin(self.shadowed(guard)),
+            Ok(_) if shadow => Box::pin(self.shadowed(guard)),
             Ok(ConsideredRequest { key, is_get: true, demands }) if !demands.directives.only_if_cached => {
                 Box::pin(self.cached(guard, key, demands, audits))
             }
@@ -282,11 +287,11 @@ where
         let mut found = if state.is_closed() {
             Ok(None)
         } else {
-            find(&guard, &key, &wants(LookUpKey::Resource(&key))).await
+            peek(Call { state, policy, key: &key }, &wants(LookUpKey::Resource(&key))).await
         };
         if let Ok(Some(StoredAnswer::Elsewhere(slot))) = &found {
-            let variant_key = slot.key.clone();
-            found = find(&guard, &variant_key, &wants(LookUpKey::Variant)).await;
+            let call = Call { state, policy, key: &slot.key.clone() };
+            found = peek(call, &wants(LookUpKey::Variant)).await;
         }
         match found {
             Ok(Some(StoredAnswer::Response(mut replay))) => {
@@ -309,6 +314,39 @@ where
             }
             Ok(_) | Err(_) => self.head(guard.clone(), key, &demands).await,
         }
+    }
+
+    /// Audits the hit that answered this request: loads with the request and compares the responses.
+    fn audit(self, guard: &StampedeGuard, key: &Key) {
+        let (state, policy) = guard.parts();
+        let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
+        let Self { inner, mut request } = self;
+        remove_conditions(request.headers_mut());
+        let (headers, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
+        let load = async move {
+            let (head, body) = call(inner, request).await.ok()?.into_parts();
+            let is_answer = !head.status.is_server_error();
+            Some((head.status, whole(body, max_body).await?)).filter(|_| is_answer)
+        };
+        let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
+        let now = state.store.now();
+        audit.spawn(load, move |policy, served, loaded| {
+            let served = StoredResponseToReplace::of(served.clone(), now)?;
+            // Meanwhile another variant may have been stored under this key.
+            let is_own = served.meta.is_for(&headers, normal) && served.meta.part.is_none();
+            is_own.then(|| is_same(policy, &served, loaded)).flatten()
+        });
+    }
+
+    /// Answers from the inner service. If the request can be copied, a task runs the copy through the guard.
+    async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
+        if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
+            tokio::spawn(async move {
+                // Dropping the response does not stop a load: its result is stored.
+                drop(Self::begin(&inner, request, Current::Newer(guard), false).await);
+            });
+        }
+        Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))
     }
 }
 
@@ -340,20 +378,19 @@ fn hit_at_once<Q, B>(
     }
 }
 
-/// The guard for a request that must not share the entry of its resource; `None` for other requests. It uses a separate key, with the
-/// resource as a tag, so that an invalidation of the resource reaches it. Such a request has another proxy report than the policy's,
-/// or its target is not in normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could
-/// replace the response of all others.
-pub(super) fn at_own_key<Q>(
+/// Gives a request that must not share the entry of its resource a separate key. Such a key has the resource as a tag, so that an
+/// invalidation of the resource reaches its entry. Such a request has another proxy report than the policy's, or its target is not in
+/// normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could replace the response of all
+/// others.
+pub(super) fn separate_key<Q>(
     guard: &StampedeGuard,
     key: &mut Key,
     demands: &RequestDemands,
     request: &Request<Q>,
-) -> Option<StampedeGuard> {
-    let (state, policy) = guard.parts();
+) {
     let report = if demands.forwarded { forwarding(request.headers()) } else { None };
-    if report == policy.http.requests.report && !demands.other_form {
-        return None;
+    if report == guard.parts().1.http.requests.report && !demands.other_form {
+        return;
     }
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
@@ -362,20 +399,7 @@ pub(super) fn at_own_key<Q>(
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
-    let resource = key.of_reports(&state.namespace);
-    let policy = Policy { resource, ..Policy::clone(policy) };
     *key = key.of_report(&Fingerprint::of(&distinction).half());
-    Some(guard.with_policy_here(policy))
-}
-
-/// The stored response that may be served, if any.
-async fn find(
-    guard: &StampedeGuard,
-    key: &Key,
-    wants: &ResponseReader<'_>,
-) -> Result<Option<StoredAnswer>, StoreError> {
-    let (state, policy) = guard.parts();
-    peek(Call { state, policy, key }, wants).await
 }
 
 /// The answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response without content has no length (8.6).
@@ -603,64 +627,16 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     response
 }
 
-/// The status and body that an audit compares.
-struct LoadedResponse {
-    status: StatusCode,
-    body: Bytes,
-}
-
-impl<S, Q, B> Exchange<S, Q>
-where
-    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
-    Q: Body + Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    /// Audits the hit that answered this request: loads with the request and compares the responses.
-    pub(super) fn audit(self, guard: &StampedeGuard, key: &Key) {
-        let (state, policy) = guard.parts();
-        let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
-        let Self { inner, mut request } = self;
-        remove_conditions(request.headers_mut());
-        let (headers, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
-        let load = async move {
-            let (head, body) = call(inner, request).await.ok()?.into_parts();
-            let is_answer = !head.status.is_server_error();
-            Some(LoadedResponse { status: head.status, body: whole(body, max_body).await? })
-                .filter(|_| is_answer)
-        };
-        let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
-        let now = state.store.now();
-        audit.spawn(load, move |policy, served, loaded| {
-            let served = StoredResponseToReplace::of(served.clone(), now)?;
-            // Meanwhile another variant may have been stored under this key.
-            let is_own = served.meta.is_for(&headers, normal) && served.meta.part.is_none();
-            is_own.then(|| is_same(policy, &served, loaded)).flatten()
-        });
-    }
-
-    /// Answers from the inner service. If the request can be copied, a task runs the copy through the guard.
-    pub(super) async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
-        if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
-            let (_, policy) = guard.parts();
-            let guard = guard.with_policy_here(Policy { shadow: false, ..Policy::clone(policy) });
-            tokio::spawn(async move {
-                // Dropping the response does not stop a load: its result is stored.
-                drop(Self::begin(&inner, request, Current::Newer(guard)).await);
-            });
-        }
-        Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))
-    }
-}
-
-fn is_same(policy: &Policy, served: &StoredResponseToReplace, loaded: &LoadedResponse) -> Option<bool> {
-    if served.response.status != loaded.status {
+/// Whether an audit finds the response that is served: its status and its body.
+fn is_same(
+    policy: &Policy,
+    served: &StoredResponseToReplace,
+    (status, body): &(StatusCode, Bytes),
+) -> Option<bool> {
+    if served.response.status != *status {
         return Some(false);
     }
-    let bodies = [&served.response.body, &loaded.body];
+    let bodies = [&served.response.body, body];
     let json = bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload });
     policy.audit.is_same(json)
 }
@@ -689,7 +665,7 @@ static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default)
 
 /// Warns about a GET or HEAD that bypasses the cache because of its body. If no header announces a body, most likely
 /// there is none: a layer has wrapped it in a stream, and does so for all requests.
-pub(super) fn warn_of_body<B>(request: &Request<B>) {
+fn warn_of_body<B>(request: &Request<B>) {
     let headers = request.headers();
     let announces =
         headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|n| !is_zero(n));

@@ -276,11 +276,10 @@ mod answer;
 mod body;
 mod candidate;
 mod commit;
-#[cfg(feature = "axum")]
-mod error_response;
 mod exchange;
 mod explain;
 #[cfg(any(test, fuzzing))]
+#[path = "../../tests/unit/http/fuzzed.rs"]
 pub(crate) mod fuzzed;
 mod load;
 #[cfg(feature = "reqwest")]

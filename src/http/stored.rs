@@ -145,9 +145,9 @@ const CONTENT_LENGTH_NUMBER: usize = 1;
 const ADDED_TO_REPLAYS: usize = 2;
 
 /// The most headers and trailers together; far below the limit of `HeaderMap`.
-pub(crate) const MOST_HEADERS: usize = 128;
+const MOST_HEADERS: usize = 128;
 /// The most bytes of names and values of headers and trailers together.
-pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
+const MOST_HEADER_BYTES: usize = 64 * 1024;
 
 /// A response that may be replayed to any client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,7 +194,7 @@ impl StoredResponse {
         meta.encode(&mut out)?;
         let start = out.len();
         out.put_u8(ENCODING_LAYOUT);
-        out.put_u8(version_to_wire(self.version)?);
+        out.put_u8(VERSIONS.iter().find(|(version, _)| *version == self.version)?.1);
         out.put_u16_le(self.status.as_u16());
         out.put_u16_le(self.headers.len() as u16);
         out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
@@ -243,7 +243,7 @@ impl StoredResponse {
         let mut fields = HeaderFields { raw, at: start, end: start + head };
         let stored = Self {
             status,
-            version: version_from_wire(fixed[1])?,
+            version: VERSIONS.iter().find(|(_, number)| *number == fixed[1])?.0,
             headers: fields.read(headers, ADDED_TO_REPLAYS, Some(body.len() as u64))?,
             trailers: match trailers {
                 Some(count) => Some(Box::new(fields.read(count, 0, None)?)),
@@ -373,27 +373,14 @@ impl HeaderFields<'_> {
     }
 }
 
-fn version_to_wire(version: Version) -> Option<u8> {
-    Some(match version {
-        Version::HTTP_09 => 9,
-        Version::HTTP_10 => 10,
-        Version::HTTP_11 => 11,
-        Version::HTTP_2 => 20,
-        Version::HTTP_3 => 30,
-        _ => return None,
-    })
-}
-
-fn version_from_wire(number: u8) -> Option<Version> {
-    Some(match number {
-        9 => Version::HTTP_09,
-        10 => Version::HTTP_10,
-        11 => Version::HTTP_11,
-        20 => Version::HTTP_2,
-        30 => Version::HTTP_3,
-        _ => return None,
-    })
-}
+/// The versions of HTTP, each with its number in stored entries.
+const VERSIONS: [(Version, u8); 5] = [
+    (Version::HTTP_09, 9),
+    (Version::HTTP_10, 10),
+    (Version::HTTP_11, 11),
+    (Version::HTTP_2, 20),
+    (Version::HTTP_3, 30),
+];
 
 /// Clamps the time to the years 1970 to 9999: `httpdate` panics outside them, and a broken clock may be there.
 fn clamp(now: SystemTime) -> SystemTime {
@@ -414,7 +401,7 @@ fn clamp(now: SystemTime) -> SystemTime {
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
 /// ```
 /// All integers are little-endian. Another layout has another number in the first byte.
-pub(crate) const FIXED: usize = 44;
+const FIXED: usize = 44;
 const LAYOUT: u8 = 2;
 const REVALIDATE_ALWAYS: u8 = 1;
 const IMMUTABLE: u8 = 2;

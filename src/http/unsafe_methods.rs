@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
-use http::{Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -25,9 +25,10 @@ use super::body::{BoxError, GuardedBody};
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::ResponseCommit;
 use super::commit::{ClientAnswer, LoadRequest, call, ready};
-use super::exchange::{Exchange, at_own_key};
+use super::exchange::{Exchange, separate_key};
 use super::of_keys;
 use super::side_commit::SideCommit;
+use super::stored::StoredResponse;
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
 use crate::guard::load::Times;
@@ -35,13 +36,12 @@ use crate::guard_state::GuardState;
 use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
 use crate::http_rules::invalidation::ChangedResources;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
-use crate::http_rules::response::{self, DoNotStore, Verdict, classify};
+use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
 use crate::loader::{LeaseState, LoadResult};
 use crate::observe::{Outcome, log, warn_if};
-use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::value::StoredEntry;
@@ -89,8 +89,7 @@ where
         let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let own = at_own_key(guard, &mut key, &demands, &self.request);
-        let guard = own.as_ref().unwrap_or(guard);
+        separate_key(guard, &mut key, &demands, &self.request);
         let (state, policy) = guard.parts();
         let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
         guard.count_pass();
@@ -141,90 +140,92 @@ where
         key: Key,
         demands: &RequestDemands,
     ) -> ClientAnswer<B, S::Error> {
-        let (state, policy) = guard.parts();
-        let stored = match state.is_closed() {
-            true => None,
-            false => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
-        };
-        let value = stored.as_ref().and_then(|stored| stored.value()).cloned();
-        let previous = value.and_then(|value| StoredResponseToReplace::of(value, state.store.now()));
-        // A HEAD describes neither one of several variants nor a part well enough to update it.
-        let previous = previous
-            .filter(|StoredResponseToReplace { meta, .. }| meta.variant.is_none() && meta.part.is_none());
+        let stored = stored_for_head(&guard, &key).await;
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = call(self.inner, self.request).await;
-        let (Some(seen), Some(previous), Ok(head)) = (stored, previous, &response) else {
-            return passed(policy, response);
-        };
-        let now = SystemTime::now();
-        // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
-        let demands = &RequestDemands {
-            authorized: demands.authorized,
-            has_cookie: demands.has_cookie,
-            ..RequestDemands::default()
-        };
-        let do_not_store = head.extensions().get::<DoNotStore>().is_some();
-        let rules = ResponseRules::of(policy);
-        let verdict_on = |status, headers| {
-            let (method, delay) = (&Method::GET, sent_at.elapsed());
-            classify(
-                &response::RequestResponse {
-                    method,
-                    target: None,
-                    demands,
-                    status,
-                    headers,
-                    // The stored body is whole.
-                    body: SizeHint::with_exact(previous.response.body.len() as u64),
-                    do_not_store,
-                    delay,
-                    now,
-                },
-                &rules,
-            )
-        };
-        if demands.has_credentials()
-            && matches!(verdict_on(head.status(), head.headers()), Verdict::Private(_))
-        {
-            // A private response is no evidence about the shared one.
-            return passed(policy, response);
+        let response = call(self.inner, self.request).await?;
+        if let Some(stored) = stored {
+            let do_not_store = response.extensions().get::<DoNotStore>().is_some();
+            let head = (response.status(), response.headers());
+            update_by_head(&guard, key, demands, stored, head, do_not_store, sent_at).await;
         }
-        if head.status() == StatusCode::OK
-            && matches!(verdict_on(head.status(), head.headers()), Verdict::Private(_))
-        {
-            // A GET would be answered with the same head (RFC 9110, 9.3.2), which must not be stored.
-            send_invalidation(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
-            return passed(policy, response);
+        let mut response = response.map(GuardedBody::passed);
+        let status = CacheStatus::miss("head");
+        set_forwarded_status(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
+        Ok(response)
+    }
+}
+
+/// The stored entry that a HEAD may update, and its response.
+async fn stored_for_head(
+    guard: &StampedeGuard,
+    key: &Key,
+) -> Option<(Arc<StoredEntry>, StoredResponseToReplace)> {
+    let (state, policy) = guard.parts();
+    if state.is_closed() {
+        return None;
+    }
+    let entry = read_entry(Call { state, policy, key }).await.ok().flatten()?;
+    let response = StoredResponseToReplace::of(entry.value()?.clone(), state.store.now())?;
+    // A HEAD describes neither one of several variants nor a part well enough to update it.
+    let is_only_one = response.meta.variant.is_none() && response.meta.part.is_none();
+    is_only_one.then_some((entry, response))
+}
+
+/// Freshens or invalidates the stored response, or leaves it alone, as the answer to a HEAD says (RFC 9111, 4.3.5).
+async fn update_by_head(
+    guard: &StampedeGuard,
+    key: Key,
+    demands: &RequestDemands,
+    (seen, stored): (Arc<StoredEntry>, StoredResponseToReplace),
+    (status, headers): (StatusCode, &HeaderMap),
+    do_not_store: bool,
+    sent_at: Instant,
+) {
+    let (state, policy) = guard.parts();
+    let (now, rules) = (SystemTime::now(), ResponseRules::of(policy));
+    let StoredResponse { status: stored_status, version, headers: stored_headers, body, trailers } =
+        stored.response;
+    // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
+    let demands = &RequestDemands {
+        authorized: demands.authorized,
+        has_cookie: demands.has_cookie,
+        ..RequestDemands::default()
+    };
+    let verdict_on = |status, headers| {
+        let (method, target, delay) = (&Method::GET, None, sent_at.elapsed());
+        // The stored body is whole.
+        let body = SizeHint::with_exact(body.len() as u64);
+        let exchange =
+            RequestResponse { method, target, demands, status, headers, body, do_not_store, delay, now };
+        classify(&exchange, &rules)
+    };
+    let invalidate = || send_invalidation(guard, guard.invalidation().key(key.cache_key(&state.namespace)));
+    if (demands.has_credentials() || status == StatusCode::OK)
+        && matches!(verdict_on(status, headers), Verdict::Private(_))
+    {
+        // To a request with credentials, a private response is no evidence about the shared one. To any other, a GET would be
+        // answered with the same head (RFC 9110, 9.3.2), which must not be stored.
+        if !demands.has_credentials() {
+            invalidate().await;
         }
-        let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
-        let stored = (previous.response.status, headers);
-        match head_update((head.status(), head.headers()), stored, length, now) {
-            HeadUpdate::Ignore => {}
-            // The stored response is outdated: the representation has changed.
-            HeadUpdate::Invalidate => {
-                send_invalidation(&guard, guard.invalidation().key(key.cache_key(&state.namespace))).await;
+        return;
+    }
+    match head_update((status, headers), (stored_status, &stored_headers), body.len() as u64, now) {
+        HeadUpdate::Ignore => {}
+        // The stored response is outdated: the representation has changed.
+        HeadUpdate::Invalidate => invalidate().await,
+        HeadUpdate::Freshen => {
+            let head = head_of(stored_status, version, freshened(&stored_headers, headers));
+            if let Verdict::Store(storing) = verdict_on(head.status, &head.headers)
+                && storing.vary == Vary::Nothing
+            {
+                let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
+                let trailers = trailers.map(|trailers| *trailers);
+                let fresh = candidate.finish(body.clone(), trailers, None, Unstored::OfResource, policy);
+                freshen(guard, key, seen, fresh).await;
             }
-            HeadUpdate::Freshen => {
-                let headers = freshened(headers, head.headers());
-                let head = head_of(previous.response.status, previous.response.version, headers);
-                if let Verdict::Store(storing) = verdict_on(head.status, &head.headers)
-                    && storing.vary == Vary::Nothing
-                {
-                    let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
-                    let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
-                    let trailers = trailers.map(|trailers| *trailers);
-                    freshen(
-                        &guard,
-                        key,
-                        seen,
-                        candidate.finish(body, trailers, None, Unstored::OfResource, policy),
-                    )
-                    .await;
-                }
-            }
         }
-        passed(policy, response)
     }
 }
 
@@ -363,11 +364,4 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
         drop(running);
     });
     let _ = timeout(policy.coordination_budget, freshening).await;
-}
-
-/// The response of the inner service to a HEAD.
-fn passed<B, E>(policy: &Policy, response: Result<Response<B>, E>) -> ClientAnswer<B, E> {
-    let mut response = response?.map(GuardedBody::passed);
-    set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, CacheStatus::miss("head"));
-    Ok(response)
 }

@@ -113,6 +113,8 @@ impl Key {
 
 /// The end of the tag of a path.
 const PATH: &str = "~p";
+/// Begins the suffix of a key under a report of proxies; the end of the tag that all reports of a resource have.
+const REPORT: &str = "~f";
 
 /// Keys of HTTP resources, and keys derived from them.
 impl Key {
@@ -166,7 +168,14 @@ impl Key {
 
     /// The key of a resource under one report of proxies.
     pub(crate) fn of_report(&self, digest: &str) -> Self {
-        self.derived(&format!("~f{digest}"))
+        self.derived(&format!("{REPORT}{digest}"))
+    }
+
+    /// If this key was made by [`of_report`](Self::of_report), or was derived from such a key, the tag of the reports of its resource.
+    pub(crate) fn report_tag(&self) -> Option<Self> {
+        // No part of a key contains a `~`, and the report's suffix is the first.
+        let (resource, suffix) = self.full().split_at(self.full().find('~')?);
+        suffix.starts_with(REPORT).then(|| Self::of_full(&format!("{resource}{REPORT}")))
     }
 
     /// Whether this key was derived from `above`, or equals it.

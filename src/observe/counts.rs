@@ -1,28 +1,23 @@
 //! The counters of a guard, per policy and per guard, each with the metric that it belongs to. [`Stats`] sums them up.
 //!
 //! Counting is all that a request pays for: the counts become metrics once a second (`guard_state/publish.rs`), so that a hit looks
-//! up no handle of a recorder. Requests are counted by [`Outcome`], over HTTP also by route.
+//! up no handle of a recorder. Each counter knows how much of it was published. Requests are counted by [`Outcome`], over HTTP also by
+//! route.
+
+#![cfg_attr(
+    not(all(feature = "http", feature = "metrics")),
+    allow(dead_code, reason = "only HTTP requests have routes, and without metrics nothing is published")
+)]
 
 use std::collections::HashMap;
 use std::fmt;
-#[cfg(feature = "metrics")]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use crate::sync::{lock, read, write};
 
-#[cfg(feature = "metrics")]
-macro_rules! series {
-    ($metric:literal) => {
-        Series { metric: $metric, label: None }
-    };
-    ($metric:literal, $label:ident = $value:literal) => {
-        Series { metric: $metric, label: Some((stringify!($label), $value)) }
-    };
-}
-
+/// Counters, each with its metric and the label that distinguishes it from others of that metric.
 macro_rules! counters {
     (
         $(#[$of_policy_doc:meta])*
@@ -66,11 +61,11 @@ macro_rules! counters {
         counters!(@one $(#[$of_guard_doc])* $of_guard of $GuardCounts { $($guard => [$($guard_series)*],)* });
 
         impl Stats {
-            pub(super) fn add_policy(&mut self, counts: &$PolicyCounts) {
+            fn add_policy(&mut self, counts: &$PolicyCounts) {
                 $(self.$policy += counts.$policy.get();)*
             }
 
-            pub(super) fn add_guard(&mut self, counts: &$GuardCounts) {
+            fn add_guard(&mut self, counts: &$GuardCounts) {
                 $(self.$guard += counts.$guard.get();)*
             }
         }
@@ -91,14 +86,22 @@ macro_rules! counters {
                 }
             }
 
-            /// All counts with their metrics.
-            #[cfg(feature = "metrics")]
-            pub(crate) fn all(&self) -> impl Iterator<Item = (Series, &Counter)> {
-                [$((series!($($series)*), &self.$name),)*].into_iter()
+            /// All counters, with the names and labels of their metrics.
+            pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, Option<MetricLabel>, &Counter)> {
+                [$(counters!(@series &self.$name, $($series)*),)*].into_iter()
             }
         }
     };
+    (@series $counter:expr, $metric:literal) => {
+        ($metric, None, $counter)
+    };
+    (@series $counter:expr, $metric:literal, $label:ident = $value:literal) => {
+        ($metric, Some((stringify!($label), $value)), $counter)
+    };
 }
+
+/// The name and the value of a metric's label.
+type MetricLabel = (&'static str, &'static str);
 
 counters! {
     /// The counters of a policy.
@@ -182,20 +185,14 @@ impl Stats {
         self.hits + self.local_hits + self.stale + self.coalesced
     }
 
-    pub(super) fn add_requests(&mut self, requests: &Requests) {
-        self.local_hits += requests.local_hits();
-        for (outcome, counter) in requests.answered() {
-            let sum = match outcome {
-                Outcome::Hit => &mut self.hits,
-                Outcome::LocalHit => &mut self.local_hits,
-                Outcome::Stale => &mut self.stale,
-                Outcome::Led => &mut self.led,
-                Outcome::Coalesced => &mut self.coalesced,
-                Outcome::Bypassed => &mut self.bypassed,
-                Outcome::Failed => &mut self.failed,
-            };
-            *sum += counter.get();
-        }
+    fn add_requests(&mut self, requests: &Requests) {
+        self.hits += requests.count(Outcome::Hit);
+        self.local_hits += requests.count(Outcome::LocalHit);
+        self.stale += requests.count(Outcome::Stale);
+        self.led += requests.count(Outcome::Led);
+        self.coalesced += requests.count(Outcome::Coalesced);
+        self.bypassed += requests.count(Outcome::Bypassed);
+        self.failed += requests.count(Outcome::Failed);
     }
 }
 
@@ -203,44 +200,28 @@ impl Stats {
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     count: AtomicU64,
-    #[cfg(feature = "metrics")]
     published: AtomicU64,
 }
 
 impl Counter {
-    pub(crate) fn add(&self) {
+    fn add(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn get(&self) -> u64 {
+    fn get(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// The part that was not published yet. It counts as published from now on.
-    #[cfg(feature = "metrics")]
     pub(crate) fn unpublished(&self) -> u64 {
         self.unpublished_of(self.get())
     }
 
-    /// As [`unpublished`](Self::unpublished), of a count that is stored elsewhere.
-    #[cfg(feature = "metrics")]
+    /// As [`unpublished`](Self::unpublished), of a count that is stored elsewhere. Two tasks that publish at once do not publish a part
+    /// twice.
     pub(crate) fn unpublished_of(&self, count: u64) -> u64 {
-        unpublished(count, &self.published)
+        count.saturating_sub(self.published.fetch_max(count, Ordering::Relaxed))
     }
-}
-
-/// The part of `count` beyond `published`, which is raised to `count`. Two tasks that publish at once do not publish a part twice.
-#[cfg(feature = "metrics")]
-pub(crate) fn unpublished(count: u64, published: &AtomicU64) -> u64 {
-    count.saturating_sub(published.fetch_max(count, Ordering::Relaxed))
-}
-
-/// A metric, and the label that distinguishes this count from others of that metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "no metrics are published"))]
-pub(crate) struct Series {
-    pub(crate) metric: &'static str,
-    pub(crate) label: Option<(&'static str, &'static str)>,
 }
 
 /// All counters of one guard.
@@ -249,11 +230,13 @@ pub(crate) struct Counters {
     pub(crate) guard: GuardCounts,
     policies: Mutex<Vec<Arc<PolicyCounters>>>,
     /// How many outages of the store were published.
-    #[cfg(feature = "metrics")]
     pub(crate) outages: Counter,
     /// How many failures of the provider of credentials were published.
-    #[cfg(feature = "metrics")]
     pub(crate) credential_failures: Counter,
+    /// Publishes regularly.
+    pub(crate) publishing: OwnedTask,
+    /// Whether the metrics were described to a recorder, and all counters of the guard registered with it.
+    pub(crate) is_registered: AtomicBool,
 }
 
 /// The most names of policies that a guard distinguishes.
@@ -307,7 +290,6 @@ pub(crate) struct PolicyCounters {
     requests: Arc<Requests>,
     pub(crate) routes: Routes,
     /// Whether these counters were published.
-    #[cfg(feature = "metrics")]
     published: AtomicBool,
 }
 
@@ -332,12 +314,11 @@ impl PolicyCounters {
     }
 
     /// Whether these counters were not published yet. They count as published from now on.
-    #[cfg(feature = "metrics")]
     pub(crate) fn is_first_published(&self) -> bool {
         !self.published.swap(true, Ordering::Relaxed)
     }
 
-    pub(crate) fn each_requests(&self, mut each: impl FnMut(&Requests)) {
+    fn each_requests(&self, mut each: impl FnMut(&Requests)) {
         each(&self.requests);
         self.routes.each(|_, requests| each(requests));
     }
@@ -357,14 +338,15 @@ impl PolicyCounters {
         self.record("stampede_guard_audit_age_seconds", age);
     }
 
-    #[cfg(feature = "metrics")]
+    #[cfg_attr(
+        not(feature = "metrics"),
+        allow(unused_variables, reason = "without metrics nothing is recorded")
+    )]
     fn record(&self, metric: &'static str, time: Duration) {
-        let policy = metrics::SharedString::from_shared(Arc::clone(&self.name));
-        metrics::histogram!(metric, "policy" => policy).record(time.as_secs_f64());
+        #[cfg(feature = "metrics")]
+        metrics::histogram!(metric, "policy" => metrics::SharedString::from_shared(Arc::clone(&self.name)))
+            .record(time.as_secs_f64());
     }
-
-    #[cfg(not(feature = "metrics"))]
-    fn record(&self, _: &'static str, _: Duration) {}
 }
 
 impl fmt::Debug for PolicyCounters {
@@ -376,15 +358,10 @@ impl fmt::Debug for PolicyCounters {
 /// How requests were answered.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    hits: Counter,
-    stale: Counter,
-    led: Counter,
-    coalesced: Counter,
-    bypassed: Counter,
-    failed: Counter,
+    /// By [`Outcome`]. That of local hits has only their published value: `local_hits` has their count, because they are the most
+    /// frequent.
+    by_outcome: [Counter; Outcome::ALL.len()],
     local_hits: SpreadCounter,
-    #[cfg(feature = "metrics")]
-    local_hits_published: AtomicU64,
 }
 
 impl Requests {
@@ -395,40 +372,23 @@ impl Requests {
     }
 
     pub(crate) fn add(&self, outcome: Outcome) {
-        let counter = match outcome {
-            Outcome::LocalHit => return self.local_hit(),
-            Outcome::Hit => &self.hits,
-            Outcome::Stale => &self.stale,
-            Outcome::Led => &self.led,
-            Outcome::Coalesced => &self.coalesced,
-            Outcome::Bypassed => &self.bypassed,
-            Outcome::Failed => &self.failed,
-        };
-        counter.add();
+        match outcome {
+            Outcome::LocalHit => self.local_hit(),
+            _ => self.by_outcome[outcome as usize].add(),
+        }
     }
 
-    pub(super) fn local_hits(&self) -> u64 {
-        self.local_hits.sum()
-    }
-
-    /// The requests of each outcome but local hits.
-    pub(crate) fn answered(&self) -> [(Outcome, &Counter); 6] {
-        [
-            (Outcome::Hit, &self.hits),
-            (Outcome::Stale, &self.stale),
-            (Outcome::Led, &self.led),
-            (Outcome::Coalesced, &self.coalesced),
-            (Outcome::Bypassed, &self.bypassed),
-            (Outcome::Failed, &self.failed),
-        ]
+    fn count(&self, outcome: Outcome) -> u64 {
+        match outcome {
+            Outcome::LocalHit => self.local_hits.sum(),
+            _ => self.by_outcome[outcome as usize].get(),
+        }
     }
 
     /// As [`Counter::unpublished`], for each outcome.
-    #[cfg(feature = "metrics")]
     pub(crate) fn unpublished(&self) -> impl Iterator<Item = (Outcome, u64)> {
-        let local = unpublished(self.local_hits(), &self.local_hits_published);
-        let stored = self.answered().map(|(outcome, counter)| (outcome, counter.unpublished()));
-        std::iter::once((Outcome::LocalHit, local)).chain(stored)
+        let counters = Outcome::ALL.into_iter().zip(&self.by_outcome);
+        counters.map(|(outcome, counter)| (outcome, counter.unpublished_of(self.count(outcome))))
     }
 }
 
@@ -459,7 +419,7 @@ impl Routes {
 
 /// A counter that many threads add to at once, each to a slot in a separate cache line.
 #[derive(Debug, Default)]
-pub(super) struct SpreadCounter([CounterSlot; SLOTS]);
+struct SpreadCounter([CounterSlot; SLOTS]);
 
 const SLOTS: usize = 16;
 
@@ -477,13 +437,13 @@ thread_local! {
 
 impl SpreadCounter {
     #[inline]
-    pub(super) fn add(&self) {
+    fn add(&self) {
         // A thread that is being ended adds to the first slot.
         let index = SLOT.try_with(|index| *index).unwrap_or_default();
         self.0[index].0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn sum(&self) -> u64 {
+    fn sum(&self) -> u64 {
         self.0.iter().map(|slot| slot.0.load(Ordering::Relaxed)).sum()
     }
 }
@@ -510,6 +470,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// In the order of their declaration.
+    const ALL: [Self; 7] =
+        [Self::Hit, Self::LocalHit, Self::Stale, Self::Led, Self::Coalesced, Self::Bypassed, Self::Failed];
+
     /// The word used in metrics and logs; a hit from memory is a `hit` there, with another `tier`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -525,20 +489,16 @@ impl Outcome {
 
 #[cfg(test)]
 mod counters_tests {
-    use super::Outcome;
-    #[cfg(feature = "metrics")]
-    use super::PolicyCounts;
     use super::*;
 
     #[cfg(feature = "metrics")]
     #[test]
     fn each_count_belongs_to_a_metric_and_to_a_label_of_it() {
         let (policy, guard) = (PolicyCounts::default(), GuardCounts::default());
-        for (series, _) in policy.all().chain(guard.all()) {
-            let metric = crate::metrics::METRICS.iter().find(|metric| metric.name == series.metric);
-            let metric = metric.unwrap_or_else(|| panic!("{} is not described", series.metric));
-            let label = series.label.map(|(name, _)| name);
-            assert!(label.is_none_or(|name| metric.labels.contains(&name)), "{series:?}");
+        for (name, label, _) in policy.all().chain(guard.all()) {
+            let metric = crate::metrics::METRICS.iter().find(|metric| metric.name == name);
+            let metric = metric.unwrap_or_else(|| panic!("{name} is not described"));
+            assert!(label.is_none_or(|(label, _)| metric.labels.contains(&label)), "{name} {label:?}");
         }
     }
 
@@ -557,7 +517,6 @@ mod counters_tests {
 
 #[cfg(test)]
 mod routes_tests {
-    use super::Outcome;
     use super::*;
 
     #[test]
@@ -568,7 +527,7 @@ mod routes_tests {
         }
         routes.of("/r3").add(Outcome::Hit);
         let mut seen = Vec::new();
-        routes.each(|route, requests| seen.push((route.to_string(), requests.answered()[0].1.get())));
+        routes.each(|route, requests| seen.push((route.to_string(), requests.count(Outcome::Hit))));
         seen.sort();
         assert_eq!(seen.len(), MOST_ROUTES + 1);
         assert_eq!(seen.iter().find(|(route, _)| route == OTHER), Some(&(OTHER.to_owned(), 5)));

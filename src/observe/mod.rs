@@ -21,8 +21,6 @@ use tokio::time::Instant;
 use tracing::Span;
 use tracing::field::Empty;
 
-#[cfg(feature = "metrics")]
-pub(crate) use self::counts::Series;
 pub(crate) use self::counts::{Count, Counters, GuardCount, PolicyCounters, Requests};
 pub use self::counts::{Outcome, Stats};
 use crate::key::Key;

@@ -120,8 +120,6 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) load_timeout: Duration,
     pub(crate) tags: Vec<CacheKey>,
-    /// The tag of the values' resource: an invalidation of the resource removes them too.
-    pub(crate) resource: Option<Key>,
     pub(crate) invalidate_all: bool,
     pub(crate) replicas: Option<(u32, Duration)>,
     pub(crate) max_concurrent_loads: Option<u32>,
@@ -224,8 +222,14 @@ impl Policy {
         }
     }
 
+    /// Whether the policy gives tags to values.
     pub(crate) fn is_tagged(&self) -> bool {
-        self.invalidate_all || !self.tags.is_empty() || self.resource.is_some() || self.has_path_tags()
+        self.invalidate_all || !self.tags.is_empty() || self.has_path_tags()
+    }
+
+    /// Whether the values of `key` have tags.
+    pub(crate) fn has_tags(&self, key: &Key) -> bool {
+        self.is_tagged() || key.report_tag().is_some()
     }
 
     /// Whether the tags of two values may differ.
@@ -245,12 +249,12 @@ impl Policy {
     /// The tags of every value of `key`, in `namespace`.
     #[inline]
     pub(crate) fn tag_keys(&self, namespace: &str, key: &Key) -> Vec<Key> {
-        if !self.is_tagged() {
+        if !self.has_tags(key) {
             return Vec::new();
         }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
         let named = named.chain(self.invalidate_all.then(|| entry::tag_of_everything(namespace)));
-        named.chain(self.resource.clone()).chain(self.path_tag(namespace, key)).collect()
+        named.chain(key.report_tag()).chain(self.path_tag(namespace, key)).collect()
     }
 
     /// The TTL of tag ids that are read before a load: longer than that of a value with the policy's lifetimes. Before a value
@@ -347,7 +351,6 @@ impl Default for Policy {
             // Longer than the usual HTTP timeouts. Without a limit the lease of a hung load would be renewed for ever.
             load_timeout: DEFAULT_LOAD_TIMEOUT,
             tags: Vec::new(),
-            resource: None,
             invalidate_all: false,
             replicas: None,
             max_concurrent_loads: None,

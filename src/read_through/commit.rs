@@ -468,7 +468,7 @@ impl FlightTask {
     /// Reads the ids of the policy's tags when a load begins.
     pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
         let Self { state, policy, flight, .. } = self;
-        let _turn = self.batch_turn(policy.is_tagged()).await;
+        let _turn = self.batch_turn(policy.has_tags(&flight.key)).await;
         let sent_at = SentAt::now();
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;

@@ -360,7 +360,8 @@ pub(crate) fn hit_at_once<R: EntryReader>(
 /// As [`hit_at_once`], for a caller that has its key already and counts the hit itself.
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
-    match may_hit_at_once(call.policy).then(|| look_for_copy(call, reader)) {
+    let may_hit = may_hit_at_once(call.policy) && !call.policy.has_tags(call.key);
+    match may_hit.then(|| look_for_copy(call, reader)) {
         Some(CopyLookup::Fresh(value)) => Some(value),
         Some(CopyLookup::DueEarly(_) | CopyLookup::Nothing) | None => None,
     }
@@ -399,7 +400,7 @@ fn decide<R: EntryReader>(
 #[inline]
 fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
     let Call { state, policy, key } = call;
-    !policy.is_tagged() || policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
+    policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
 }
 
 /// A copy that may be served while the store does not answer.

@@ -56,10 +56,12 @@ struct LostMessages {
 
 /// The fate of one command.
 enum CommandFate {
-    /// Arrives after the first time, and its answer after the second.
-    Answered(Duration, Duration),
-    /// Like `Answered`, but the answer is replaced by an error.
-    Broken(Duration, Duration),
+    /// Arrives after the first time, and its answer after the second. A broken answer is replaced by an error.
+    Answered {
+        there: Duration,
+        back: Duration,
+        is_broken: bool,
+    },
     /// Arrives this long after its caller has given up.
     Ghost(Duration),
     Lost,
@@ -99,13 +101,9 @@ impl Wire {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }
         let failed = |kind| Err(StoreError::new(kind));
-        let (there, back, broken) = match self.fate(within) {
+        let (there, back, is_broken) = match self.fate(within) {
             CommandFate::Unsent => return failed(StoreErrorKind::Unavailable),
-            CommandFate::Lost => {
-                sleep(within).await;
-                self.condition.runs().await;
-                return failed(StoreErrorKind::TimedOut);
-            }
+            CommandFate::Lost => return Err(self.no_answer(within).await),
             CommandFate::Ghost(later) => {
                 let arrives = Instant::now() + within + later;
                 let line = Arc::clone(&self);
@@ -114,16 +112,13 @@ impl Wire {
                     // No caller waits for the result any more.
                     let _ = act(line).await;
                 });
-                sleep(within).await;
-                self.condition.runs().await;
-                return failed(StoreErrorKind::TimedOut);
+                return Err(self.no_answer(within).await);
             }
-            CommandFate::Answered(there, back) => (there, back, false),
-            CommandFate::Broken(there, back) => (there, back, true),
+            CommandFate::Answered { there, back, is_broken } => (there, back, is_broken),
         };
         if there.is_zero() && back.is_zero() && self.server.is_instant() {
             let answer = act(self).await;
-            return if broken { failed(StoreErrorKind::Broken) } else { answer };
+            return if is_broken { failed(StoreErrorKind::Broken) } else { answer };
         }
         let (sender, receiver) = oneshot::channel();
         let arrives = Instant::now() + there;
@@ -138,7 +133,7 @@ impl Wire {
         let answer = timeout(within, receiver).await;
         self.condition.runs().await;
         match answer {
-            Ok(Ok(_)) if broken => failed(StoreErrorKind::Broken),
+            Ok(Ok(_)) if is_broken => failed(StoreErrorKind::Broken),
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) | Err(_) => failed(StoreErrorKind::TimedOut),
         }
@@ -148,12 +143,14 @@ impl Wire {
     /// change the rest of a run.
     pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
-        if !self.condition.is_cut() {
-            return Ok(());
-        }
+        if self.condition.is_cut() { Err(self.no_answer(within).await) } else { Ok(()) }
+    }
+
+    /// The error after `within`, once the replica can act.
+    async fn no_answer(&self, within: Duration) -> StoreError {
         sleep(within).await;
         self.condition.runs().await;
-        Err(StoreError::new(StoreErrorKind::TimedOut))
+        StoreError::new(StoreErrorKind::TimedOut)
     }
 
     pub(super) fn close(&self) {
@@ -207,17 +204,17 @@ impl Wire {
             let extra = odds.up_to(within * 2);
             if odds.random().bool() {
                 // Sent separately, so that no other command waits behind it.
-                return CommandFate::Answered(there + extra, back);
+                return CommandFate::Answered { there: there + extra, back, is_broken: false };
             }
             back += extra;
         }
-        let broken = odds.strikes(Fault::ErrorAfter);
+        let is_broken = odds.strikes(Fault::ErrorAfter);
         drop(odds);
         let mut arrived = lock(&self.arrived);
         let now = Instant::now();
         there = there.max(arrived.map_or(Duration::ZERO, |last| last.saturating_duration_since(now)));
         *arrived = Some(now + there);
-        if broken { CommandFate::Broken(there, back) } else { CommandFate::Answered(there, back) }
+        CommandFate::Answered { there, back, is_broken }
     }
 
     fn hear_after(self: &Arc<Self>, takes: Duration, name: &str, hint: &Hint) {
@@ -291,7 +288,7 @@ impl Wire {
     }
 
     /// When the next message about the volume is delivered, and when once more; `None` if it gets lost.
-    pub(super) fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
+    fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
         let mut odds = lock(&self.server.odds);
         if self.condition.is_dead() || self.loses(&mut odds) {
             return None;

@@ -58,6 +58,24 @@ fn the_responses_of_a_path_have_one_tag() {
     }
 }
 
+/// A key under a report of proxies, and each key that is derived from it, leads to the tag of the reports of its resource.
+#[cfg(feature = "http")]
+#[test]
+fn a_key_under_a_report_has_the_tag_of_its_resource() {
+    let long = format!("/{}", "p".repeat(LONGEST_NAME));
+    for path in ["/", "/x~fy?~f", &long] {
+        let resource = Key::from_texts("ns", "http:http", &["h", path]);
+        let tag = resource.of_reports("ns");
+        let report = resource.of_report("7f");
+        for key in [report.derived("~v7"), report.derived("~a"), report] {
+            assert_eq!(key.report_tag(), tag, "{}", key.full());
+        }
+        for other in [resource.derived("~v7"), resource.derived("~a"), resource] {
+            assert_eq!(other.report_tag(), None, "{}", other.full());
+        }
+    }
+}
+
 /// B1
 #[test]
 fn joining_is_unambiguous() {

@@ -34,7 +34,7 @@ fn each_field_of_a_policy_has_its_setting() {
     let Policy {
         name: _, counters: _, fresh_for: _, ttl_jitter: _, stale_while_revalidate: _, local_for: _, local_while_down: _,
         local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
-        refresh_ahead: _, lease: _, load_timeout: _, tags: _, resource: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
+        refresh_ahead: _, lease: _, load_timeout: _, tags: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
         permit_timeout: _, on_overload: _, max_waiters: _, when_full: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
         command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _,
         compress_from: _, #[cfg(feature = "http")] http: _,
