@@ -40,7 +40,7 @@
 //! called by three names or ports loads three times, and invalidating a page needs the visitors' `Host`, unless the
 //! policy names [one authority](HttpPolicy::authority) for all keys. A request with the scheme's default port, or an
 //! empty port, in `Host` bypasses the cache. Servers see requests without a scheme: see
-//! [`scheme`](crate::PolicyBuilder::scheme).
+//! [`scheme`](HttpPolicy::scheme).
 //!
 //! A reverse proxy reports the host, port, scheme and prefix of a request (`Forwarded`, `X-Forwarded-Host`,
 //! `-Port`, `-Prefix`, `-Proto`, `-Scheme`, `-Ssl`), and handlers build links and redirects from this report. So
@@ -335,7 +335,7 @@ impl StampedeGuard {
     }
 
     /// Removes the stored responses for one URI, this path with this query, under the policy's
-    /// [`authority`](HttpPolicy::authority) and [`scheme`](crate::PolicyBuilder::scheme), as an unsafe
+    /// [`authority`](HttpPolicy::authority) and [`scheme`](HttpPolicy::scheme), as an unsafe
     /// method does: in every process, all variants, and also the results of running loads. If the policy has a
     /// [`key`](HttpPolicy::key) function, removes what an unsafe request without headers would remove.
     ///

@@ -222,10 +222,20 @@ pub(crate) enum Reuse {
     NotForThis,
 }
 
+/// The request's directives, without those that the policy ignores: each of these demands more than freshness, and so
+/// requires a load.
+fn directives(demands: &RequestDemands, policy: &HttpPolicy) -> RequestDirectives {
+    let all = demands.directives;
+    if policy.ignore_request_no_cache {
+        return RequestDirectives { no_cache: false, max_age: None, min_fresh: 0, ..all };
+    }
+    all
+}
+
 /// Whether a request demands more than freshness: a client's reload, mostly.
 pub(crate) fn is_reload(demands: &RequestDemands, policy: &HttpPolicy) -> bool {
-    let RequestDirectives { no_cache, max_age, min_fresh, .. } = demands.directives;
-    !policy.ignore_request_no_cache && (no_cache || max_age.is_some() || min_fresh > 0)
+    let RequestDirectives { no_cache, max_age, min_fresh, .. } = directives(demands, policy);
+    no_cache || max_age.is_some() || min_fresh > 0
 }
 
 /// Decides from the request, the stored terms, and the response's age (`current_age` of RFC 9111, 4.2.3).
@@ -238,14 +248,7 @@ pub(crate) fn reuse(
     if !is_for(demands, terms, policy) {
         return Reuse::NotForThis;
     }
-    // Each of these demands more than freshness, and so requires a load.
-    let ignored = policy.ignore_request_no_cache;
-    let directives = RequestDirectives {
-        no_cache: demands.directives.no_cache && !ignored,
-        max_age: demands.directives.max_age.filter(|_| !ignored),
-        min_fresh: if ignored { 0 } else { demands.directives.min_fresh },
-        ..demands.directives
-    };
+    let directives = directives(demands, policy);
     let otherwise = if directives.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
     if terms.revalidate_always || directives.no_cache {
         return otherwise;
@@ -308,8 +311,7 @@ pub(crate) fn instead_of(
         LoadFailure::Status(_) => return false,
     };
     // Either the response always needs validation, or the request insists on it.
-    let needs_validation =
-        terms.revalidate_always || (demands.directives.no_cache && !policy.ignore_request_no_cache);
+    let needs_validation = terms.revalidate_always || directives(demands, policy).no_cache;
     let beyond = age.saturating_sub(terms.lifetime);
     is_for(demands, terms, policy) && !needs_validation && !window.is_zero() && beyond <= window
 }

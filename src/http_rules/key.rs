@@ -28,7 +28,7 @@ use crate::key::CacheKey;
 /// or `https` authority.
 ///
 /// Requests that a server receives have no scheme: their keys have the policy's
-/// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the client's `Host` as authority.
+/// [`scheme`](crate::http::HttpPolicy::scheme), `http` by default, and the client's `Host` as authority.
 ///
 /// This ignores the policy. If a policy is [`private`](crate::http::HttpPolicy::private), is
 /// [`strict`](crate::http::HttpPolicy::strict), or has a [`key`](crate::http::HttpPolicy::key) function, its

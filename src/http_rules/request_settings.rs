@@ -210,9 +210,7 @@ impl NameSet {
     pub(crate) fn contains(&self, name: &HeaderName) -> bool {
         self.bits & bit(name) != 0 && self.names.contains(name)
     }
-}
 
-impl NameSet {
     pub(crate) fn add(&mut self, name: HeaderName) {
         if !self.contains(&name) {
             self.bits |= bit(&name);

@@ -50,7 +50,12 @@ impl Policy {
     /// # Ok::<(), stampede_guard::Error>(())
     /// ```
     pub fn to_builder(&self) -> PolicyBuilder {
-        PolicyBuilder::of(self.clone())
+        let (wait, command) = (self.wait_timeout, self.command_timeout);
+        PolicyBuilder {
+            wait_timeout: (wait != self.longest_load()).then_some(wait),
+            command_timeout: (command != self.usual_command_timeout()).then_some(command),
+            policy: self.clone(),
+        }
     }
 
     /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
@@ -73,16 +78,6 @@ impl Policy {
 }
 
 impl PolicyBuilder {
-    /// A builder with the settings of a policy; defaults that follow other settings still follow them.
-    pub(super) fn of(policy: Policy) -> Self {
-        let (wait, command) = (policy.wait_timeout, policy.command_timeout);
-        Self {
-            wait_timeout: (wait != policy.longest_load()).then_some(wait),
-            command_timeout: (command != policy.usual_command_timeout()).then_some(command),
-            policy,
-        }
-    }
-
     /// The label `policy` of the metrics of requests under this policy. 1 to 64 characters of `a-z`, `A-Z`, `0-9`, `_`, `-`, `.`,
     /// `:` and `/`. A guard distinguishes a hundred names. Defaults to `default`.
     pub fn name(mut self, name: impl AsRef<str>) -> Self {

@@ -154,7 +154,7 @@ impl<'de> Deserialize<'de> for Policy {
 /// ```
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut builder = PolicyBuilder::of(self.clone());
+        let mut builder = self.to_builder();
         builder.wait_timeout = Some(self.wait_timeout);
         builder.command_timeout = Some(self.command_timeout);
         let value = setting::write(SETTINGS, &builder);

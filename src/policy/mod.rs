@@ -314,7 +314,7 @@ impl Policy {
 
     /// The time that the store may add to one request.
     pub(crate) fn budget(&self) -> Budget {
-        Budget::new(self.coordination_budget, self.command_timeout)
+        Budget { left: self.coordination_budget, command: self.command_timeout }
     }
 }
 
@@ -468,10 +468,6 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) fn new(total: Duration, command: Duration) -> Self {
-        Self { left: total, command }
-    }
-
     /// The rest of the budget.
     pub(crate) fn left(&self) -> Duration {
         self.left
@@ -577,25 +573,23 @@ impl Policy {
 
     /// The first setting that differs but must not change, and why.
     fn fixed_setting(&self, old: &Self) -> Option<(&'static str, &'static str)> {
-        if self.name != old.name {
-            return Some(("name", "its counters would count under another one"));
-        }
-        if self.codec != old.codec {
-            return Some((
-                "codec",
-                "callers could not read the value of a load that runs, nor other processes what is stored",
-            ));
-        }
-        if self.audit.same.is_some() != old.audit.same.is_some() {
-            return Some(("audit_by", "audits would compare by another rule; a file has none"));
-        }
-        if !self.errors.include(&old.errors) {
-            return Some(("share_errors", "errors would arrive as text; a file names no types"));
-        }
+        let (name, codec) = (self.name != old.name, self.codec != old.codec);
+        let audit_by = self.audit.same.is_some() != old.audit.same.is_some();
+        let unread =
+            "callers could not read the value of a load that runs, nor other processes what is stored";
+        let found = [
+            ("name", name, "its counters would count under another one"),
+            ("codec", codec, unread),
+            ("audit_by", audit_by, "audits would compare by another rule; a file has none"),
+            (
+                "share_errors",
+                !self.errors.include(&old.errors),
+                "errors would arrive as text; a file names no types",
+            ),
+        ];
+        let found = found.into_iter().find_map(|(setting, differs, why)| differs.then_some((setting, why)));
         #[cfg(feature = "http")]
-        if let Some(fixed) = self.http.fixed_setting(&old.http) {
-            return Some(fixed);
-        }
-        None
+        let found = found.or_else(|| self.http.fixed_setting(&old.http));
+        found
     }
 }
