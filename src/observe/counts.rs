@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use crate::sync::{lock, read, write};
+use crate::task::OwnedTask;
 
 /// Counters, each with its metric and the label that distinguishes it from others of that metric.
 macro_rules! counters {
