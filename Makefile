@@ -103,7 +103,7 @@ bench: redis wrk
 # Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
 # dependencies of all other tests (Cargo.toml optimises those that matter).
 SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
-  cargo test --no-default-features --features testing,local --lib --
+  cargo test --no-default-features --features testing --lib --
 
 # So that a run that becomes slower is noticed: all 20,000 seeds on two cores.
 SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -lt 2 || echo 300))

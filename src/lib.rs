@@ -59,7 +59,6 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the layer for HTTP services and clients |
-//! | `local` | yes | hits from this process's memory, which every invalidation reaches: `PolicyBuilder::local_for` |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
@@ -211,6 +210,6 @@ pub use stampede_guard_macros::memoize;
 #[cfg(feature = "redis")]
 pub use redis;
 
-#[cfg(all(test, feature = "testing", feature = "local"))]
+#[cfg(all(test, feature = "testing"))]
 #[path = "../tests/simulation/mod.rs"]
 mod simulation;

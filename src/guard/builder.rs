@@ -156,7 +156,6 @@ impl StampedeGuardBuilder {
     /// How many bytes of copies the process keeps in its memory, if a policy has
     /// [`local_for`](crate::PolicyBuilder::local_for). The count includes the values, an estimate of their decoded forms, and the maps'
     /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Defaults to 64 MiB.
-    #[cfg(feature = "local")]
     pub fn local_capacity(mut self, bytes: u64) -> Self {
         self.local_capacity = bytes;
         self
@@ -166,7 +165,6 @@ impl StampedeGuardBuilder {
     /// paused or cut off. While copies are read, it is renewed at each third of this time. 200 ms to one minute; defaults to two seconds.
     ///
     /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
-    #[cfg(feature = "local")]
     pub fn local_term(mut self, term: Duration) -> Self {
         self.local_term = term;
         self

@@ -445,7 +445,6 @@ pub(crate) struct KeyProbe<'a> {
 
 impl KeyProbe<'_> {
     /// Whether it is the probe of this key.
-    #[cfg(any(test, feature = "local"))]
     pub(crate) fn is_of(&self, key: &Key) -> bool {
         let full = key.full().as_bytes();
         self.hash == key.hash

@@ -8,9 +8,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use uuid::Uuid;
 
-use super::Acknowledgements;
-use super::tier::LocalTier;
-use super::{announcer_waits, try_claim};
+use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
 use crate::store::StoreError;
 use crate::store::attempt::SentAttempt;

@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::tier::LocalTier;
-use super::{Moment, micros, right_lasts, try_claim};
+use super::{LocalTier, Moment, micros, right_lasts, try_claim};
 use crate::observe::{GuardCount, log, warn_if};
 use crate::store::volume::{Renewal, Renewed};
 use crate::store::{StoreError, StoreErrorKind};

@@ -87,7 +87,6 @@ impl PolicyBuilder {
     /// no copies.
     ///
     /// A copy that is stale, or due for an early refresh, is not served: the caller reads the store, as without copies.
-    #[cfg(feature = "local")]
     pub fn local_for(mut self, local_for: Duration) -> Self {
         self.policy.local_for = local_for;
         self
@@ -99,7 +98,6 @@ impl PolicyBuilder {
     /// [`stale_while_revalidate`](Self::stale_while_revalidate), are not served. Defaults to zero.
     ///
     /// During this time the process does not see invalidations by others, for example on the other side of a broken network.
-    #[cfg(feature = "local")]
     pub fn local_while_down(mut self, while_down: Duration) -> Self {
         self.policy.local_while_down = while_down;
         self

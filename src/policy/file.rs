@@ -26,13 +26,11 @@ static SETTINGS: &Table<PolicyBuilder, Policy> = &[
         set: |builder, value| value.duration().map(|time| builder.policy.fresh_for = time),
         get: |policy| Some(policy.fresh_for.into()),
     },
-    #[cfg(feature = "local")]
     Setting {
         name: "local_for",
         set: |builder, value| value.duration().map(|time| builder.policy.local_for = time),
         get: |policy| Some(policy.local_for.into()),
     },
-    #[cfg(feature = "local")]
     Setting {
         name: "local_while_down",
         set: |builder, value| value.duration().map(|time| builder.policy.local_while_down = time),

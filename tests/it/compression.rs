@@ -131,7 +131,6 @@ async fn an_entry_that_only_other_processes_can_read_stays_theirs() {
     assert_eq!(load(&wide, &of_wide, Err("not called")).await, "brief");
 }
 
-#[cfg(feature = "local")]
 #[tokio::test]
 async fn a_copy_in_memory_is_the_value_itself_and_is_counted_as_large_as_it_is() {
     use bytes::Bytes;

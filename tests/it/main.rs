@@ -42,7 +42,6 @@ mod late_attempts;
 mod late_replies;
 #[cfg(feature = "testing")]
 mod leases;
-#[cfg(feature = "local")]
 mod local;
 #[cfg(feature = "redis")]
 mod lock;
@@ -104,7 +103,7 @@ fn roles() -> Vec<Role> {
         fleet::ROLES,
         #[cfg(feature = "redis")]
         harness::ROLES,
-        #[cfg(all(feature = "redis", feature = "local"))]
+        #[cfg(feature = "redis")]
         local::fleet::ROLES,
         #[cfg(all(feature = "redis", feature = "http"))]
         memory::ROLES,

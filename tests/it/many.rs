@@ -303,7 +303,6 @@ async fn tags_and_invalidations_hold_for_each_key() {
     assert_eq!(calls.taken(), [[1, 2, 3]]);
 }
 
-#[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn copies_in_memory_answer_many_keys() {
     let policy = Policy::builder().fresh_for(secs(600)).local_for(Duration::MAX);

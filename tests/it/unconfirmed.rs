@@ -398,7 +398,6 @@ fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_kept() {
 }
 
 /// A read with an answer on its way when the invalidation ends makes no copy, and neither does a read that is sent after that.
-#[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn no_copy_of_a_kept_name_is_served() {
     let two = Two::new(Policy::builder().local_for(Duration::MAX).fresh_for(SENT * 100).ttl_jitter(0.0));
@@ -419,7 +418,6 @@ async fn no_copy_of_a_kept_name_is_served() {
 }
 
 /// The store accepts the value of a load that began before the invalidation, until that is sent.
-#[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn a_load_from_before_makes_no_copy() {
     let policy = Policy::builder().local_for(Duration::MAX).lease(SENT * 10).load_timeout(SENT * 10);

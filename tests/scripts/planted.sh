@@ -32,7 +32,7 @@ CARGO_TARGET_DIR=$(cd "$CARGO_TARGET_DIR" && pwd -P)
 export CARGO_TARGET_DIR
 tree=$CARGO_TARGET_DIR/planted
 trap 'rm -rf "$tree"' EXIT
-simulation() { (cd "$tree" && cargo test --quiet --no-default-features --features testing,local --lib -- "$@" --nocapture 2>&1); }
+simulation() { (cd "$tree" && cargo test --quiet --no-default-features --features testing --lib -- "$@" --nocapture 2>&1); }
 missed=()
 for patch in "${patches[@]}"; do
   name=$(basename "$patch" .patch)

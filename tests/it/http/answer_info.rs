@@ -114,7 +114,6 @@ async fn a_validated_response_is_led_and_fresh() {
     assert_eq!(told(&shop, get("/")).await, (Outcome::Hit, 0, 60));
 }
 
-#[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn a_hit_from_memory_is_told_apart() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=60")]);

@@ -196,7 +196,6 @@ async fn a_path_reaches_the_longest_queries_and_the_longest_path_its_queries() {
     }
 }
 
-#[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
 async fn copies_in_memory_of_each_query_are_dropped_in_each_process() {
     let (store, inner) = (MemoryStore::new(), Inner::numbered(|_| ()));

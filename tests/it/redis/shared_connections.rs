@@ -86,7 +86,6 @@ async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {
     assert_eq!(connections(&server).len(), 2);
 }
 
-#[cfg(feature = "local")]
 #[tokio::test]
 async fn an_invalidation_reaches_the_copies_of_each_guard() {
     let server = RedisServer::start();

@@ -208,7 +208,6 @@ fn a_call_that_begins_after_the_last_change_has_the_last_policy() {
 }
 
 /// If copies are turned on while the guard runs, it gets the volume lease, as if they were turned on by the builder.
-#[cfg(feature = "local")]
 #[tokio::test]
 async fn copies_can_be_turned_on_and_off() {
     let guard = guard(fresh_for(60));

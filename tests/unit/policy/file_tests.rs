@@ -133,7 +133,6 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("fresh_fro", &["\"30s\""]),
         #[cfg(feature = "lz4")]
         ("compress_from", &["-1", "\"4 KiB\""]),
-        #[cfg(feature = "local")]
         ("local_while_down", &["\"1m\"", "\"11years\""]),
     ] {
         for value in values {
@@ -151,7 +150,6 @@ fn contradictions_name_both_settings() {
         (r#"{ "lease": "150ms" }"#, ["lease (150ms)", "command_timeout (50ms)"]),
         (r#"{ "command_timeout": "500ms" }"#, ["command_timeout (500ms)", "coordination_budget (100ms)"]),
         (r#"{ "error_for": "1m" }"#, ["error_for (60s)", "load_timeout (30s)"]),
-        #[cfg(feature = "local")]
         (r#"{ "local_while_down": "1m" }"#, ["local_while_down (60s)", "local_for (0ns)"]),
     ] {
         let error = read(text).expect_err(text);
