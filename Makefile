@@ -207,7 +207,7 @@ deny:
 PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
   $(addprefix src/store/redis/,scripts.rs messages/message.rs contract.rs errors/mod.rs doctor/server.rs)
-ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/http.rs
+ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/cache_key.rs
 RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis

@@ -1,23 +1,12 @@
 //! Keys: unambiguous joining of parts, any bytes, one cluster slot per resource.
 //!
-//! A key is stored as printable text. Inside a part every byte with a special meaning (the separator `:`, the braces of a
-//! Redis hash tag, `%`, `~`) or that is not printable ASCII is written as `%XX`. So the joining is injective, and an
-//! operator can read the program's own parts in `redis-cli`: `("user", 42)` is `user:42`.
-//!
-//! A [`KeyProbe`] finds a caller's key in a map without building a [`Key`]. A [`FlightKey`] identifies a flight: a key and
-//! a mode.
+//! A caller's [`CacheKey`] becomes a [`Key`] in the guard's namespace. A [`KeyProbe`] finds a caller's key in a map without building a
+//! [`Key`]. A [`FlightKey`] identifies a flight: a key and a mode.
 
-#[cfg(feature = "http")]
-mod http;
-#[cfg(not(feature = "http"))]
-#[path = "no_http.rs"]
-mod http;
-#[cfg(feature = "serde")]
-mod parts;
+mod cache_key;
 #[cfg(test)]
 #[path = "../../tests/unit/key/tests.rs"]
 mod tests;
-mod text;
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -26,232 +15,8 @@ use std::sync::{Arc, LazyLock};
 
 use sha2::{Digest, Sha256};
 
-use self::text::KeyText;
-
-/// Names the resource a value belongs to.
-///
-/// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
-/// `("a.b", "c")`, `("a", "b.c")` and `"a:b.c"` are three keys. Any bytes are accepted, spaces, `:`,
-/// `{}` and NUL included. The text and the bytes of one content are the same key, and so are
-/// `("user", 42)` and `("user", "42")`: a part is what it displays as.
-///
-/// An empty key is refused by the call that uses it, with
-/// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey).
-///
-/// # Examples
-///
-/// ```
-/// use stampede_guard::CacheKey;
-///
-/// assert_eq!(CacheKey::from(("user", 42)), CacheKey::from(("user", "42")));
-/// assert_ne!(CacheKey::from(("a.b", "c")), CacheKey::from(("a", "b.c")));
-/// assert_ne!(CacheKey::from(("a", "b")), CacheKey::from("a:b"));
-/// assert_eq!(CacheKey::from("two words").to_string(), "two%20words");
-/// ```
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CacheKey {
-    text: KeyText,
-}
-
-impl CacheKey {
-    /// Joins parts of any bytes, in order; `from_parts(["a"])` is the key of `"a"`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use stampede_guard::CacheKey;
-    ///
-    /// assert_eq!(CacheKey::from_parts(["user", "42"]), CacheKey::from(("user", 42)));
-    /// ```
-    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        let mut text = KeyText::new();
-        for (index, part) in parts.into_iter().enumerate() {
-            if index > 0 {
-                text.push_str(":");
-            }
-            escape_into(&mut text, part.as_ref());
-        }
-        Self { text }
-    }
-
-    /// Joins texts after a `head` that is escaped and joined already.
-    pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
-        let mut text = KeyText::new();
-        text.push_str(head);
-        for part in parts {
-            text.push_str(":");
-            escape_text_into(&mut text, part);
-        }
-        Self { text }
-    }
-
-    /// A name that is reserved for the crate: no key that is built from parts begins with `~`.
-    pub(crate) fn reserved(name: &str) -> Self {
-        let mut text = KeyText::new();
-        text.push_str("~");
-        text.push_str(name);
-        Self { text }
-    }
-
-    /// Whether the key is empty; the guard refuses such a key.
-    pub fn is_empty(&self) -> bool {
-        self.text.as_bytes().is_empty()
-    }
-}
-
-impl fmt::Display for CacheKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text.as_str())
-    }
-}
-
-impl fmt::Debug for CacheKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CacheKey({})", self.text.as_str())
-    }
-}
-
-/// Writes `part` without separators, braces and unprintable bytes.
-fn escape_into(text: &mut KeyText, part: &[u8]) {
-    let hex = |digit: u8| b"0123456789ABCDEF"[usize::from(digit & 15)];
-    let mut rest = part;
-    while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
-        text.push(&rest[..stop]);
-        text.push(&[b'%', hex(rest[stop] >> 4), hex(rest[stop])]);
-        rest = &rest[stop + 1..];
-    }
-    text.push(rest);
-}
-
-/// As [`escape_into`], for text, which mostly needs no escaping.
-fn escape_text_into(text: &mut KeyText, part: &str) {
-    if stands_for_itself(part) {
-        text.push_str(part);
-    } else {
-        escape_into(text, part.as_bytes());
-    }
-}
-
-/// Whether no byte needs escaping.
-fn stands_for_itself(part: &str) -> bool {
-    let bytes = part.as_bytes();
-    // Without an early return, so that the comparison of a chunk is vectorized.
-    let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
-    match bytes.last_chunk() {
-        // The last chunk overlaps the one before it, so that no byte is left over.
-        Some(last) => bytes.as_chunks().0.iter().all(plain) && plain(last),
-        None => bytes.iter().all(|&byte| PLAIN[usize::from(byte)]),
-    }
-}
-
-/// Printable ASCII except `:`, `%`, `{`, `}` and `~`. The last three, and `|` among them, are the end of printable ASCII.
-const fn is_plain(byte: u8) -> bool {
-    ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
-}
-
-/// Which bytes need no escaping. A table, because every byte of every key is checked.
-static PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = 0;
-    while byte < plain.len() {
-        plain[byte] = is_plain(byte as u8);
-        byte += 1;
-    }
-    plain
-};
-
-/// Escapes a part's `Display` output while it is being written.
-struct Escaping<'a>(&'a mut KeyText);
-
-impl fmt::Write for Escaping<'_> {
-    fn write_str(&mut self, part: &str) -> fmt::Result {
-        escape_text_into(self.0, part);
-        Ok(())
-    }
-}
-
-macro_rules! from_bytes {
-    ($($source:ty),*) => {$(
-        impl From<$source> for CacheKey {
-            fn from(source: $source) -> Self {
-                Self::from_parts([source])
-            }
-        }
-    )*};
-}
-from_bytes!(&[u8], Vec<u8>, &Vec<u8>);
-
-macro_rules! from_text {
-    ($($source:ty),*) => {$(
-        impl From<$source> for CacheKey {
-            fn from(source: $source) -> Self {
-                let mut text = KeyText::new();
-                escape_text_into(&mut text, &source);
-                Self { text }
-            }
-        }
-    )*};
-}
-from_text!(&str, String, &String);
-
-macro_rules! from_number {
-    ($($source:ty),*) => {$(
-        /// A part that is the number's decimal digits.
-        impl From<$source> for CacheKey {
-            fn from(source: $source) -> Self {
-                Self::from((source,))
-            }
-        }
-    )*};
-}
-from_number!(i32, i64, i128, isize, u16, u32, u64, u128, usize, uuid::Uuid);
-
-/// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
-impl From<&Self> for CacheKey {
-    fn from(key: &Self) -> Self {
-        key.clone()
-    }
-}
-
-impl<const N: usize> From<&[u8; N]> for CacheKey {
-    fn from(source: &[u8; N]) -> Self {
-        Self::from_parts([source])
-    }
-}
-
-macro_rules! from_tuple {
-    ($($part:ident)+) => {
-        impl<$($part: fmt::Display),+> From<($($part,)+)> for CacheKey {
-            fn from(parts: ($($part,)+)) -> Self {
-                #[allow(non_snake_case, reason = "the type parameters double as variable names")]
-                let ($($part,)+) = parts;
-                let mut text = KeyText::new();
-                let mut separator = "";
-                $(
-                    text.push_str(separator);
-                    // This fails only if the part's own `Display` fails, on which `to_string` would panic. The
-                    // text written until then is the part.
-                    let _ = write!(Escaping(&mut text), "{}", $part);
-                    separator = ":";
-                )+
-                let _ = separator;
-                Self { text }
-            }
-        }
-    };
-}
-from_tuple!(A);
-from_tuple!(A B);
-from_tuple!(A B C);
-from_tuple!(A B C D);
-from_tuple!(A B C D E);
-from_tuple!(A B C D E F);
-from_tuple!(A B C D E F G);
-from_tuple!(A B C D E F G H);
-from_tuple!(A B C D E F G H I);
-from_tuple!(A B C D E F G H I J);
-from_tuple!(A B C D E F G H I J K);
-from_tuple!(A B C D E F G H I J K L);
+pub use self::cache_key::CacheKey;
+use self::cache_key::stands_for_itself;
 
 /// The longest name used unchanged; a longer one keeps a readable head and ends in its digest.
 const LONGEST_NAME: usize = 200;
@@ -275,7 +40,7 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Joins `namespace` and `key` (the namespace is already escaped by [`escape_namespace`]).
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let text = key.text.as_str();
+        let text = key.as_str();
         let joined = Self::joined([namespace, text].into_iter());
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
     }
@@ -335,9 +100,7 @@ impl Key {
 
     /// The key as the caller names it.
     pub(crate) fn cache_key(&self, namespace: &str) -> CacheKey {
-        let mut text = KeyText::new();
-        text.push_str(self.within(namespace));
-        CacheKey { text }
+        CacheKey::of_text(self.within(namespace))
     }
 
     /// A short fingerprint for errors and events, which never carry the key's text.
@@ -345,6 +108,71 @@ impl Key {
         let mut text = String::with_capacity(16);
         push_hex(&mut text, &Sha256::digest(self.full().as_bytes())[..8]);
         text
+    }
+}
+
+/// The end of the tag of a path.
+const PATH: &str = "~p";
+
+/// Keys of HTTP resources, and keys derived from them.
+#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "some are only of requests"))]
+impl Key {
+    /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
+    pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
+        let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
+        let plain = parts.iter().all(|part| stands_for_itself(part));
+        let joined = plain.then(joined).flatten();
+        joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
+    }
+
+    /// A key that belongs to this key's resource; `suffix` begins with `~` and is ASCII.
+    pub(crate) fn derived(&self, suffix: &str) -> Self {
+        Self::of_full(&format!("{}{suffix}", self.full()))
+    }
+
+    fn of_full(full: &str) -> Self {
+        if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
+    }
+
+    /// The tag of the entries of an HTTP resource under reports of proxies; `None` if this is not the key of an HTTP resource.
+    pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
+        self.within(namespace).starts_with("http:").then(|| self.of_report(""))
+    }
+
+    /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this
+    /// is not the key of an HTTP resource. No tag of a user contains a `~`.
+    pub(crate) fn of_path(&self, namespace: &str) -> Option<Self> {
+        let mut parts = self.within(namespace).split(':');
+        if parts.next() != Some("http") {
+            return None;
+        }
+        // Between the kind of entry and the authority: the kind of policy, if it is not the default one, and the scheme.
+        let _scheme = parts.find(|part| matches!(*part, "http" | "https"))?;
+        let (_authority, path) = (parts.next()?, parts.next()?);
+        let end = path.find(['?', '~']).unwrap_or(path.len());
+        let begin = self.full().len() - parts.fold(path.len(), |length, part| length + 1 + part.len());
+        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}{PATH}")))
+    }
+
+    /// Whether this is the [tag of a path](Self::of_path).
+    pub(crate) fn is_path(&self) -> bool {
+        self.full().ends_with(PATH)
+    }
+
+    /// Whether the response with this key has this [tag of a path](Self::of_path).
+    pub(crate) fn has_path(&self, path: &Self) -> bool {
+        let after = path.full().strip_suffix(PATH).and_then(|path| self.full().strip_prefix(path));
+        after.is_some_and(|after| after.is_empty() || after.starts_with(['?', '~', ':']))
+    }
+
+    /// The key of a resource under one report of proxies.
+    pub(crate) fn of_report(&self, digest: &str) -> Self {
+        self.derived(&format!("~f{digest}"))
+    }
+
+    /// Whether this key was derived from `above`, or equals it.
+    pub(crate) fn is_below(&self, above: &Self) -> bool {
+        self.full().starts_with(above.full())
     }
 }
 
@@ -429,7 +257,7 @@ impl Prober {
         // Equals the hash of the joined text as a `str`. If the standard library ever hashes parts in another way than the
         // whole, the probe matches no key and the caller continues with a `Key`.
         let mut hasher = self.hasher.clone();
-        hasher.write(key.text.as_bytes());
+        hasher.write(key.as_bytes());
         hasher.write_u8(0xff);
         KeyProbe { namespace: &self.namespace, key, hash: hasher.finish() }
     }
@@ -449,7 +277,7 @@ impl KeyProbe<'_> {
         let full = key.full().as_bytes();
         self.hash == key.hash
             && full.strip_prefix(self.namespace.as_bytes()).and_then(|rest| rest.strip_prefix(b":"))
-                == Some(self.key.text.as_bytes())
+                == Some(self.key.as_bytes())
     }
 
     /// The key itself.

@@ -4,7 +4,6 @@ fn key(source: impl Into<CacheKey>) -> Key {
     Key::new("ns", &source.into())
 }
 
-#[cfg(feature = "http")]
 #[test]
 fn a_key_of_texts_is_the_one_of_their_cache_key() {
     for namespace in ["ns", &escape_namespace("a {shop}:b"), ""] {
@@ -24,7 +23,6 @@ fn a_key_of_texts_is_the_one_of_their_cache_key() {
 }
 
 /// The queries, variants, reports and additions of a path have one tag, which no other path and no tag of a user has.
-#[cfg(feature = "http")]
 #[test]
 fn the_responses_of_a_path_have_one_tag() {
     let long = format!("/{}", "p".repeat(LONGEST_NAME));

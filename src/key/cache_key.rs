@@ -1,0 +1,381 @@
+//! [`CacheKey`]: the key as the caller names it.
+//!
+//! Its text is printable ASCII. Inside a part every byte with a special meaning (the separator `:`, the braces of a Redis hash tag, `%`,
+//! `~`) or that is not printable ASCII is written as `%XX`. So the joining is injective, and an operator can read the program's own parts
+//! in `redis-cli`: `("user", 42)` is `user:42`.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::fmt::Write as _;
+use std::hash::{Hash, Hasher};
+
+/// Names the resource a value belongs to.
+///
+/// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
+/// `("a.b", "c")`, `("a", "b.c")` and `"a:b.c"` are three keys. Any bytes are accepted, spaces, `:`,
+/// `{}` and NUL included. The text and the bytes of one content are the same key, and so are
+/// `("user", 42)` and `("user", "42")`: a part is what it displays as.
+///
+/// An empty key is refused by the call that uses it, with
+/// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey).
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::CacheKey;
+///
+/// assert_eq!(CacheKey::from(("user", 42)), CacheKey::from(("user", "42")));
+/// assert_ne!(CacheKey::from(("a.b", "c")), CacheKey::from(("a", "b.c")));
+/// assert_ne!(CacheKey::from(("a", "b")), CacheKey::from("a:b"));
+/// assert_eq!(CacheKey::from("two words").to_string(), "two%20words");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CacheKey {
+    text: KeyText,
+}
+
+impl CacheKey {
+    /// Joins parts of any bytes, in order; `from_parts(["a"])` is the key of `"a"`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::CacheKey;
+    ///
+    /// assert_eq!(CacheKey::from_parts(["user", "42"]), CacheKey::from(("user", 42)));
+    /// ```
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut text = KeyText::new();
+        for (index, part) in parts.into_iter().enumerate() {
+            if index > 0 {
+                text.push_str(":");
+            }
+            escape_into(&mut text, part.as_ref());
+        }
+        Self { text }
+    }
+
+    /// Joins texts after a `head` that is escaped and joined already.
+    pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
+        let mut key = Self::of_text(head);
+        for part in parts {
+            key.text.push_str(":");
+            escape_text_into(&mut key.text, part);
+        }
+        key
+    }
+
+    /// A name that is reserved for the crate: no key that is built from parts begins with `~`.
+    pub(crate) fn reserved(name: &str) -> Self {
+        Self::of_text(&format!("~{name}"))
+    }
+
+    /// The key with this text, which is escaped already.
+    pub(super) fn of_text(escaped: &str) -> Self {
+        let mut text = KeyText::new();
+        text.push_str(escaped);
+        Self { text }
+    }
+
+    /// The escaped text.
+    pub(super) fn as_str(&self) -> &str {
+        self.text.as_str()
+    }
+
+    /// The escaped text, without the check that [`as_str`](Self::as_str) makes.
+    #[inline]
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+
+    /// Whether the key is empty; the guard refuses such a key.
+    pub fn is_empty(&self) -> bool {
+        self.as_bytes().is_empty()
+    }
+
+    /// The texts from which [`from_parts`](Self::from_parts) builds this key. In a part that is not UTF-8, the invalid bytes are
+    /// replaced.
+    #[cfg(feature = "serde")]
+    pub(crate) fn parts(&self) -> Vec<String> {
+        let unescaped = |part: &str| {
+            let mut bytes = Vec::with_capacity(part.len());
+            let mut rest = part.as_bytes();
+            while let Some((&byte, after)) = rest.split_first() {
+                let hex = |at: usize| after.get(at).and_then(|&digit| char::from(digit).to_digit(16));
+                if byte == b'%'
+                    && let (Some(high), Some(low)) = (hex(0), hex(1))
+                {
+                    // Two digits: at most 255.
+                    bytes.push((high << 4 | low) as u8);
+                    rest = after.get(2..).unwrap_or_default();
+                } else {
+                    bytes.push(byte);
+                    rest = after;
+                }
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        self.as_str().split(':').map(unescaped).collect()
+    }
+}
+
+impl fmt::Display for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CacheKey({self})")
+    }
+}
+
+/// Writes `part` without separators, braces and unprintable bytes.
+fn escape_into(text: &mut KeyText, part: &[u8]) {
+    let hex = |digit: u8| b"0123456789ABCDEF"[usize::from(digit & 15)];
+    let mut rest = part;
+    while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
+        text.push(&rest[..stop]);
+        text.push(&[b'%', hex(rest[stop] >> 4), hex(rest[stop])]);
+        rest = &rest[stop + 1..];
+    }
+    text.push(rest);
+}
+
+/// As [`escape_into`], for text, which mostly needs no escaping.
+fn escape_text_into(text: &mut KeyText, part: &str) {
+    if stands_for_itself(part) {
+        text.push_str(part);
+    } else {
+        escape_into(text, part.as_bytes());
+    }
+}
+
+/// Whether no byte needs escaping.
+pub(super) fn stands_for_itself(part: &str) -> bool {
+    let bytes = part.as_bytes();
+    // Without an early return, so that the comparison of a chunk is vectorized.
+    let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
+    match bytes.last_chunk() {
+        // The last chunk overlaps the one before it, so that no byte is left over.
+        Some(last) => bytes.as_chunks().0.iter().all(plain) && plain(last),
+        None => bytes.iter().all(|&byte| PLAIN[usize::from(byte)]),
+    }
+}
+
+/// Printable ASCII except `:`, `%`, `{`, `}` and `~`. The last three, and `|` among them, are the end of printable ASCII.
+const fn is_plain(byte: u8) -> bool {
+    ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
+}
+
+/// Which bytes need no escaping. A table, because every byte of every key is checked.
+static PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < plain.len() {
+        plain[byte] = is_plain(byte as u8);
+        byte += 1;
+    }
+    plain
+};
+
+/// Escapes a part's `Display` output while it is being written.
+struct Escaping<'a>(&'a mut KeyText);
+
+impl fmt::Write for Escaping<'_> {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        escape_text_into(self.0, part);
+        Ok(())
+    }
+}
+
+macro_rules! from_bytes {
+    ($($source:ty),*) => {$(
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                Self::from_parts([source])
+            }
+        }
+    )*};
+}
+from_bytes!(&[u8], Vec<u8>, &Vec<u8>);
+
+macro_rules! from_text {
+    ($($source:ty),*) => {$(
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                let mut text = KeyText::new();
+                escape_text_into(&mut text, &source);
+                Self { text }
+            }
+        }
+    )*};
+}
+from_text!(&str, String, &String);
+
+macro_rules! from_number {
+    ($($source:ty),*) => {$(
+        /// A part that is the number's decimal digits.
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                Self::from((source,))
+            }
+        }
+    )*};
+}
+from_number!(i32, i64, i128, isize, u16, u32, u64, u128, usize, uuid::Uuid);
+
+/// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
+impl From<&Self> for CacheKey {
+    fn from(key: &Self) -> Self {
+        key.clone()
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for CacheKey {
+    fn from(source: &[u8; N]) -> Self {
+        Self::from_parts([source])
+    }
+}
+
+macro_rules! from_tuple {
+    ($($part:ident)+) => {
+        impl<$($part: fmt::Display),+> From<($($part,)+)> for CacheKey {
+            fn from(parts: ($($part,)+)) -> Self {
+                #[allow(non_snake_case, reason = "the type parameters double as variable names")]
+                let ($($part,)+) = parts;
+                let mut text = KeyText::new();
+                let mut separator = "";
+                $(
+                    text.push_str(separator);
+                    // This fails only if the part's own `Display` fails, on which `to_string` would panic. The
+                    // text written until then is the part.
+                    let _ = write!(Escaping(&mut text), "{}", $part);
+                    separator = ":";
+                )+
+                let _ = separator;
+                Self { text }
+            }
+        }
+    };
+}
+from_tuple!(A);
+from_tuple!(A B);
+from_tuple!(A B C);
+from_tuple!(A B C D);
+from_tuple!(A B C D E);
+from_tuple!(A B C D E F);
+from_tuple!(A B C D E F G);
+from_tuple!(A B C D E F G H);
+from_tuple!(A B C D E F G H I);
+from_tuple!(A B C D E F G H I J);
+from_tuple!(A B C D E F G H I J K);
+from_tuple!(A B C D E F G H I J K L);
+
+/// The longest text that is stored inline. With its length and the enum's tag it fills 64 bytes.
+const SHORT: usize = 62;
+
+/// Escaped text, so ASCII. A short text is stored inline: most are short, and each call builds one, which would otherwise allocate.
+#[derive(Clone)]
+enum KeyText {
+    Short { length: u8, bytes: [u8; SHORT] },
+    Long(String),
+}
+
+impl KeyText {
+    const fn new() -> Self {
+        Self::Short { length: 0, bytes: [0; SHORT] }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short { length, bytes } => bytes.get(..usize::from(*length)).unwrap_or_default(),
+            Self::Long(text) => text.as_bytes(),
+        }
+    }
+
+    fn as_str(&self) -> &str {
+        match self {
+            // Valid UTF-8, because only ASCII is pushed.
+            Self::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
+            Self::Long(text) => text,
+        }
+    }
+
+    fn push_str(&mut self, part: &str) {
+        self.push(part.as_bytes());
+    }
+
+    /// Adds ASCII.
+    #[inline]
+    fn push(&mut self, part: &[u8]) {
+        if let Self::Short { length, bytes } = self {
+            let (begin, end) = (usize::from(*length), usize::from(*length) + part.len());
+            if let Some(target) = bytes.get_mut(begin..end) {
+                target.copy_from_slice(part);
+                // At most `SHORT`.
+                *length = end as u8;
+                return;
+            }
+            *self = Self::Long(self.as_str().to_owned());
+        }
+        if let Self::Long(text) = self {
+            text.push_str(std::str::from_utf8(part).unwrap_or_default());
+        }
+    }
+}
+
+impl fmt::Write for KeyText {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        self.push_str(part);
+        Ok(())
+    }
+}
+
+impl PartialEq for KeyText {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for KeyText {}
+
+impl PartialOrd for KeyText {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for KeyText {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for KeyText {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_all_lengths_are_stored_unchanged() {
+        let mut text = KeyText::new();
+        let mut expected = String::new();
+        for n in 0..40 {
+            let part = "x".repeat(n % 7);
+            text.push_str(&part);
+            expected.push_str(&part);
+            assert_eq!(text.as_str(), expected);
+        }
+        assert!(matches!(text, KeyText::Long(_)));
+        let mut at_once = KeyText::new();
+        at_once.push_str(&expected);
+        assert!(text == at_once && text.cmp(&at_once) == Ordering::Equal);
+    }
+}
