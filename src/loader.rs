@@ -24,7 +24,7 @@ use crate::key::Key;
 use crate::observe::FlightId;
 use crate::value::FlightOutcome;
 use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 

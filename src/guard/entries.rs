@@ -27,7 +27,7 @@ use crate::store::Insert;
 use crate::sync::lock;
 use crate::value::entry;
 use crate::value::entry::{Entry, EntryKind, TagList};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is

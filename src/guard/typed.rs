@@ -24,7 +24,7 @@ use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::{Entry, Freshness, Lifetimes, Storage, TagId, Unstored};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 use crate::value::{EntryReader, SharedValue, entry};
 
 /// Decodes an entry as a `T`.

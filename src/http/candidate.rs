@@ -23,7 +23,7 @@ use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::entry::{Lifetimes, Unstored, ms};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 
 /// A longer failure is sent to other processes without its body.
 const LONGEST_FAILURE: usize = 64 * 1024;

@@ -23,7 +23,7 @@ use crate::value::StoredEntry;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::entry::{Lifetimes, Unstored};
 use crate::value::entry::{TagId, TagList};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 
 /// Whether a response may be stored under another key than that of its flight.
 #[derive(Default)]

@@ -25,7 +25,7 @@ use crate::value::StoredEntry;
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
 use crate::value::entry::{Expiry, Lifetimes, Storage, Unstored};
 use crate::value::entry::{TagId, TagList};
-use crate::value::lz4::Packed;
+use crate::value::entry::Packed;
 
 impl FlightTask {
     /// Step 7: publishes the result to the fleet, then to the waiters of this process.

@@ -15,15 +15,24 @@
 //! the store evicts an id, that costs misses, but makes no invalidated value valid again.
 
 #[cfg(test)]
+#[path = "../../tests/unit/value/freshness_tests.rs"]
+mod freshness_tests;
+#[cfg(all(test, feature = "lz4"))]
+#[path = "../../tests/unit/value/lz4_tests.rs"]
+mod lz4_tests;
+#[cfg(test)]
+#[path = "../../tests/unit/value/tags_tests.rs"]
+mod tags_tests;
+#[cfg(test)]
 #[path = "../../tests/unit/value/entry_tests.rs"]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use crc_fast::crc32_iscsi;
 
-use super::lz4::Packed;
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
 
@@ -259,6 +268,67 @@ fn unpacked(
     let is_read = method == LZ4 && length as usize <= longest;
     let unpacked = is_read.then(|| Packed::unpack(packed, length as usize)).flatten();
     unpacked.ok_or_else(|| (Unreadable::Compressed { method, length, longest }, raw.clone()))
+}
+
+/// The compressed form of a payload, as it is stored: the payload's length, four bytes, little-endian; then an LZ4 block.
+///
+/// An entry has it beside its payload, because the store compares the bytes that a caller has read with its own, and another
+/// version of the compressor makes other bytes of the same payload. It is one pointer, because each hit moves the entry several
+/// times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed(Option<Arc<Bytes>>);
+
+impl Packed {
+    /// Compresses a payload of `from` bytes or more; empty if that saves less than an eighth, and without the feature `lz4`.
+    #[inline]
+    pub(crate) fn of(payload: &[u8], from: usize) -> Self {
+        let packed = if payload.len() < from { None } else { lz4::compressed(payload) };
+        Self(packed.map(|packed| Arc::new(packed.into())))
+    }
+
+    /// The payload of `length` bytes that was stored as `packed`; `None` if `packed` is not such a payload. The caller has checked
+    /// the length, because so many bytes are allocated before the block is read.
+    pub(crate) fn unpack(packed: Bytes, length: usize) -> Option<(Self, Bytes)> {
+        let payload = lz4::decompressed(packed.get(size_of::<u32>()..)?, length)?;
+        Some((Self(Some(Arc::new(packed))), payload.into()))
+    }
+
+    /// The stored form; `None` for a payload that is stored uncompressed.
+    #[inline]
+    pub(crate) fn stored(&self) -> Option<&Bytes> {
+        self.0.as_deref()
+    }
+}
+
+#[cfg(feature = "lz4")]
+mod lz4 {
+    /// `None` if compression saves less than an eighth.
+    pub(super) fn compressed(payload: &[u8]) -> Option<Vec<u8>> {
+        let mut packed = lz4_flex::block::compress_prepend_size(payload);
+        if packed.len() > payload.len() - payload.len() / 8 {
+            return None;
+        }
+        // The compressor has reserved room for the worst case.
+        packed.shrink_to_fit();
+        Some(packed)
+    }
+
+    pub(super) fn decompressed(block: &[u8], length: usize) -> Option<Vec<u8>> {
+        let mut payload = vec![0; length];
+        let written = lz4_flex::block::decompress_into(block, &mut payload).ok()?;
+        (written == length).then_some(payload)
+    }
+}
+
+#[cfg(not(feature = "lz4"))]
+mod lz4 {
+    pub(super) fn compressed(_: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    pub(super) fn decompressed(_: &[u8], _: usize) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// Sets the checksum of an entry's bytes.
@@ -558,143 +628,5 @@ impl TagList {
 
     pub(crate) fn id_of(&self, tag: &Key) -> Option<u64> {
         self.iter().find(|(name, _)| *name == tag.name()).map(|(_, id)| id)
-    }
-}
-
-#[cfg(test)]
-mod freshness_tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn lifetimes() -> Lifetimes {
-        Lifetimes {
-            fresh_for: SECOND * 10,
-            stale_while_revalidate: SECOND * 5,
-            stale_if_error: SECOND * 20,
-            keep_for: SECOND * 30,
-        }
-    }
-
-    #[test]
-    fn a_value_passes_through_its_windows_in_order() {
-        let (times, keep) = lifetimes().from(1_000, SECOND);
-        assert_eq!(keep, SECOND * 40);
-        let expected = [
-            (1_000, Freshness::Fresh),
-            (10_999, Freshness::Fresh),
-            (11_000, Freshness::Stale),
-            (15_999, Freshness::Stale),
-            (16_000, Freshness::StaleIfError),
-            (30_999, Freshness::StaleIfError),
-            (31_000, Freshness::Expired),
-        ];
-        for (now, serves) in expected {
-            assert_eq!(times.serves(now), serves, "at {now}");
-        }
-    }
-
-    #[test]
-    fn without_windows_a_value_is_not_served_after_its_freshness() {
-        let (times, keep) = Lifetimes::fresh(SECOND).from(0, SECOND);
-        assert_eq!((times.serves(999), times.serves(1_000)), (Freshness::Fresh, Freshness::Expired));
-        assert_eq!(keep, SECOND);
-    }
-
-    #[test]
-    fn a_value_backs_off_after_a_failure_but_not_past_its_windows() {
-        let (times, _) = lifetimes().from(1_000, SECOND);
-        let rested = times.rested(Unstored::NO_ANSWER, 17_000, SECOND * 2);
-        assert_eq!(rested.serves(18_999), Freshness::BackingOff);
-        assert_eq!(rested.serves(19_000), Freshness::StaleIfError);
-        let late = times.rested(Unstored::NO_ANSWER, 30_000, SECOND * 60);
-        assert_eq!(late.serves(30_999), Freshness::BackingOff);
-        assert_eq!(late.serves(31_000), Freshness::Expired);
-        let none = Lifetimes::fresh(SECOND).from(0, SECOND).0.rested(Unstored::NO_ANSWER, 2_000, SECOND);
-        assert_eq!(none.serves(2_000), Freshness::Expired, "a value without windows is not revived");
-    }
-
-    #[test]
-    fn a_back_off_extends_no_window_whatever_the_load_has_ended_with() {
-        // Fresh until 11 s, stale until 16 s; stands in until 31 s if the origin does not answer, and until 20 s if it does.
-        let (times, _) = lifetimes().from(1_000, SECOND);
-        let cases = [
-            (Unstored::OfResource, 0),
-            (Unstored::SaysNothing, 16_000),
-            (Unstored::Failure { before: 20_000 }, 20_000),
-            (Unstored::Failure { before: 12_000 }, 16_000),
-            (Unstored::NO_ANSWER, 31_000),
-        ];
-        for (unstored, until) in cases {
-            assert_eq!(times.served_until(unstored), until, "{unstored:?}");
-            let rested = times.rested(unstored, 12_000, SECOND * 3600);
-            assert_eq!(rested.retry_at, until, "{unstored:?}");
-            for now in [12_000, 15_999, 16_000, 19_999, 20_000, 30_999, 31_000] {
-                assert_eq!(rested.serves(now) == Freshness::BackingOff, now < until, "{unstored:?} at {now}");
-            }
-        }
-        let answered = times.rested(Unstored::Failure { before: 20_000 }, 12_000, SECOND);
-        assert!(answered.stands_in(19_999) && !answered.stands_in(20_000), "an answer has come");
-        let refused = times.rested(Unstored::SaysNothing, 12_000, SECOND);
-        assert!(refused.stands_in(30_999), "an answer about one request ends no window");
-    }
-
-    #[test]
-    fn early_refresh_becomes_likelier_towards_the_end_of_freshness() {
-        let (times, _) = Lifetimes::fresh(SECOND * 10).from(0, SECOND);
-        let due = |now, beta, random| times.is_due_early(now, beta, random);
-        // -ln(1/e) is 1: one load time ahead.
-        let one = (-1.0_f64).exp();
-        assert!(!due(8_990, 1.0, one));
-        assert!(due(9_001, 1.0, one));
-        assert!(due(8_001, 2.0, one));
-        assert!(due(0, 1.0, 0.0));
-        assert!(!due(9_999, 1.0, 1.0), "a random number of 1 is never ahead");
-        assert!(!due(10_000, 1.0, 0.0), "what is stale is not early any more");
-        assert!(!due(9_999, 0.0, 0.5), "beta 0 turns it off");
-    }
-
-    #[test]
-    fn no_lifetime_overflows() {
-        let all = Lifetimes {
-            fresh_for: Duration::MAX,
-            stale_while_revalidate: Duration::MAX,
-            stale_if_error: Duration::MAX,
-            keep_for: Duration::MAX,
-        };
-        let (times, keep) = all.from(u64::MAX - 1, Duration::MAX);
-        assert_eq!((times.fresh_until, keep), (u64::MAX, FOR_EVER * 2));
-        assert_eq!(times.load_ms, u32::MAX);
-    }
-}
-
-#[cfg(test)]
-mod tags_tests {
-    use super::*;
-
-    fn tag(name: &str) -> Key {
-        Key::new("ns", &CacheKey::from(name))
-    }
-
-    #[test]
-    fn encoded_tags_decode_to_themselves() {
-        let tags = [TagId { tag: tag("a"), id: 7 }, TagId { tag: tag("b:c"), id: u64::MAX }];
-        let list = TagList::from_bytes(TagList::new(&tags).as_bytes());
-        assert_eq!(list.iter().collect::<Vec<_>>(), [("ns:a", 7), ("ns:b%3Ac", u64::MAX)]);
-        assert_eq!((list.id_of(&tag("a")), list.id_of(&tag("c"))), (Some(7), None));
-        assert!(TagList::new(&[]).is_empty());
-    }
-
-    #[test]
-    fn no_user_tag_equals_the_tag_of_everything() {
-        assert_ne!(tag_of_everything("ns"), tag("all"));
-        assert_ne!(tag_of_everything("ns"), tag("~all"));
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
-            let _ = TagList::from_bytes(&raw).iter().count();
-        }
     }
 }

@@ -6,11 +6,6 @@
 
 pub(crate) mod codec;
 pub(crate) mod entry;
-#[cfg(feature = "lz4")]
-pub(crate) mod lz4;
-#[cfg(not(feature = "lz4"))]
-#[path = "no_lz4.rs"]
-pub(crate) mod lz4;
 
 use std::any::Any;
 use std::fmt;

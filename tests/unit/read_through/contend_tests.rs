@@ -132,7 +132,7 @@ async fn a_fresh_value_ends_the_attempt_however_old() {
 #[cfg(feature = "lz4")]
 #[tokio::test(start_paused = true)]
 async fn a_compressed_entry_that_was_seen_is_not_found_again() {
-    use crate::value::lz4::Packed;
+    use crate::value::entry::Packed;
 
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
