@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::failure_text::{EncodedError, with_causes};
+use bytes::Bytes;
+
 use crate::key::{CacheKey, Key};
+use crate::observe::with_causes;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a call of the guard itself failed.
@@ -292,6 +294,18 @@ impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
             Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
         }
     }
+}
+
+/// A loader's error as bytes, for callers in other processes with errors of the same type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EncodedError {
+    pub(crate) type_name: Box<str>,
+    pub(crate) payload: Bytes,
+}
+
+impl EncodedError {
+    /// The longest payload, in bytes. It is limited because a published failure reaches each waiting process.
+    pub(crate) const LONGEST: usize = 1024;
 }
 
 /// Why a load ended without a value: the failure that all waiters of the flight receive.

@@ -74,7 +74,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
-mod failure_text;
 mod flight;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::error::Failure;
-use crate::failure_text::panic_text;
+use crate::observe::panic_text;
 use crate::flight;
 use crate::flight::order::CallerOrder;
 use crate::key::Key;

@@ -15,16 +15,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, Failure, LoadError};
-use crate::failure_text::failure_text;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
+use crate::observe::failure_text;
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::codec::Codec;
-use crate::value::entry::{Entry, Freshness, Lifetimes, Storage, TagId, Unstored};
 use crate::value::entry::Packed;
+use crate::value::entry::{Entry, Freshness, Lifetimes, Storage, TagId, Unstored};
 use crate::value::{EntryReader, SharedValue, entry};
 
 /// Decodes an entry as a `T`.

@@ -21,9 +21,9 @@ use crate::http_rules::response::StoreDecision;
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::loader::LoadResult;
 use crate::policy::Policy;
+use crate::value::entry::Packed;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::entry::{Lifetimes, Unstored, ms};
-use crate::value::entry::Packed;
 
 /// A longer failure is sent to other processes without its body.
 const LONGEST_FAILURE: usize = 64 * 1024;

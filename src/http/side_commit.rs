@@ -20,10 +20,10 @@ use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::StoredEntry;
+use crate::value::entry::Packed;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 use crate::value::entry::{Lifetimes, Unstored};
 use crate::value::entry::{TagId, TagList};
-use crate::value::entry::Packed;
 
 /// Whether a response may be stored under another key than that of its flight.
 #[derive(Default)]

@@ -31,7 +31,9 @@ use crate::key::{Key, KeyProbe};
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
 use crate::store::attempt::Attempts;
-use crate::store::volume::{Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState};
+use crate::store::volume::{
+    Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState,
+};
 use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
 use crate::value::StoredEntry;

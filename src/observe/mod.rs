@@ -1,5 +1,7 @@
 //! Counters and log events of the guard; [`Stats`], metrics, logs and tests use the same names.
 //!
+//! The texts of failures are made here, too: of a loader's error or panic, which other processes receive, and of an error with its causes.
+//!
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 //!
 //! [`FlightId`] identifies a load in traces. [`SpanLinks`] is the hook that links a load's span with those of its waiters, across
@@ -7,7 +9,9 @@
 
 mod counts;
 
+use std::any::Any;
 use std::fmt;
+use std::iter::successors;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -146,6 +150,36 @@ pub(crate) async fn timed<T>(counters: &PolicyCounters, load: impl Future<Output
     let took = started.elapsed();
     counters.loaded(took);
     (done, took)
+}
+
+/// The text of a loader's error, cut at a character boundary to the length that is sent between processes. Includes the
+/// causes if the error prints them with `{:#}` (`anyhow` does), because the receiver has no other access to them.
+pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
+    const LONGEST: usize = 1024;
+    let mut text = format!("{error:#}");
+    if text.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text.into()
+}
+
+/// The text of an error and of its causes. If an error repeats the text of its cause, that is not appended again.
+pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in successors(error.source(), |&cause| cause.source()).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// The message of a caught panic.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Arc<str> {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    failure_text(&text.unwrap_or("no message"))
 }
 
 /// The identity of a load in traces: all processes of the fleet that wait for it know the same one.

@@ -35,7 +35,7 @@ use tokio::time::Instant;
 
 pub use self::builder::PolicyBuilder;
 use self::http::{HttpSettings, fixed_setting};
-use crate::failure_text::EncodedError;
+use crate::error::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
 use crate::value::codec::Codec;

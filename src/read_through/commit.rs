@@ -22,10 +22,10 @@ use crate::store::volume::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
 use crate::value::FlightOutcome;
 use crate::value::StoredEntry;
+use crate::value::entry::Packed;
 use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
 use crate::value::entry::{Expiry, Lifetimes, Storage, Unstored};
 use crate::value::entry::{TagId, TagList};
-use crate::value::entry::Packed;
 
 impl FlightTask {
     /// Step 7: publishes the result to the fleet, then to the waiters of this process.

@@ -9,8 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::entry::Encoding;
 use crate::error::{Error, ErrorKind};
-use crate::failure_text::panic_text;
-use crate::observe::{LogEveryMinute, log, warn_if};
+use crate::observe::{LogEveryMinute, log, panic_text, warn_if};
 
 /// How values of loaders are encoded in the store.
 ///

@@ -15,8 +15,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use self::entry::{Entry, EntryKind, Freshness};
-use crate::error::{Error, ErrorKind, Failure};
-use crate::failure_text::EncodedError;
+use crate::error::{EncodedError, Error, ErrorKind, Failure};
 use crate::key::Key;
 
 /// The value that the first caller of a shared read has made of the entry, reused by the others.

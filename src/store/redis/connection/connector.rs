@@ -23,7 +23,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 use super::tls::provide_cryptography;
-use crate::failure_text::panic_text;
+use crate::observe::panic_text;
 use crate::observe::log;
 use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
 use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::backoff::Backoff;
-use crate::failure_text::with_causes;
+use crate::observe::with_causes;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::credentials::{Credentials, CredentialsProvider};
 use crate::sync::lock;
