@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::hold::{AcquisitionState, Hold, HoldLease, HoldState, LockGrant, Release};
+use super::hold::{AcquisitionState, Hold, HoldLease, LockGrant, Release};
 use super::target::{LockRegistry, LockTarget, WaitTerms, from_now, reached};
 use super::{LockError, Waiting};
 use crate::observe::log;
@@ -31,21 +31,11 @@ const LATER_COMMAND: Duration = Duration::from_millis(50);
 
 /// Acquires the lock on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
 /// only if, the lock was busy all the time.
-pub(crate) async fn acquire<T: LockTarget>(target: &Arc<T>, terms: &WaitTerms) -> Result<Hold<T>, LockError> {
-    contend(Arc::clone(target), terms, None).await
-}
-
-/// Releases `old` and queues behind the present waiters, in one command. After an error, [`Hold::is_freed`] says whether
-/// `old` was released.
-pub(crate) async fn acquire_instead<T: LockTarget>(
-    old: &mut Hold<T>,
-    terms: &WaitTerms,
-) -> Result<Hold<T>, LockError> {
-    contend(Arc::clone(&old.hold_state.target), terms, Some(old)).await
-}
-
-async fn contend<T: LockTarget>(
-    target: Arc<T>,
+///
+/// `instead` is a hold of the same lock that is released in the command that queues behind the present waiters. After an error,
+/// [`Hold::is_freed`] says whether it was released.
+pub(crate) async fn acquire<T: LockTarget>(
+    target: &Arc<T>,
     terms: &WaitTerms,
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
@@ -53,7 +43,7 @@ async fn contend<T: LockTarget>(
     // Outlives `acquire_loop`, whose drop starts its background release: `close` waits for both.
     let _waiting = target.registry().wait();
     let mut acquire_loop = AcquireLoop {
-        claim: PendingClaim::new(target, terms.waiting),
+        claim: PendingClaim::new(Arc::clone(target), terms.waiting),
         instead,
         waiting: terms.waiting,
         deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
@@ -348,18 +338,18 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 }
 
 /// A token that waits, or holds the lock without knowing it yet.
-pub(crate) struct PendingClaim<T: LockTarget> {
+struct PendingClaim<T: LockTarget> {
     /// Dropped first: the connection task that receives a later grant then gives it back.
-    pub(crate) waiter: LockWaiter,
-    pub(crate) pending: ReleaseOnDrop<T>,
+    waiter: LockWaiter,
+    pending: ReleaseOnDrop<T>,
 }
 
 /// What a waiting token may have at the store. Dropping this releases it in the background, unless it became a hold.
-pub(crate) struct ReleaseOnDrop<T: LockTarget> {
-    pub(crate) target: Arc<T>,
+struct ReleaseOnDrop<T: LockTarget> {
+    target: Arc<T>,
     token: Token,
     /// Whether the token may be in the queue, or hold the lock.
-    pub(crate) queued: bool,
+    queued: bool,
     /// Whether a TAKE is under way.
     has_pending_take: bool,
     /// Whether a TAKE ended without an answer: it may still be executed.
@@ -369,7 +359,7 @@ pub(crate) struct ReleaseOnDrop<T: LockTarget> {
 
 impl<T: LockTarget> PendingClaim<T> {
     /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
-    pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
+    fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.registry().mint(target.ttl());
         let waiter = target.registry().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
@@ -391,7 +381,7 @@ impl<T: LockTarget> PendingClaim<T> {
         }
     }
 
-    pub(crate) async fn take(
+    async fn take(
         &mut self,
         instead: Option<&Token>,
         queue: bool,
@@ -409,13 +399,13 @@ impl<T: LockTarget> PendingClaim<T> {
     }
 
     /// Turns the claim into a hold.
-    pub(crate) fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
+    fn hold(self, granted: LockGrant, since: Instant) -> Hold<T> {
         let Self { waiter, mut pending } = self;
         let (target, token, runtime) =
             (Arc::clone(&pending.target), pending.token.clone(), pending.runtime.take());
         let has_late_command = std::mem::take(&mut pending.has_late_command);
         pending.queued = false;
-        Hold::new(HoldState::new(target, token, waiter, granted, since), runtime, has_late_command)
+        Hold::new(target, token, waiter, granted, since, runtime, has_late_command)
     }
 }
 

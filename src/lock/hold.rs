@@ -28,9 +28,7 @@ use crate::sync::lock;
 pub(crate) struct HoldState<T> {
     pub(crate) target: Arc<T>,
     pub(crate) token: Token,
-    pub(crate) fence: u64,
-    pub(crate) attempts: u32,
-    pub(crate) waited: Duration,
+    pub(crate) grant: LockGrant,
     waiter: LockWaiter,
     /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
     /// dropped.
@@ -84,32 +82,6 @@ impl HoldLease {
 }
 
 impl<T: LockTarget> HoldState<T> {
-    pub(crate) fn new(
-        target: Arc<T>,
-        token: Token,
-        waiter: LockWaiter,
-        granted: LockGrant,
-        since: Instant,
-    ) -> Arc<Self> {
-        // A holder leaves the waiting line: another waiter of this process now watches the clock.
-        waiter.hold();
-        let lease = HoldLease { since, ttl: target.ttl(), state: AcquisitionState::Held };
-        // The grant has arrived, so the store started to count before now.
-        let longest = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
-        let LockGrant { fence, attempts, waited } = granted;
-        Arc::new(Self {
-            target,
-            token,
-            fence,
-            attempts,
-            waited,
-            waiter,
-            doubt: watch::Sender::default(),
-            lease: watch::Sender::new(lease),
-            longest,
-        })
-    }
-
     /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         if let Some(hints) = self.waiter.notified().now_or_never() {
@@ -122,20 +94,12 @@ impl<T: LockTarget> HoldState<T> {
         lease.until().map(|until| until.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn lease(&self) -> watch::Receiver<HoldLease> {
-        self.lease.subscribe()
-    }
-
-    pub(crate) fn is_ended(&self) -> bool {
-        self.lease.borrow().state == AcquisitionState::Ended
-    }
-
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         self.lease.send_modify(|lease| lease.state = AcquisitionState::Ended);
     }
 
     /// Marks the acquisition as lost, unless it was released.
-    pub(crate) fn lose(&self, why: &'static str) {
+    fn lose(&self, why: &'static str) {
         let lost = self.lease.send_if_modified(|lease| {
             let held = lease.state == AcquisitionState::Held;
             if held {
@@ -149,8 +113,8 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Resolves when the lease has ended by this process's clock, or the lock was released or lost.
-    pub(crate) async fn expired(&self) {
-        let mut lease = self.lease();
+    pub(crate) async fn expired(self: Arc<Self>) {
+        let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
             if now.state != AcquisitionState::Held {
@@ -167,8 +131,8 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Resolves when the lock is lost, or its lease has ended before its release. Never resolves after the release.
-    pub(crate) async fn lost(&self) {
-        let mut lease = self.lease();
+    pub(crate) async fn lost(self: Arc<Self>) {
+        let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
             match now.state {
@@ -215,8 +179,8 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Whether the store says that this token holds it.
-    pub(crate) async fn ask(&self) -> Result<bool, StoreError> {
-        if self.is_ended() {
+    async fn ask(&self) -> Result<bool, StoreError> {
+        if self.lease.borrow().state == AcquisitionState::Ended {
             return Ok(false);
         }
         self.target
@@ -257,7 +221,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// The latest moment until which the store may hold the lock for this token; `None` for ever.
-    pub(crate) fn may_be_held_until(&self) -> Option<Instant> {
+    fn may_be_held_until(&self) -> Option<Instant> {
         lock(&self.longest).until
     }
 
@@ -313,10 +277,21 @@ pub(crate) struct Hold<T: LockTarget> {
 
 impl<T: LockTarget> Hold<T> {
     pub(crate) fn new(
-        hold_state: Arc<HoldState<T>>,
+        target: Arc<T>,
+        token: Token,
+        waiter: LockWaiter,
+        grant: LockGrant,
+        since: Instant,
         runtime: Option<Handle>,
         has_late_command: bool,
     ) -> Self {
+        // A holder leaves the waiting line: another waiter of this process now watches the clock.
+        waiter.hold();
+        let lease = HoldLease { since, ttl: target.ttl(), state: AcquisitionState::Held };
+        // The grant has arrived, so the store started to count before now.
+        let longest = Mutex::new(LongestHold { until: from_now(target.ttl()), extensions: 0 });
+        let (doubt, lease) = (watch::Sender::default(), watch::Sender::new(lease));
+        let hold_state = Arc::new(HoldState { target, token, grant, waiter, doubt, lease, longest });
         Self { hold_state, watchdog: None, runtime, has_late_command, freed: false, was_held: false }
     }
 
@@ -402,7 +377,7 @@ impl<T: LockTarget> Drop for Hold<T> {
 async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
     /// The pause after a failed renewal.
     const AGAIN: Duration = Duration::from_millis(50);
-    let mut lease = hold_state.lease();
+    let mut lease = hold_state.lease.subscribe();
     let mut failed = None;
     loop {
         let now = *lease.borrow_and_update();
@@ -500,7 +475,7 @@ impl<T: LockTarget> Release<T> {
 /// Stops the renewal task and returns when it has ended: a renewal must not be sent after the release. The wait is
 /// bounded, because the task's runtime may stand still; a renewal that is sent later does no harm, because the
 /// store compares its token.
-pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
+async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
     if let Some(task) = watchdog {
         task.abort();
         let _ = timeout(within, task).await;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use super::acquire::{acquire, acquire_instead};
+use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::target::{LockRegistry, LockTarget as _, MutexTarget, WaitTerms};
@@ -55,10 +55,6 @@ pub struct Synchronized<T> {
 }
 
 impl Mutex {
-    pub(super) fn from_target(target: MutexTarget) -> Self {
-        Self { target: Arc::new(target), state: Arc::default() }
-    }
-
     /// Acquires the mutex if it is free and no live caller waits; `None` if not, so check the result before you go on.
     /// Waits for the store only, never for another holder.
     ///
@@ -218,7 +214,7 @@ impl Mutex {
 
     async fn acquire(&self, terms: &WaitTerms) -> Result<MutexGuard, LockError> {
         let claim = Claim::try_claim(&self.state)?;
-        let hold = acquire(&self.target, terms).await?;
+        let hold = acquire(&self.target, terms, None).await?;
         claim.held();
         Ok(MutexGuard::new(hold, claim))
     }
@@ -284,10 +280,6 @@ pub struct MutexBuilder {
 }
 
 impl MutexBuilder {
-    pub(super) fn new(registry: Arc<LockRegistry>, scope: Scope) -> Self {
-        Self { registry, scope, options: MutexOptions::default(), waiting: None, paced: false }
-    }
-
     /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
     /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
     /// rounded up; 3 ms to ten years. Defaults to 60 s.
@@ -391,14 +383,16 @@ impl MutexBuilder {
             }
             _ => check_auto_renew(options.auto_renew, options.ttl)?,
         }
-        Ok(Mutex::from_target(MutexTarget { registry, name, options }))
+        let target = Arc::new(MutexTarget { registry, name, options });
+        Ok(Mutex { target, state: Arc::default() })
     }
 }
 
 impl Locks {
     /// Starts a mutex named `name`.
     pub fn mutex(&self, name: impl Into<Scope>) -> MutexBuilder {
-        MutexBuilder::new(Arc::clone(&self.registry), name.into())
+        let (registry, scope) = (Arc::clone(&self.registry), name.into());
+        MutexBuilder { registry, scope, options: MutexOptions::default(), waiting: None, paced: false }
     }
 }
 
@@ -467,7 +461,7 @@ pub struct Held {
 }
 
 impl MutexGuard {
-    pub(super) fn new(hold: Hold<MutexTarget>, claim: Claim) -> Self {
+    fn new(hold: Hold<MutexTarget>, claim: Claim) -> Self {
         let hold = renewed(hold);
         let held = Held { hold_state: Arc::clone(&hold.hold_state) };
         Self { held, hold, claim: Some(claim) }
@@ -535,8 +529,8 @@ impl MutexGuard {
             return Err(LockError::NotHeld);
         }
         self.hold.stop_renewing().await;
-        let terms = self.held.hold_state.target.terms();
-        match acquire_instead(&mut self.hold, &terms).await {
+        let target = Arc::clone(&self.held.hold_state.target);
+        match acquire(&target, &target.terms(), Some(&mut self.hold)).await {
             Ok(hold) => {
                 let was_held = self.hold.was_held();
                 self.hold = renewed(hold);
@@ -583,17 +577,17 @@ impl Held {
     /// holders. Only both together can lower it: a server that has lost the holders, and whose clock is behind that of
     /// its predecessor.
     pub fn fence(&self) -> u64 {
-        self.hold_state.fence
+        self.hold_state.grant.fence
     }
 
     /// How many attempts the caller made: 1 if the mutex was free, or was handed over in its queue.
     pub fn attempts(&self) -> u32 {
-        self.hold_state.attempts
+        self.hold_state.grant.attempts
     }
 
     /// How long the caller waited.
     pub fn waited(&self) -> Duration {
-        self.hold_state.waited
+        self.hold_state.grant.waited
     }
 
     /// The remaining time to live, by this process's monotonic clock: measured from the moment the granting command
@@ -658,8 +652,7 @@ impl Held {
     ///
     /// Safe.
     pub fn expired(&self) -> impl Future<Output = ()> + Send + use<> {
-        let hold_state = Arc::clone(&self.hold_state);
-        async move { hold_state.expired().await }
+        Arc::clone(&self.hold_state).expired()
     }
 
     /// Resolves when the mutex is no longer known to be this acquisition's although the guard did not unlock it: it
@@ -670,8 +663,7 @@ impl Held {
     ///
     /// Safe.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let hold_state = Arc::clone(&self.hold_state);
-        async move { hold_state.lost().await }
+        Arc::clone(&self.hold_state).lost()
     }
 }
 
@@ -685,31 +677,31 @@ impl fmt::Debug for Held {
     /// Omits the token, with which any client could end the acquisition.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held")
-            .field("fence", &self.hold_state.fence)
-            .field("attempts", &self.hold_state.attempts)
-            .field("waited", &self.hold_state.waited)
+            .field("fence", &self.hold_state.grant.fence)
+            .field("attempts", &self.hold_state.grant.attempts)
+            .field("waited", &self.hold_state.grant.waited)
             .finish_non_exhaustive()
     }
 }
 
-pub(super) const FREE: u8 = 0;
-pub(super) const TRYING: u8 = 1;
-pub(super) const HELD: u8 = 2;
+const FREE: u8 = 0;
+const TRYING: u8 = 1;
+const HELD: u8 = 2;
 
 /// A handle's one acquisition; after it is dropped, the handle may acquire again.
-pub(super) struct Claim {
+struct Claim {
     state: Arc<AtomicU8>,
 }
 
 impl Claim {
-    pub(super) fn try_claim(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
+    fn try_claim(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
         match state.compare_exchange(FREE, TRYING, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => Ok(Self { state: Arc::clone(state) }),
             Err(_) => Err(LockError::AlreadyAcquired),
         }
     }
 
-    pub(super) fn held(&self) {
+    fn held(&self) {
         self.state.store(HELD, Ordering::Release);
     }
 }

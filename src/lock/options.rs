@@ -133,7 +133,7 @@ pub(super) fn drift(ttl: Duration) -> Duration {
 }
 
 /// The shortest time to live that is longer than its own [`drift`].
-pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
+const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
 /// Why a mutex or a permit could not be acquired, extended, released or examined.
 ///

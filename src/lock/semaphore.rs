@@ -74,10 +74,6 @@ pub struct Holder {
 }
 
 impl Semaphore {
-    pub(super) fn from_target(target: SemaphoreTarget, auto_renew: bool, waiting: Waiting) -> Self {
-        Self { target: Arc::new(target), auto_renew, waiting }
-    }
-
     /// Acquires a permit, after the callers that came earlier; `None` if there was none in time. Bind it to a name:
     /// dropping it releases it.
     ///
@@ -99,7 +95,7 @@ impl Semaphore {
         let fallback = (Duration::ZERO, 0.0);
         let terms =
             WaitTerms { waiting: self.waiting, fallback, retries, timeout, min_remaining: Duration::ZERO };
-        match acquire(&self.target, &terms).await {
+        match acquire(&self.target, &terms, None).await {
             Ok(hold) if self.auto_renew => Ok(Some(Permit::new(hold.renew()))),
             Ok(hold) => Ok(Some(Permit::new(hold))),
             Err(error) if error.is_busy() => Ok(None),
@@ -357,20 +353,6 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    pub(super) fn new(registry: Arc<LockRegistry>, scope: Scope, permits: u32) -> Self {
-        Self {
-            registry,
-            scope,
-            permits,
-            // As for a mutex: a permit that is never released becomes free by itself.
-            lease: Duration::from_secs(60),
-            // Longer than any pause of a service that is in use; an abandoned semaphore expires after a day.
-            idle_ttl: Duration::from_secs(86_400),
-            auto_renew: false,
-            waiting: Waiting::Notify,
-        }
-    }
-
     /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms
     /// to ten years: 1 % and 2 ms are reserved for clock drift, as for a mutex. Defaults to 60 s.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -418,15 +400,25 @@ impl SemaphoreBuilder {
         check_auto_renew(auto_renew, Some(lease))?;
         let create = Create { capacity: permits, idle_ttl: whole_ttl(idle_ttl)?.max(lease) };
         let warned = AtomicBool::new(false);
-        let target = SemaphoreTarget { registry, name, create, lease, warned };
-        Ok(Semaphore::from_target(target, auto_renew, waiting))
+        let target = Arc::new(SemaphoreTarget { registry, name, create, lease, warned });
+        Ok(Semaphore { target, auto_renew, waiting })
     }
 }
 
 impl Locks {
     /// Starts a semaphore named `name`, with this many permits.
     pub fn semaphore(&self, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
-        SemaphoreBuilder::new(Arc::clone(&self.registry), name.into(), permits)
+        SemaphoreBuilder {
+            registry: Arc::clone(&self.registry),
+            scope: name.into(),
+            permits,
+            // As for a mutex: a permit that is never released becomes free by itself.
+            lease: Duration::from_secs(60),
+            // Longer than any pause of a service that is in use; an abandoned semaphore expires after a day.
+            idle_ttl: Duration::from_secs(86_400),
+            auto_renew: false,
+            waiting: Waiting::Notify,
+        }
     }
 }
 
@@ -482,7 +474,7 @@ impl From<PermitFreed> for Released {
 }
 
 impl Permit {
-    pub(super) fn new(hold: Hold<SemaphoreTarget>) -> Self {
+    fn new(hold: Hold<SemaphoreTarget>) -> Self {
         Self { view: PermitView { hold_state: Arc::clone(&hold.hold_state) }, hold, available: 0 }
     }
 
@@ -524,12 +516,12 @@ impl PermitView {
 
     /// How many attempts the caller made: 1 if a permit was free, or was handed over in the queue.
     pub fn attempts(&self) -> u32 {
-        self.hold_state.attempts
+        self.hold_state.grant.attempts
     }
 
     /// How long the caller waited.
     pub fn waited(&self) -> Duration {
-        self.hold_state.waited
+        self.hold_state.grant.waited
     }
 
     /// The remaining time of its lease, by this process's monotonic clock: measured from the moment the granting
@@ -572,8 +564,7 @@ impl PermitView {
     ///
     /// Safe.
     pub fn expired(&self) -> impl Future<Output = ()> + Send + use<> {
-        let hold_state = Arc::clone(&self.hold_state);
-        async move { hold_state.expired().await }
+        Arc::clone(&self.hold_state).expired()
     }
 
     /// Resolves when the permit is no longer known to be held although it was not released here: a refresh or
@@ -584,8 +575,7 @@ impl PermitView {
     ///
     /// Safe.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let hold_state = Arc::clone(&self.hold_state);
-        async move { hold_state.lost().await }
+        Arc::clone(&self.hold_state).lost()
     }
 }
 
@@ -599,8 +589,8 @@ impl fmt::Debug for PermitView {
     /// Omits the token, with which any client could release the permit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PermitView")
-            .field("attempts", &self.hold_state.attempts)
-            .field("waited", &self.hold_state.waited)
+            .field("attempts", &self.hold_state.grant.attempts)
+            .field("waited", &self.hold_state.grant.waited)
             .finish_non_exhaustive()
     }
 }

@@ -49,7 +49,10 @@ pub(crate) trait LockTarget: fmt::Debug + Send + Sync + 'static {
     fn free(&self, token: &Token, within: Duration) -> impl LockReply<Self::Freed>;
 
     /// Gives up a position in the queue, and a grant whose message did not arrive.
-    fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()>;
+    fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()> {
+        let leave = Leave { token, ttl: self.ttl() };
+        async move { self.registry().last_locks().leave(self.name(), leave, within).await }
+    }
 
     /// Whether the token holds it, as the store sees it.
     fn is_holder(&self, token: &Token, within: Duration) -> impl LockReply<bool>;
@@ -124,11 +127,6 @@ impl LockTarget for MutexTarget {
         self.registry.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
     }
 
-    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
-        let leave = Leave { token, ttl: self.options.ttl };
-        self.registry.last_locks().leave(&self.name, leave, within).await
-    }
-
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
         let holder = self.registry.locks()?.look_at_mutex(&self.name, within).await?;
         Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
@@ -196,11 +194,6 @@ impl LockTarget for SemaphoreTarget {
         self.registry.last_locks().free_permit(&self.name, token, self.lease, within).await
     }
 
-    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
-        let leave = Leave { token, ttl: Some(self.lease) };
-        self.registry.last_locks().leave(&self.name, leave, within).await
-    }
-
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
         let state = self.registry.locks()?.look_at_semaphore(&self.name, within).await?;
         Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
@@ -252,7 +245,7 @@ impl LockRegistry {
 
     /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
     /// guard's connections outlive this.
-    pub(crate) fn last_locks(&self) -> &dyn LockStore {
+    fn last_locks(&self) -> &dyn LockStore {
         &**self.store.locks()
     }
 
@@ -318,11 +311,10 @@ impl Drop for LockRegistry {
 
 impl fmt::Debug for LockRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store: _, namespace, command_timeout, background: _, waiters: _, warned: _, guard } = self;
-        f.debug_struct("Home")
-            .field("namespace", namespace)
-            .field("command_timeout", command_timeout)
-            .field("of_guard", &guard.is_some())
+        f.debug_struct("LockRegistry")
+            .field("namespace", &self.namespace)
+            .field("command_timeout", &self.command_timeout)
+            .field("of_guard", &self.guard.is_some())
             .finish_non_exhaustive()
     }
 }

@@ -28,7 +28,7 @@ async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
     let target = Faulty::new(&Locks::in_memory(), ms(900), script);
     let hold = held(&target).await;
     hold.hold_state.note(&missed);
-    assert_eq!(timed(hold.hold_state.lost()).await.0, ms(889));
+    assert_eq!(timed(Arc::clone(&hold.hold_state).lost()).await.0, ms(889));
 }
 
 /// A listener that has begun to ask may be dropped: the others ask themselves.

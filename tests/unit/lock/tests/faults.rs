@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::acquire::{acquire, acquire_instead};
+use crate::lock::acquire::acquire;
 use crate::lock::hold::Hold;
 use crate::lock::target::LockTarget as _;
 use crate::lock::target::WaitTerms;
@@ -20,12 +20,12 @@ pub(super) const TERMS: WaitTerms = WaitTerms {
 };
 
 pub(super) async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
-    acquire(target, &TERMS).await.expect("acquired")
+    acquire(target, &TERMS, None).await.expect("acquired")
 }
 
 /// The error of an acquisition that must fail; its hold has no `Debug`.
 async fn refused(target: &Arc<Faulty>, terms: &WaitTerms) -> LockError {
-    match acquire(target, terms).await {
+    match acquire(target, terms, None).await {
         Ok(_) => panic!("it was acquired"),
         Err(error) => error,
     }
@@ -37,7 +37,7 @@ async fn a_lost_answer_is_requested_again_with_the_same_token() {
     for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
         let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Lost(kind)])]);
         let mut hold = held(&target).await;
-        assert_eq!((hold.hold_state.attempts, target.commands()), (1, vec!["take", "take"]));
+        assert_eq!((hold.hold_state.grant.attempts, target.commands()), (1, vec!["take", "take"]));
         assert_eq!(hold.hold_state.remaining(), Some(ms(59_398)), "from the second on");
         assert_eq!(hold.free().await.expect("asks"), Some(true));
     }
@@ -101,7 +101,7 @@ async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
     let target = Faulty::new(&locks, ms(60_000), &[("take", &[Fate::Late(ms(0)), lost, lost])]);
     let holder = with(&locks, |builder| builder.ttl(ms(500)));
     std::mem::forget(locked(&holder).await);
-    assert_eq!(held(&target).await.hold_state.attempts, 2);
+    assert_eq!(held(&target).await.hold_state.grant.attempts, 2);
     assert_eq!(target.commands(), ["take"; 4]);
 }
 
@@ -155,7 +155,7 @@ async fn a_grant_after_a_long_wait_starts_its_time_anew() {
         pass(waited).await;
         guard.unlock().await.expect("asks");
         let hold = next.await.expect("no panic");
-        assert_eq!((target.commands(), hold.hold_state.attempts), (commands, 1));
+        assert_eq!((target.commands(), hold.hold_state.grant.attempts), (commands, 1));
         assert!(hold.hold_state.remaining() >= Some(ms(750)));
     }
 }
@@ -297,7 +297,7 @@ async fn failed_renewals_are_repeated_and_end_in_a_loss() {
 
     let target = Faulty::new(&Locks::in_memory(), ms(900), &[("extend", &[down; 1000])]);
     let hold = held(&target).await.renew();
-    assert_eq!(timed(hold.hold_state.lost()).await.0, ms(889));
+    assert_eq!(timed(Arc::clone(&hold.hold_state).lost()).await.0, ms(889));
     pass(ms(1000)).await;
     assert!(target.log().iter().all(|(_, at)| *at <= 889));
     assert_eq!(hold.hold_state.remaining(), Some(ms(0)));
@@ -348,12 +348,12 @@ async fn a_bump_without_an_answer_is_repeated() {
         }
     })
     .await;
-    let (took, again) = timed(acquire_instead(&mut old, &TERMS)).await;
+    let (took, again) = timed(acquire(&Arc::clone(&old.hold_state.target), &TERMS, Some(&mut old))).await;
     let mut again = again.expect("acquired");
     assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
     assert!(old.is_freed() && !old.was_held(), "no answer tells any more");
     let between = next.await.expect("joined");
-    assert!(old.hold_state.fence < between && between < again.hold_state.fence);
+    assert!(old.hold_state.grant.fence < between && between < again.hold_state.grant.fence);
     drop(old);
     assert_eq!(again.free().await.expect("asks"), Some(true));
     pass(ms(1000)).await;
@@ -368,7 +368,7 @@ async fn a_bump_that_fails_is_released_with_what_it_replaces() {
         let take = &[Fate::Late(ms(0)), fate, fate];
         let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", take)]);
         let mut old = held(&target).await;
-        let failed = acquire_instead(&mut old, &TERMS).await;
+        let failed = acquire(&Arc::clone(&old.hold_state.target), &TERMS, Some(&mut old)).await;
         assert!(matches!(failed, Err(LockError::Store(_))) && !old.is_freed(), "{fate:?}");
         drop((failed, old));
         pass(ms(1000)).await;

@@ -198,7 +198,7 @@ async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Futur
     let all: Vec<_> = (0..waiters)
         .map(|_| {
             let target = Arc::clone(&target);
-            tokio::spawn(async move { acquire(&target, &terms).await.map(drop) })
+            tokio::spawn(async move { acquire(&target, &terms, None).await.map(drop) })
         })
         .collect();
     settle().await;
