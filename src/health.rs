@@ -272,7 +272,6 @@ impl Finding {
         Self::new(check, Severity::Note, found)
     }
 
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a server is warned of"))]
     pub(crate) fn warning(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Severity::Warning, found)
     }

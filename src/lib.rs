@@ -72,6 +72,17 @@
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What names no type of a feature is there without the feature, too. What no feature uses is found when all are on.
+#![cfg_attr(
+    not(all(
+        feature = "cluster",
+        feature = "http",
+        feature = "metrics",
+        feature = "redis",
+        feature = "testing"
+    )),
+    allow(dead_code)
+)]
 
 mod error;
 mod flight;

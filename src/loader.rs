@@ -17,30 +17,27 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::error::Failure;
-use crate::observe::panic_text;
 use crate::flight;
 use crate::flight::order::CallerOrder;
 use crate::key::Key;
 use crate::observe::FlightId;
+use crate::observe::panic_text;
 use crate::value::FlightOutcome;
-use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
 use crate::value::entry::Packed;
+use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
 /// Announces to a load's waiters that its value is on its way.
 #[derive(Debug)]
 pub(crate) struct Announcer {
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) waiters: flight::FlightAnnouncer<Loader, FlightOutcome>,
     /// The id of the load, if spans are enabled.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) flight: Option<FlightId>,
 }
 
 impl Announcer {
     /// As [`flight::Announcer::announce`].
-    #[cfg(feature = "http")]
     pub(crate) fn announce(&self, outcome: FlightOutcome) {
         if let Some(flight) = self.flight {
             self.waiters.each_loader(|loader| loader.waits_for(flight));
@@ -49,7 +46,6 @@ impl Announcer {
     }
 
     /// As [`flight::Announcer::announce_to_all`].
-    #[cfg(feature = "http")]
     pub(crate) fn announce_to_all(&self, outcome: FlightOutcome) {
         if let Some(flight) = self.flight {
             self.waiters.each_loader(|loader| loader.waits_for(flight));
@@ -108,7 +104,6 @@ pub(crate) struct LoadInput {
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
     /// Announces to the load's waiters that its value is on its way.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) announcer: Option<Announcer>,
 }
 
@@ -183,7 +178,6 @@ impl LoadResult {
     }
 
     /// Only its own caller may have the value, and it says nothing about the resource.
-    #[cfg(feature = "http")]
     pub(crate) fn says_nothing() -> Self {
         Self::Uncacheable { unstored: Unstored::SaysNothing, mark: false }
     }

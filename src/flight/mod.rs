@@ -280,7 +280,6 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
 
 /// Gives a flight's waiters an outcome ahead of its end, except the caller whose loader runs.
 pub(crate) struct FlightAnnouncer<L, O> {
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     flight: Arc<Flight<L, O>>,
 }
 
@@ -292,19 +291,16 @@ impl<L, O> fmt::Debug for FlightAnnouncer<L, O> {
 
 impl<L, O: Clone> FlightAnnouncer<L, O> {
     /// Gives all present and later waiters this outcome instead of the flight's. Only the first call counts.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         self.flight.announce(outcome);
     }
 
     /// As [`Leader::announce_to_all`].
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce_to_all(&self, outcome: O) {
         self.flight.announce_to_all(outcome);
     }
 
     /// As [`Leader::each_loader`].
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
         self.flight.each_loader(see);
     }

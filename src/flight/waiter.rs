@@ -185,7 +185,6 @@ impl<L, O: Clone> Flight<L, O> {
         state.store_link = if first { StoreLink::Lost } else { StoreLink::LostForAll };
     }
 
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         self.announce_to(outcome, false);
     }

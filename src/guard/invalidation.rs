@@ -12,7 +12,6 @@ use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
-#[cfg(feature = "http")]
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How many targets the text of an error names.
@@ -83,7 +82,6 @@ impl Invalidation {
     }
 
     /// The guard with the policy of this invalidation.
-    #[cfg(feature = "http")]
     pub(crate) fn guard(&self) -> &StampedeGuard {
         &self.guard
     }
@@ -173,7 +171,6 @@ pub(crate) struct FailedTarget {
 
 impl BegunInvalidation {
     /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many.
-    #[cfg(feature = "http")]
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
         for entry in &mut self.attempts {
@@ -189,7 +186,6 @@ impl BegunInvalidation {
     }
 
     /// Whether any changes remain to be made.
-    #[cfg(feature = "http")]
     pub(crate) fn has_attempts(&self) -> bool {
         self.attempts.iter().any(Result::is_ok)
     }

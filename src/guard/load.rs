@@ -303,7 +303,6 @@ impl Times {
     }
 
     /// The times of a value that its own caller has just loaded.
-    #[cfg(feature = "http")]
     pub(crate) fn just_loaded(fresh_for: Duration) -> Self {
         Self { age: Duration::ZERO, fresh_for }
     }

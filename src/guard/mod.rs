@@ -283,7 +283,6 @@ impl StampedeGuard {
     }
 
     /// As [`count_answer`](Self::count_answer), for a request that was matched by this route, if any.
-    #[cfg(feature = "http")]
     pub(crate) fn count_answer_on(&self, route: Option<&str>, key: &Key, outcome: Outcome) {
         match route {
             Some(route) => self.state.answered(&self.policy.counters.routes.of(route), key, outcome),
@@ -292,7 +291,6 @@ impl StampedeGuard {
     }
 
     /// Counts a request that passed through.
-    #[cfg(feature = "http")]
     pub(crate) fn count_pass(&self) {
         self.state.passed(self.requests());
     }
@@ -302,14 +300,12 @@ impl StampedeGuard {
     }
 
     /// The same guard, for a request that was matched by this route.
-    #[cfg(feature = "http")]
     pub(crate) fn on_route(mut self, route: &str) -> Self {
         self.route = Some(self.policy.counters.routes.of(route));
         self
     }
 
     /// As [`with_policy`](Self::with_policy), for the same request.
-    #[cfg(feature = "http")]
     pub(crate) fn with_policy_here(&self, policy: Policy) -> Self {
         Self { route: self.route.clone(), ..self.with_policy(policy) }
     }

@@ -4,7 +4,6 @@
 //! that go on after their loads have answered their callers, because they take longer than callers wait. [`UnusableEntries`] counts the
 //! stored entries that this process could not use, by reason.
 
-#[cfg(feature = "http")]
 mod http;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_publish.rs"]
@@ -25,7 +24,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-#[cfg(feature = "http")]
 use self::http::HttpState;
 #[cfg(feature = "metrics")]
 use self::published::Published;
@@ -42,7 +40,6 @@ use crate::observe::{
     warn_if,
 };
 use crate::policy::Policy;
-#[cfg(feature = "http")]
 use crate::store::volume::{Announced, ChangedName};
 use crate::store::{StoreError, StoreHandle};
 use crate::sync::lock;
@@ -92,7 +89,6 @@ pub(crate) struct GuardState {
     pub(crate) fail_open: Arc<Tracker>,
     /// Limits warnings about loads that run without a permit of `max_concurrent_loads`, because the store cannot be reached.
     pub(crate) permit_log: LogOnce,
-    #[cfg(feature = "http")]
     pub(crate) http: HttpState,
     /// Callers that wait for this guard's locks.
     pub(crate) waiters: StoppableWaiters,
@@ -194,7 +190,6 @@ impl GuardState {
             possible_leases: Arc::default(),
             fail_open: Arc::default(),
             permit_log: LogOnce::default(),
-            #[cfg(feature = "http")]
             http: HttpState::default(),
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
@@ -320,7 +315,6 @@ impl GuardState {
     }
 
     /// Counts a request that passed through.
-    #[cfg(feature = "http")]
     pub(crate) fn passed(self: &Arc<Self>, requests: &Requests) {
         requests.add(Outcome::Bypassed);
         self.publish_regularly();
@@ -363,7 +357,6 @@ impl GuardState {
     }
 
     /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped.
-    #[cfg(feature = "http")]
     pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
         let name = ChangedName::value(key);
         let announced = {

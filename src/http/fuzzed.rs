@@ -22,6 +22,15 @@ use crate::value::entry::Expiry;
 use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 
+pub(crate) const READERS: &crate::fuzzed::Readers = &[
+    ("stored", stored),
+    ("cache-control", cache_control),
+    ("vary", vary),
+    ("date", date),
+    ("range", range),
+    ("location", location),
+];
+
 /// 2026-11-21.
 const NOW: Duration = Duration::from_secs(1_795_219_200);
 
@@ -41,7 +50,7 @@ fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
 }
 
 /// Encoding a decoded response yields the same response: a newer fleet serves the responses of an older one.
-pub(crate) fn stored(bytes: &[u8]) {
+fn stored(bytes: &[u8]) {
     let entry = |payload: Bytes| Entry {
         kind: EntryKind::Value,
         encoding: Encoding::HTTP,
@@ -70,7 +79,7 @@ pub(crate) fn stored(bytes: &[u8]) {
     }
 }
 
-pub(crate) fn cache_control(bytes: &[u8]) {
+fn cache_control(bytes: &[u8]) {
     let headers = field(CACHE_CONTROL, bytes);
     let once = CacheControl::parse(headers.get_all(CACHE_CONTROL));
     // Repeated lines change nothing: the smallest number applies, and a flag applies if it occurs at all.
@@ -83,7 +92,7 @@ pub(crate) fn cache_control(bytes: &[u8]) {
     let _ = targeted(&field(HeaderName::from_static(CDN_CACHE_CONTROL), bytes));
 }
 
-pub(crate) fn vary(bytes: &[u8]) {
+fn vary(bytes: &[u8]) {
     let (lines, value) = bytes.split_at(bytes.len() / 2);
     let Vary::Names(names) = Vary::of(&field(VARY, lines), &[]) else { return };
     assert_eq!(Names::from_text(&names.to_text()), Some(names.clone()));
@@ -96,7 +105,7 @@ pub(crate) fn vary(bytes: &[u8]) {
 }
 
 /// A date has one written form, which parses to the same date.
-pub(crate) fn date(bytes: &[u8]) {
+fn date(bytes: &[u8]) {
     let Some(date) = fields::parse_date(bytes, now()) else { return };
     let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     if (SystemTime::UNIX_EPOCH..=year_9999).contains(&date) {
@@ -105,7 +114,7 @@ pub(crate) fn date(bytes: &[u8]) {
     }
 }
 
-pub(crate) fn range(bytes: &[u8]) {
+fn range(bytes: &[u8]) {
     let Some((lengths, text)) = bytes.split_first_chunk::<4>() else { return };
     let length = u64::from(u16::from_le_bytes([lengths[0], lengths[1]]));
     let request = field(RANGE, text);
@@ -138,7 +147,7 @@ pub(crate) fn range(bytes: &[u8]) {
     }
 }
 
-pub(crate) fn location(bytes: &[u8]) {
+fn location(bytes: &[u8]) {
     let base = Uri::from_static("http://shop.example/a/b?c");
     let Ok(reference) = std::str::from_utf8(bytes) else { return };
     if let Some(uri) = resolve(&base, reference) {

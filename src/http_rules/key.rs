@@ -15,6 +15,7 @@ use http::uri::{Parts, Scheme};
 use http::{Request, Uri, Version, header, uri};
 use sha2::{Digest as _, Sha256};
 
+pub(crate) use self::routed::{matched_route, original};
 use super::Rule;
 use super::request_settings::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
@@ -336,71 +337,77 @@ static REG_NAME: [bool; 256] = {
     allowed
 };
 
-/// The URI before nested routers removed their prefixes.
-///
-/// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
-/// the new URI, so it is ignored.
-#[cfg(feature = "axum")]
-pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
-    let (uri, original) = (request.uri(), &request.extensions().get::<axum::extract::OriginalUri>()?.0);
-    (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
-}
-
-#[cfg(not(feature = "axum"))]
-pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
-    None
-}
-
-/// The route that matched the request: `/users/{id}`. A layer sees it if it was added by `Router::layer` or
-/// `Router::route_layer`, which run after the match; a service around the whole router does not.
-#[cfg(feature = "axum")]
-pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
-    request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
-}
-
-/// Only axum reports the route.
-#[cfg(not(feature = "axum"))]
-pub(crate) fn matched_route<B>(_: &Request<B>) -> Option<&str> {
-    None
-}
-
 /// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
 pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
-        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
+        || target.query() == uri.query()
+            && (target.path() == uri.path() || routed::is_nested(target.path(), request))
 }
 
-/// Whether nesting has shortened this request's path from `path`. Any other rewrite may depend on a header.
+/// What axum's routers report about a request.
 #[cfg(feature = "axum")]
-fn is_nested<B>(path: &str, request: &Request<B>) -> bool {
-    let nested = request.extensions().get::<axum::extract::NestedPath>();
-    let left = nested.and_then(|prefix| without(path, prefix.as_str()));
-    left.is_some_and(|left| match request.uri().path() {
-        path if left.starts_with('/') => path == left,
-        path => path.strip_prefix('/') == Some(left),
-    })
-}
+mod routed {
+    use axum::extract::{MatchedPath, NestedPath, OriginalUri};
+    use http::{Request, Uri};
 
-#[cfg(not(feature = "axum"))]
-fn is_nested<B>(_: &str, _: &Request<B>) -> bool {
-    false
-}
-
-/// The rest of a path after a prefix and one slash.
-#[cfg(feature = "axum")]
-fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
-    let mut left = path;
-    for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
-        let rest = left.strip_prefix('/')?;
-        let (segment, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let is_capture = pattern.starts_with('{') && pattern.ends_with('}') && !pattern.starts_with("{{");
-        if segment != pattern && !is_capture {
-            return None;
-        }
-        left = rest;
+    /// The URI before nested routers removed their prefixes.
+    ///
+    /// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
+    /// the new URI, so it is ignored.
+    pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+        let (uri, original) = (request.uri(), &request.extensions().get::<OriginalUri>()?.0);
+        (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
     }
-    Some(left.strip_prefix('/').unwrap_or(left))
+
+    /// The route that matched the request: `/users/{id}`. A layer sees it if it was added by `Router::layer` or
+    /// `Router::route_layer`, which run after the match; a service around the whole router does not.
+    pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
+        request.extensions().get::<MatchedPath>().map(MatchedPath::as_str)
+    }
+
+    /// Whether nesting has shortened this request's path from `path`. Any other rewrite may depend on a header.
+    pub(super) fn is_nested<B>(path: &str, request: &Request<B>) -> bool {
+        let nested = request.extensions().get::<NestedPath>();
+        let left = nested.and_then(|prefix| without(path, prefix.as_str()));
+        left.is_some_and(|left| match request.uri().path() {
+            path if left.starts_with('/') => path == left,
+            path => path.strip_prefix('/') == Some(left),
+        })
+    }
+
+    /// The rest of a path after a prefix and one slash.
+    pub(super) fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+        let mut left = path;
+        for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
+            let rest = left.strip_prefix('/')?;
+            let (segment, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            let is_capture = pattern.starts_with('{') && pattern.ends_with('}') && !pattern.starts_with("{{");
+            if segment != pattern && !is_capture {
+                return None;
+            }
+            left = rest;
+        }
+        Some(left.strip_prefix('/').unwrap_or(left))
+    }
+}
+
+/// Only axum's routers report anything about a request.
+#[cfg(not(feature = "axum"))]
+mod routed {
+    use http::{Request, Uri};
+
+    pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+        None
+    }
+
+    pub(crate) fn matched_route<B>(_: &Request<B>) -> Option<&str> {
+        None
+    }
+
+    pub(super) fn is_nested<B>(_: &str, _: &Request<B>) -> bool {
+        false
+    }
 }
 
 /// The normal form of a path and query; borrowed if the text is already in this form.
@@ -576,7 +583,7 @@ pub(super) fn without_dots(path_and_query: &str) -> String {
 
 #[cfg(all(test, feature = "axum"))]
 mod axum_nesting_tests {
-    use super::*;
+    use super::routed::without;
 
     #[test]
     fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {

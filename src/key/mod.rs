@@ -115,7 +115,6 @@ impl Key {
 const PATH: &str = "~p";
 
 /// Keys of HTTP resources, and keys derived from them.
-#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "some are only of requests"))]
 impl Key {
     /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {

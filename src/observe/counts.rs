@@ -433,7 +433,6 @@ impl Requests {
 }
 
 /// The most routes that a policy distinguishes. A router has its routes from its code; the bound is for routers that do not.
-#[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
 const MOST_ROUTES: usize = 200;
 
 /// The requests of a policy by the route that matched them. Bounded: a label must not grow with what clients send.
@@ -442,7 +441,6 @@ pub(crate) struct Routes(RwLock<HashMap<Arc<str>, Arc<Requests>>>);
 
 impl Routes {
     /// The counters of the requests of this route.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "no request has a route"))]
     pub(crate) fn of(&self, route: &str) -> Arc<Requests> {
         if let Some(requests) = read(&self.0).get(route) {
             return Arc::clone(requests);

@@ -31,10 +31,8 @@ use crate::sync::lock;
 /// The targets of spans and events. They name a part of the crate and not a module, so that moved code does not break users' filters.
 pub(crate) mod log {
     pub(crate) const GUARD: &str = "stampede_guard";
-    #[cfg(feature = "http")]
     pub(crate) const HTTP: &str = "stampede_guard::http";
     pub(crate) const LOCK: &str = "stampede_guard::lock";
-    #[cfg(feature = "redis")]
     pub(crate) const REDIS: &str = "stampede_guard::redis";
 }
 
@@ -138,7 +136,6 @@ impl fmt::Debug for Spans {
 }
 
 /// Logs the decision about a response, and the rule that made it.
-#[cfg(feature = "http")]
 pub(crate) fn log_decision(decision: &'static str, rule: &dyn std::fmt::Display) {
     tracing::debug!(target: log::HTTP, decision, %rule, "stampede_guard.judged");
 }

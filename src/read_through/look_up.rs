@@ -358,7 +358,6 @@ pub(crate) fn hit_at_once<R: EntryReader>(
 }
 
 /// As [`hit_at_once`], for a caller that has its key already and counts the hit itself.
-#[cfg(feature = "http")]
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     match may_hit_at_once(call.policy).then(|| look_for_copy(call, reader)) {

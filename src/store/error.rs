@@ -16,7 +16,6 @@ pub(crate) enum StoreErrorKind {
     /// No connection: the command was not sent.
     Unavailable,
     /// The connection broke under the command, which may have run.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
     Broken,
     /// No answer within the command's deadline; the command may have run or may still run.
     TimedOut,
@@ -25,7 +24,6 @@ pub(crate) enum StoreErrorKind {
     /// The server refuses until its configuration or this user's rights change.
     Refused,
     /// The store was closed.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
     Closed,
 }
 

@@ -258,7 +258,6 @@ pub(crate) enum SemaphoreChange {
 pub(crate) enum KeyspaceAnswer {
     Yes,
     /// It does not; the reason, as one sentence for a log.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
     No {
         why: &'static str,
     },

@@ -202,7 +202,6 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
 /// The settings that a store is examined for.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow, and grants all rights"))]
 pub(crate) struct Examine {
     /// A key that no load uses.
     pub(crate) key: Key,
@@ -287,10 +286,6 @@ pub(crate) enum TokenCheck {
     Held,
     Lost,
     /// It held the lease, but the entry's key has foreign data: the waiters get the value, later callers do not.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "in memory there is no data of other programs")
-    )]
     ForeignData,
 }
 

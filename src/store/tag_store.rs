@@ -37,7 +37,6 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
 
     /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
     /// from its first member on.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
     fn enlist<'a>(
         &'a self,
         list: &'a Key,

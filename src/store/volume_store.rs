@@ -26,10 +26,6 @@ pub(crate) trait VolumeListener: fmt::Debug + Send + Sync {
     fn acknowledged(&self, id: Uuid, by: Uuid);
 
     /// Messages may have been lost.
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "testing")),
-        allow(dead_code, reason = "in memory no message gets lost")
-    )]
     fn missed(&self);
 }
 

@@ -86,7 +86,6 @@ impl Encoding {
     pub(crate) const RAW: Self = Self(0);
     pub(crate) const MESSAGE_PACK: Self = Self(1);
     pub(crate) const JSON: Self = Self(2);
-    #[cfg(feature = "http")]
     pub(crate) const HTTP: Self = Self(3);
 }
 

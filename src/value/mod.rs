@@ -125,7 +125,6 @@ pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
     /// A value that is still incoming, for waiters of this process: they can begin to read it.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Incoming(IncomingValue),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),

@@ -163,20 +163,20 @@ impl Volumes {
         }
         Announced::To(audience)
     }
+}
 
+#[cfg(feature = "testing")]
+impl Volumes {
     /// A copy of a volume's state, for [`restore`](Self::restore).
-    #[cfg(feature = "testing")]
     pub(super) fn snapshot(&self, name: &str) -> Volume {
         lock(&self.by_name).get(name).cloned().unwrap_or_default()
     }
 
-    #[cfg(feature = "testing")]
     pub(super) fn restore(&self, name: &str, snapshot: Volume) {
         lock(&self.by_name).insert(name.into(), snapshot);
     }
 
     /// Evicts the registry, or the log alone; returns whether there was one.
-    #[cfg(feature = "testing")]
     pub(super) fn evict(&self, name: &str, registry: bool) -> bool {
         let mut volumes = lock(&self.by_name);
         let Some(volume) = volumes.get_mut(name) else { return false };
@@ -184,7 +184,6 @@ impl Volumes {
     }
 
     /// Evicts everything.
-    #[cfg(feature = "testing")]
     pub(super) fn flush(&self) {
         lock(&self.by_name).clear();
     }

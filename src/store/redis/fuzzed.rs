@@ -15,11 +15,14 @@ use super::{contract, doctor};
 use crate::store::lock_store::Taken;
 use crate::store::{Acquired, Token};
 
-pub(crate) fn message(payload: &[u8]) {
+pub(crate) const READERS: &crate::fuzzed::Readers =
+    &[("message", message), ("token", token), ("reply", reply), ("refusal", refusal), ("flags", flags)];
+
+fn message(payload: &[u8]) {
     let _ = message::parse(payload);
 }
 
-pub(crate) fn token(text: &[u8]) {
+fn token(text: &[u8]) {
     if let Some(token) = Token::parse(text) {
         assert_eq!(token.as_str().as_bytes(), text, "a token is compared as it stands");
         assert!(token.as_str().starts_with(token.node()));
@@ -27,7 +30,7 @@ pub(crate) fn token(text: &[u8]) {
 }
 
 /// Parses the bytes as the reply to each of the commands.
-pub(crate) fn reply(bytes: &[u8]) {
+fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(Executed::InTime(AcquireReply::Acquired(Acquired::Held { holder, .. }))) =
         entry_steps::read_acquire(reply.clone())
@@ -59,7 +62,7 @@ pub(crate) fn reply(bytes: &[u8]) {
 }
 
 /// Parses the text behind the `-` of an error reply.
-pub(crate) fn refusal(line: &[u8]) {
+fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
     read_redirect(refused.code(), refused.details());
@@ -70,7 +73,7 @@ pub(crate) fn refusal(line: &[u8]) {
 }
 
 /// Merges the server's setting of keyspace events.
-pub(crate) fn flags(text: &[u8]) {
+fn flags(text: &[u8]) {
     let flags = String::from_utf8_lossy(text);
     if let Some(merged) = keyspace::merged(&flags) {
         assert!(merged.starts_with(&*flags), "what others have set stays");

@@ -23,8 +23,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
 use super::tls::provide_cryptography;
-use crate::observe::panic_text;
 use crate::observe::log;
+use crate::observe::panic_text;
 use crate::store::redis::errors::{advised, bounded, is_about_room, is_login, reason, unquoted};
 use crate::store::redis::login::{Issue, Login, OWN, is_not_provided};
 use crate::store::redis::topology::endpoint::{
@@ -89,7 +89,6 @@ impl Connector {
     }
 
     /// Returns a copy that counts in these outages, for another server of the same node.
-    #[cfg(feature = "cluster")]
     pub(crate) fn with_outages(self, outages: &Arc<Outages>) -> Self {
         Self { outages: Arc::clone(outages), ..self }
     }

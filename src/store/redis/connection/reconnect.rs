@@ -258,7 +258,6 @@ impl Supervisor {
     ///
     /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
     /// WRONGTYPE, and a cluster node's redirections.
-    #[cfg(any(feature = "cluster", test))]
     pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }

@@ -99,7 +99,6 @@ impl LeaseWaiters {
     }
 
     /// Notifies every waiter that hints may have been lost, because a connection broke or was opened again.
-    #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn notify_all_missed(&self) {
         let mut all: Vec<_> =
             self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();

@@ -9,13 +9,11 @@
 //! a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and cannot become the
 //! first: they are registered by token only, as holders are.
 
-#[cfg(feature = "redis")]
 mod absent_waiters;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/lock_waiters_tests.rs"]
 mod tests;
 
-#[cfg(feature = "redis")]
 use std::collections::HashSet;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -101,7 +99,6 @@ impl LockWaiters {
 
     /// Notifies all holders, and the first waiter of each lock, that messages may have been lost. The first waiter's take
     /// is enough for the lock to be handed on; [`AbsentWaiters`] checks the other waiters.
-    #[cfg(feature = "redis")]
     pub(crate) fn notify_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
             let mut registry = lock(&self.registry);
@@ -118,7 +115,6 @@ impl LockWaiters {
     }
 
     /// Notifies the waiters and holders of one node that messages may have been lost, where several nodes share a registry.
-    #[cfg(feature = "testing")]
     pub(crate) fn notify_node_missed(&self, node: Uuid) {
         self.notify_each(RegisteredLockWaiter::of(node), LockHints::mark_silent);
     }
@@ -144,7 +140,6 @@ impl LockWaiters {
     }
 
     /// Whether a take may have been sent with this token before. Records that one is sent now.
-    #[cfg(feature = "redis")]
     pub(crate) fn begin_take(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
         registry.by_token.get(token).is_none_or(|waiter| {
@@ -154,7 +149,6 @@ impl LockWaiters {
     }
 
     /// Records that the last take with this token was answered.
-    #[cfg(feature = "redis")]
     pub(crate) fn record_answer(&self, token: &Token) {
         if let Some(waiter) = lock(&self.registry).by_token.get(token) {
             waiter.asked.fetch_or(1, Ordering::Relaxed);
@@ -162,7 +156,6 @@ impl LockWaiters {
     }
 
     /// Whether there are waiters in line for the lock with this key.
-    #[cfg(feature = "redis")]
     pub(crate) fn anyone_waits(&self, key: &str) -> bool {
         lock(&self.registry).waiting.contains_key(key)
     }
@@ -337,7 +330,6 @@ impl WaitLine {
     }
 
     /// All waiters; the first of them watches the clock, unless all are silent.
-    #[cfg(feature = "redis")]
     fn all(&self) -> impl Iterator<Item = &Arc<RegisteredLockWaiter>> {
         self.waiters.iter().chain(&self.silent)
     }
@@ -456,7 +448,6 @@ impl WaitLine {
     }
 
     /// As [`miss`](Self::miss), because no messages arrived for a time.
-    #[cfg(feature = "redis")]
     fn miss_in_silence(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
         if let Some(first) = wake.0.last() {
@@ -508,7 +499,6 @@ pub(crate) struct LockHints {
 }
 
 impl LockHints {
-    #[cfg(any(feature = "redis", feature = "testing"))]
     fn mark_silent(&mut self) {
         (self.missed, self.is_silent) = (true, true);
     }
@@ -533,7 +523,6 @@ struct RegisteredLockWaiter {
     granted: AtomicBool,
     /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
     /// answered.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "a memory store looks into its queue"))]
     asked: AtomicU32,
     woken: Notify,
 }
