@@ -11,8 +11,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::hold::{AcquisitionState, Hold, HoldLease, LockGrant, Release};
-use super::target::{LockRegistry, LockTarget, WaitTerms, from_now, reached};
-use super::{LockError, Waiting};
+use super::{LockError, LockRegistry, LockTarget, WaitTerms, Waiting, from_now, reached};
 use crate::observe::log;
 use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
 use crate::store::wake::lock_waiters::{ClockRole, LockHints, LockWaiter};
@@ -34,7 +33,7 @@ const LATER_COMMAND: Duration = Duration::from_millis(50);
 ///
 /// `instead` is a hold of the same lock that is released in the command that queues behind the present waiters. After an error,
 /// [`Hold::is_freed`] says whether it was released.
-pub(crate) async fn acquire<T: LockTarget>(
+pub(super) async fn acquire<T: LockTarget>(
     target: &Arc<T>,
     terms: &WaitTerms,
     instead: Option<&mut Hold<T>>,

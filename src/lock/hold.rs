@@ -16,19 +16,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::LockError;
 use super::options::drift;
-use super::target::{LockTarget, from_now, later, reached};
+use super::{LockError, LockTarget, from_now, later, reached};
 use crate::observe::log;
 use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
 use crate::store::{StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 /// One acquisition. Shared by its guard, the guard's views, and the renewal task.
-pub(crate) struct HoldState<T> {
-    pub(crate) target: Arc<T>,
-    pub(crate) token: Token,
-    pub(crate) grant: LockGrant,
+pub(super) struct HoldState<T> {
+    pub(super) target: Arc<T>,
+    pub(super) token: Token,
+    pub(super) grant: LockGrant,
     waiter: LockWaiter,
     /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
     /// dropped.
@@ -39,11 +38,11 @@ pub(crate) struct HoldState<T> {
 
 /// The time that an acquisition has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HoldLease {
+pub(super) struct HoldLease {
     /// When the command that started the lease was sent.
-    pub(crate) since: Instant,
-    pub(crate) ttl: Option<Duration>,
-    pub(crate) state: AcquisitionState,
+    pub(super) since: Instant,
+    pub(super) ttl: Option<Duration>,
+    pub(super) state: AcquisitionState,
 }
 
 /// How many times the lock may have been taken away without a message (`raised`), and how many of those times a later
@@ -65,7 +64,7 @@ struct LongestHold {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AcquisitionState {
+pub(super) enum AcquisitionState {
     Held,
     /// Released.
     Ended,
@@ -75,7 +74,7 @@ pub(crate) enum AcquisitionState {
 
 impl HoldLease {
     /// When it ends by this process's own clock; `None` for never.
-    pub(crate) fn until(&self) -> Option<Instant> {
+    pub(super) fn until(&self) -> Option<Instant> {
         let ttl = self.ttl?;
         self.since.checked_add(ttl.saturating_sub(drift(ttl)))
     }
@@ -83,7 +82,7 @@ impl HoldLease {
 
 impl<T: LockTarget> HoldState<T> {
     /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
-    pub(crate) fn remaining(&self) -> Option<Duration> {
+    pub(super) fn remaining(&self) -> Option<Duration> {
         if let Some(hints) = self.waiter.notified().now_or_never() {
             self.note(&hints);
         }
@@ -113,7 +112,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Resolves when the lease has ended by this process's clock, or the lock was released or lost.
-    pub(crate) async fn expired(self: Arc<Self>) {
+    pub(super) async fn expired(self: Arc<Self>) {
         let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
@@ -131,7 +130,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Resolves when the lock is lost, or its lease has ended before its release. Never resolves after the release.
-    pub(crate) async fn lost(self: Arc<Self>) {
+    pub(super) async fn lost(self: Arc<Self>) {
         let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
@@ -151,7 +150,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
-    pub(crate) fn note(&self, hints: &LockHints) {
+    pub(super) fn note(&self, hints: &LockHints) {
         if hints.broken {
             self.lose("it was taken away by force");
         }
@@ -189,12 +188,12 @@ impl<T: LockTarget> HoldState<T> {
             .await
     }
 
-    pub(crate) async fn is_owned(&self) -> Result<bool, LockError> {
+    pub(super) async fn is_owned(&self) -> Result<bool, LockError> {
         self.ask().await.map_err(|error| self.target.error("looking at", error))
     }
 
     /// Restarts the lease with this time to live; false if the lock is lost or was released.
-    pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
+    pub(super) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
         if self.lease.borrow().state != AcquisitionState::Held {
             return Ok(false);
         }
@@ -257,15 +256,15 @@ impl<T: LockTarget> HoldState<T> {
 
 /// A grant's fence, and the attempts and the time that it took.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LockGrant {
-    pub(crate) fence: u64,
-    pub(crate) attempts: u32,
-    pub(crate) waited: Duration,
+pub(super) struct LockGrant {
+    pub(super) fence: u64,
+    pub(super) attempts: u32,
+    pub(super) waited: Duration,
 }
 
 /// An acquisition that has to be released. Dropping this releases it in the background.
-pub(crate) struct Hold<T: LockTarget> {
-    pub(crate) hold_state: Arc<HoldState<T>>,
+pub(super) struct Hold<T: LockTarget> {
+    pub(super) hold_state: Arc<HoldState<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
     /// Whether a TAKE of this token may still be executed, even after the release.
@@ -276,7 +275,7 @@ pub(crate) struct Hold<T: LockTarget> {
 }
 
 impl<T: LockTarget> Hold<T> {
-    pub(crate) fn new(
+    pub(super) fn new(
         target: Arc<T>,
         token: Token,
         waiter: LockWaiter,
@@ -296,7 +295,7 @@ impl<T: LockTarget> Hold<T> {
     }
 
     /// Starts the renewal, at each third of the time to live.
-    pub(crate) fn renew(mut self) -> Self {
+    pub(super) fn renew(mut self) -> Self {
         if let Some(runtime) = &self.runtime {
             self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.hold_state))));
         }
@@ -305,7 +304,7 @@ impl<T: LockTarget> Hold<T> {
 
     /// Releases the lock; `None` if it was released before. After an error this can be called again, but the renewal
     /// has stopped.
-    pub(crate) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
+    pub(super) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
         if self.freed {
             return Ok(None);
         }
@@ -319,22 +318,22 @@ impl<T: LockTarget> Hold<T> {
         Ok(Some(freed))
     }
 
-    pub(crate) async fn stop_renewing(&mut self) {
+    pub(super) async fn stop_renewing(&mut self) {
         stop(&mut self.watchdog, self.hold_state.target.registry().command_timeout).await;
     }
 
     /// Records that a command other than [`free`](Self::free) released the lock, and whether that command found it still
     /// held.
-    pub(crate) fn mark_released(&mut self, was_held: bool) {
+    pub(super) fn mark_released(&mut self, was_held: bool) {
         self.was_held = was_held;
         self.end();
     }
 
-    pub(crate) fn is_freed(&self) -> bool {
+    pub(super) fn is_freed(&self) -> bool {
         self.freed
     }
 
-    pub(crate) fn was_held(&self) -> bool {
+    pub(super) fn was_held(&self) -> bool {
         self.was_held
     }
 
@@ -411,23 +410,23 @@ const LATE_TAKE: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// One release in the background.
-pub(crate) struct Release<T> {
-    pub(crate) target: Arc<T>,
-    pub(crate) token: Token,
+pub(super) struct Release<T> {
+    pub(super) target: Arc<T>,
+    pub(super) token: Token,
     /// Until when the store may hold the lock for this token: the release is retried until then. `None` for ever.
-    pub(crate) until: Option<Instant>,
+    pub(super) until: Option<Instant>,
     /// Whether the token was never known to hold the lock: it may be in the queue.
-    pub(crate) waits: bool,
+    pub(super) waits: bool,
     /// Whether a TAKE may still be executed.
-    pub(crate) has_late_command: bool,
+    pub(super) has_late_command: bool,
     /// The renewal task, stopped before the release.
-    pub(crate) watchdog: Option<JoinHandle<()>>,
+    pub(super) watchdog: Option<JoinHandle<()>>,
 }
 
 impl<T: LockTarget> Release<T> {
     /// Releases in the background: on the current runtime, else on `runtime`. If neither exists, or the one used is
     /// shut down, the lock expires by itself.
-    pub(crate) fn later(self, runtime: Option<&Handle>) {
+    pub(super) fn later(self, runtime: Option<&Handle>) {
         let present = self.target.registry().background.enter();
         let task = async move {
             self.run().await;

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::LockError;
-use super::target::LockRegistry;
+use super::{LockError, LockRegistry};
 use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key, escape_namespace};

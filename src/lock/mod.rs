@@ -55,20 +55,361 @@
 //! whether the lock was still held. [`Locks::close`] waits for releases that are under way, and so does the
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
 
-// `acquire` waits and `hold` holds and releases, both in the same way for mutexes and permits.
+// Below are the types that the submodules share: [`LockTarget`] has the commands of a mutex or a semaphore, [`LockRegistry`] is the state
+// that all handles of one [`Locks`] share, and [`WaitTerms`] says how a caller waits. `acquire` waits and `hold` holds and releases, both in
+// the same way for mutexes and permits.
 mod acquire;
 mod hold;
 mod locks;
 mod mutex;
 mod options;
 mod semaphore;
-mod target;
 #[cfg(test)]
 #[path = "../../tests/unit/lock/tests/mod.rs"]
 mod tests;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::locks::LAST_RELEASES;
 pub use self::locks::{Locks, LocksBuilder, Scope};
 pub use self::mutex::{Held, Mutex, MutexBuilder, MutexGuard, Synchronized};
 pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
+use crate::guard_state::GuardState;
+use crate::observe::log;
+use crate::store::lock_store::{Create, Leave, LockStore, MutexTaken, PermitFreed, Take, TakePermit, Taken};
+use crate::store::names::LockName;
+use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::tracker::{StoppableWaiters, Tracked, Tracker};
+
+/// A lock that a token can hold.
+trait LockTarget: fmt::Debug + Send + Sync + 'static {
+    /// The answer to a release.
+    type Freed: Send;
+
+    /// Whether there is at most one holder.
+    const IS_EXCLUSIVE: bool;
+
+    fn registry(&self) -> &Arc<LockRegistry>;
+
+    fn name(&self) -> &LockName;
+
+    /// The time to live of a hold; `None` for ever.
+    fn ttl(&self) -> Option<Duration>;
+
+    /// `instead` is the token that releases the lock in the same command; only mutexes support that.
+    fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> impl LockReply<MutexTaken>;
+
+    fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl LockReply<bool>;
+
+    fn free(&self, token: &Token, within: Duration) -> impl LockReply<Self::Freed>;
+
+    /// Gives up a position in the queue, and a grant whose message did not arrive.
+    fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()> {
+        let leave = Leave { token, ttl: self.ttl() };
+        async move { self.registry().last_locks().leave(self.name(), leave, within).await }
+    }
+
+    /// Whether the token holds it, as the store sees it.
+    fn is_holder(&self, token: &Token, within: Duration) -> impl LockReply<bool>;
+
+    /// Converts a store's failure into the user's error.
+    fn error(&self, doing: &str, error: StoreError) -> LockError {
+        LockError::store(doing, self.name(), error)
+    }
+}
+
+/// A command's eventual result.
+trait LockReply<T>: Future<Output = Result<T, StoreError>> + Send {}
+
+impl<T, F: Future<Output = Result<T, StoreError>> + Send> LockReply<T> for F {}
+
+/// A mutex, as all clones of a handle see it.
+#[derive(Debug)]
+struct MutexTarget {
+    registry: Arc<LockRegistry>,
+    name: LockName,
+    options: MutexOptions,
+}
+
+impl MutexTarget {
+    /// The terms of waiting that the options alone define.
+    fn terms(&self) -> WaitTerms {
+        let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
+            self.options;
+        let fallback = (retry_interval, jitter);
+        WaitTerms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
+    }
+}
+
+impl LockTarget for MutexTarget {
+    type Freed = bool;
+
+    const IS_EXCLUSIVE: bool = true;
+
+    fn registry(&self) -> &Arc<LockRegistry> {
+        &self.registry
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        self.options.ttl
+    }
+
+    async fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let ask = Take { token, ttl: self.options.ttl, queue, instead };
+        self.registry.locks()?.take_mutex(&self.name, ask, within).await
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.registry.locks()?.extend_mutex(&self.name, token, ttl, within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        self.registry.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let holder = self.registry.locks()?.look_at_mutex(&self.name, within).await?;
+        Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
+    }
+}
+
+/// A semaphore, as all clones of a handle see it.
+#[derive(Debug)]
+struct SemaphoreTarget {
+    registry: Arc<LockRegistry>,
+    name: LockName,
+    create: Create,
+    lease: Duration,
+    /// Whether the warning was logged that the semaphore was created with another number of permits.
+    warned: AtomicBool,
+}
+
+impl LockTarget for SemaphoreTarget {
+    type Freed = PermitFreed;
+
+    const IS_EXCLUSIVE: bool = false;
+
+    fn registry(&self) -> &Arc<LockRegistry> {
+        &self.registry
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(self.lease)
+    }
+
+    async fn take(
+        &self,
+        token: &Token,
+        _instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
+        let taken = self.registry.locks()?.take_permit(&self.name, ask, within).await?;
+        let (expected, actual) = (self.create.capacity, taken.created_with);
+        if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(target: log::LOCK, expected, actual, "the semaphore was created with another number of permits");
+        }
+        let taken = match taken.granted {
+            true => Taken::Granted { fence: 0 },
+            false => Taken::Busy { remaining: taken.next_expiry },
+        };
+        Ok(MutexTaken { taken, was_held: false })
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.registry.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
+        self.registry.last_locks().free_permit(&self.name, token, self.lease, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let state = self.registry.locks()?.look_at_semaphore(&self.name, within).await?;
+        Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
+    }
+}
+
+/// The state that all locks made from one [`Locks`] share.
+struct LockRegistry {
+    store: StoreHandle,
+    /// Escaped, as it appears in key names.
+    namespace: Box<str>,
+    command_timeout: Duration,
+    /// Releases that run in the background. Locks of a guard use the guard's own tracker: each `guard.locks()` and
+    /// each permit to load makes a `LockRegistry`, and the guard's shutdown has to wait for the releases of all of them.
+    background: Arc<Tracker>,
+    waiters: StoppableWaiters,
+    /// Whether the warning was logged that the server announces no key events.
+    warned: AtomicBool,
+    /// The guard that owns the connections, if any: it closes them. Without a guard, this closes them.
+    guard: Option<Arc<GuardState>>,
+}
+
+impl LockRegistry {
+    fn new(
+        store: StoreHandle,
+        namespace: Box<str>,
+        command_timeout: Duration,
+        guard: Option<Arc<GuardState>>,
+    ) -> Self {
+        let background = guard.as_ref().map(|guard| Arc::clone(&guard.background)).unwrap_or_default();
+        Self {
+            store,
+            namespace,
+            command_timeout,
+            background,
+            waiters: StoppableWaiters::default(),
+            warned: AtomicBool::new(false),
+            guard,
+        }
+    }
+
+    /// The store's lock commands, until this is closed.
+    fn locks(&self) -> Result<&dyn LockStore, StoreError> {
+        match self.is_closed() {
+            true => Err(StoreError::new(StoreErrorKind::Closed)),
+            false => Ok(self.last_locks()),
+        }
+    }
+
+    /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
+    /// guard's connections outlive this.
+    fn last_locks(&self) -> &dyn LockStore {
+        &**self.store.locks()
+    }
+
+    /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.
+    fn is_closed(&self) -> bool {
+        self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
+    }
+
+    /// Resolves when this is closed, or the guard shuts down.
+    async fn closed(&self) {
+        let Some(guard) = &self.guard else { return self.waiters.sent_away().await };
+        tokio::select! {
+            biased;
+            () = self.waiters.sent_away() => {}
+            () = guard.waiters.sent_away() => {}
+        }
+    }
+
+    /// Counts a call that waits for a lock, until the answer is dropped.
+    fn wait(&self) -> (Tracked, Option<Tracked>) {
+        (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
+    }
+
+    /// Sends a command about this lock. If the connection is down, waits for it within the command's timeout,
+    /// because a lock has nothing to fall back on. Does not repeat a command that was sent and not answered, which
+    /// may have been executed.
+    async fn ask<T, F>(&self, name: &LockName, send: impl Fn(Duration) -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let started = Instant::now();
+        let answer = send(self.command_timeout).await;
+        let Err(StoreError { kind: StoreErrorKind::Unavailable, .. }) = answer else { return answer };
+        let left = || self.command_timeout.saturating_sub(started.elapsed());
+        if left().is_zero() || self.store.reach(&name.key, left()).await.is_err() {
+            return answer;
+        }
+        send(left()).await
+    }
+
+    /// A new token for a lock with this time to live; `None` for ever.
+    fn mint(&self, ttl: Option<Duration>) -> Token {
+        let node = self.store.node();
+        ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
+    }
+
+    fn close(&self) {
+        if self.guard.is_none() {
+            self.store.close();
+        }
+    }
+}
+
+impl Drop for LockRegistry {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for LockRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockRegistry")
+            .field("namespace", &self.namespace)
+            .field("command_timeout", &self.command_timeout)
+            .field("of_guard", &self.guard.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a caller waits.
+#[derive(Clone, Copy, Debug)]
+struct WaitTerms {
+    waiting: Waiting,
+    /// Interval and jitter of the polling to which `Keyspace` falls back.
+    fallback: (Duration, f64),
+    /// How many attempts may follow the first.
+    retries: Option<u32>,
+    /// `None` waits for ever.
+    timeout: Option<Duration>,
+    min_remaining: Duration,
+}
+
+/// The end of a time that begins now; `None` for never, or if no `Instant` can represent it.
+fn from_now(ttl: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(ttl?)
+}
+
+/// The later of two moments, where `None` is never.
+fn later(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.zip(other).map(|(one, other)| one.max(other))
+}
+
+/// Resolves at that moment; never, if there is none.
+async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

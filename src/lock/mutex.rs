@@ -12,8 +12,7 @@ use std::time::Duration;
 use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
-use super::target::{LockRegistry, LockTarget as _, MutexTarget, WaitTerms};
-use super::{LockError, Locks, MutexOptions, Scope};
+use super::{LockError, LockRegistry, LockTarget as _, Locks, MutexOptions, MutexTarget, Scope, WaitTerms};
 use crate::store::StoreError;
 use crate::store::lock_store::{KeyspaceAnswer, MutexHolder};
 

@@ -13,8 +13,7 @@ use std::time::Duration;
 use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
-use super::target::{LockRegistry, LockTarget as _, SemaphoreTarget, WaitTerms};
-use super::{LockError, Locks, Scope, Waiting};
+use super::{LockError, LockRegistry, LockTarget as _, Locks, Scope, SemaphoreTarget, WaitTerms, Waiting};
 use crate::store::lock_store::{Create, PermitFreed, SemaphoreChange, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 

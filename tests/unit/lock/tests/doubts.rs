@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::faults::held;
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::target::LockTarget as _;
+use crate::lock::LockTarget as _;
 use crate::store::StoreErrorKind;
 use crate::store::wake::lock_waiters::LockHints;
 

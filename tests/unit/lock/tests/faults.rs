@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
+use crate::lock::LockTarget as _;
+use crate::lock::WaitTerms;
 use crate::lock::acquire::acquire;
 use crate::lock::hold::Hold;
-use crate::lock::target::LockTarget as _;
-use crate::lock::target::WaitTerms;
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 

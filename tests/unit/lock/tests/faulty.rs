@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex as Plain};
 
 use super::*;
-use crate::lock::target::LockRegistry;
-use crate::lock::target::{LockTarget, MutexTarget};
+use crate::lock::LockRegistry;
+use crate::lock::{LockTarget, MutexTarget};
 use crate::store::lock_store::MutexTaken;
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};

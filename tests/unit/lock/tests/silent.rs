@@ -9,8 +9,8 @@ use futures_util::poll;
 use super::faults::TERMS;
 use super::faulty::{Fate, Faulty};
 use super::*;
+use crate::lock::WaitTerms;
 use crate::lock::acquire::acquire;
-use crate::lock::target::WaitTerms;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);
