@@ -8,6 +8,7 @@
 //! The map of copies is bounded by bytes, and read by many threads at once.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -181,13 +182,9 @@ impl Lifecycle<Key, Arc<LocalCopy>> for DropsOutside {
     }
 }
 
-/// A probe, as a query of the map.
-#[derive(Hash)]
-struct ProbeQuery<'a>(KeyProbe<'a>);
-
-impl Equivalent<Key> for ProbeQuery<'_> {
+impl Equivalent<Key> for KeyProbe<'_> {
     fn equivalent(&self, key: &Key) -> bool {
-        self.0.is_of(key)
+        self.is_of(key)
     }
 }
 
@@ -207,15 +204,10 @@ impl Copies {
         Self { map }
     }
 
+    /// The copy of a key, by the key or its probe.
     #[inline]
-    pub(super) fn get(&self, key: &Key) -> Option<Arc<LocalCopy>> {
+    pub(super) fn get(&self, key: &(impl Hash + Equivalent<Key>)) -> Option<Arc<LocalCopy>> {
         self.map.get(key)
-    }
-
-    /// As [`get`](Self::get), by a probe instead of a key.
-    #[inline]
-    pub(super) fn find(&self, probe: KeyProbe<'_>) -> Option<Arc<LocalCopy>> {
-        self.map.get(&ProbeQuery(probe))
     }
 
     pub(super) fn insert(&self, key: &Key, copy: LocalCopy) {

@@ -14,10 +14,12 @@ mod copies;
 mod renewal;
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use quick_cache::Equivalent;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, RwLock};
 use tokio::time::{Instant, timeout};
@@ -27,7 +29,7 @@ pub(crate) use self::announcing::AnnouncedChange;
 use self::copies::{Copies, Moment, Tickets};
 pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
-use crate::key::{Key, KeyProbe};
+use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
 use crate::store::StoreHandle;
 use crate::store::attempt::Attempts;
@@ -137,26 +139,15 @@ impl LocalTier {
 
     /// The copy of `key`, if it was made less than `local_for` ago and this node may serve it now; with the moment of this check.
     ///
-    /// Sends nothing. The order of the three steps is part of the proof: the right, the copy, the clock.
+    /// `key` is the key or its probe. Sends nothing. The order of the three steps is part of the proof: the right, the copy, the clock.
     #[inline]
-    pub(crate) fn copy(&self, key: &Key, local_for: Duration) -> Option<(Arc<LocalCopy>, Instant)> {
-        self.served(|copies| copies.get(key), local_for)
-    }
-
-    /// As [`copy`](Self::copy), by a probe instead of a key.
-    #[inline]
-    pub(crate) fn find(&self, probe: KeyProbe<'_>, local_for: Duration) -> Option<(Arc<LocalCopy>, Instant)> {
-        self.served(|copies| copies.find(probe), local_for)
-    }
-
-    #[inline]
-    fn served(
+    pub(crate) fn copy(
         &self,
-        look_up: impl FnOnce(&Copies) -> Option<Arc<LocalCopy>>,
+        key: &(impl Hash + Equivalent<Key>),
         local_for: Duration,
     ) -> Option<(Arc<LocalCopy>, Instant)> {
         let until = self.right.until();
-        let copy = look_up(&self.copies)?;
+        let copy = self.copies.get(key)?;
         let instant = Instant::now();
         let now = self.clock.at(instant);
         if !self.is_requested.load(Ordering::Relaxed) {

@@ -351,7 +351,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
         return None;
     }
     let probe = state.prober.probe(key);
-    let (copy, at) = state.local.find(probe, policy.local_for)?;
+    let (copy, at) = state.local.copy(&probe, policy.local_for)?;
     let CopyLookup::Fresh(value) = decide(state, policy, &copy, at, reader) else { return None };
     state.hit_at_once(&policy.counters, probe);
     Some(value)
