@@ -205,6 +205,7 @@ impl std::error::Error for Error {
 /// This is a [`std::error::Error`] for every `E`, also for types that are not errors themselves, such
 /// as `String` and `anyhow::Error`. So the loader's error is in the text and not among the sources: `{:#}` prints the loader's
 /// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) returns the error itself.
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum LoadError<E> {
     /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error. Or in
@@ -271,17 +272,6 @@ impl<E: fmt::Display> fmt::Display for LoadError<E> {
             Self::Remote(text) => write!(f, "another caller's load failed: {text}"),
             Self::Panicked(text) => write!(f, "the load panicked: {text}"),
             Self::Guard(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for LoadError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Loader(error) => f.debug_tuple("Loader").field(error).finish(),
-            Self::Remote(text) => f.debug_tuple("Remote").field(text).finish(),
-            Self::Panicked(text) => f.debug_tuple("Panicked").field(text).finish(),
-            Self::Guard(error) => f.debug_tuple("Guard").field(error).finish(),
         }
     }
 }

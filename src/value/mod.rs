@@ -149,7 +149,7 @@ pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
 
 impl fmt::Debug for IncomingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Arriving")
+        f.write_str("IncomingValue")
     }
 }
 
