@@ -12,7 +12,7 @@ use crate::store::redis::errors::reason;
 use tokio::time::timeout;
 
 impl Supervisor {
-    async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+    pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
     }
 }
