@@ -191,12 +191,10 @@ fn on_unix(error: &RedisError) -> Option<&'static str> {
 }
 
 fn on_tls(error: &RedisError) -> Option<&'static str> {
-    #[cfg(feature = "tls")]
-    if let Some(error) = rustls_error(error) {
-        return on_rustls(error);
+    if let Some(advice) = on_rustls(error) {
+        return advice;
     }
-    #[cfg(not(feature = "tls"))]
-    if error.kind() == ErrorKind::Client {
+    if cfg!(not(feature = "tls")) && error.kind() == ErrorKind::Client {
         return Some(
             "TLS wants a provider of cryptography: turn on stampede-guard's feature `tls`, or install one",
         );
@@ -220,39 +218,42 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     )
 }
 
-/// The error of rustls, if the error is one.
-#[cfg(feature = "tls")]
-pub(crate) fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
-    io_error(error)?.get_ref()?.downcast_ref()
-}
-
-#[cfg(feature = "tls")]
-pub(crate) fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
-    use rustls::CertificateError as Refused;
-    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
-    match error {
-        InvalidCertificate(Refused::NotValidForName | Refused::NotValidForNameContext { .. }) => Some(
-            "the server's certificate is for other hosts: connect by a name in it, or have it name this host",
-        ),
-        InvalidCertificate(Refused::Expired | Refused::ExpiredContext { .. }) => {
-            Some("the server's certificate has expired: renew it, or set this machine's clock")
-        }
-        InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
-            Some("the server's certificate is not valid yet: set this machine's clock")
-        }
-        // A bad signature comes from another authority with a trusted name, such as one that was created anew.
-        InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
-            "the server's certificate is signed by no authority that this machine trusts: install that authority, or name \
-             it as `root_cert` in the redis::TlsCertificates of the client",
-        ),
-        InvalidMessage(_) => {
-            Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
-        }
-        AlertReceived(_) => Some(
-            "the server refuses this client: if it wants certificates, give one as `client_tls` in the \
-             redis::TlsCertificates of the client",
-        ),
-        _ => None,
+/// What to do about an error of rustls, if that is known; `None` for any other error.
+pub(crate) fn on_rustls(error: &RedisError) -> Option<Option<&'static str>> {
+    #[cfg(not(feature = "tls"))]
+    {
+        let _ = error;
+        None
+    }
+    #[cfg(feature = "tls")]
+    {
+        use rustls::CertificateError as Refused;
+        use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+        let error: &rustls::Error = io_error(error)?.get_ref()?.downcast_ref()?;
+        Some(match error {
+            InvalidCertificate(Refused::NotValidForName | Refused::NotValidForNameContext { .. }) => Some(
+                "the server's certificate is for other hosts: connect by a name in it, or have it name this host",
+            ),
+            InvalidCertificate(Refused::Expired | Refused::ExpiredContext { .. }) => {
+                Some("the server's certificate has expired: renew it, or set this machine's clock")
+            }
+            InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
+                Some("the server's certificate is not valid yet: set this machine's clock")
+            }
+            // A bad signature comes from another authority with a trusted name, such as one that was created anew.
+            InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
+                "the server's certificate is signed by no authority that this machine trusts: install that authority, or name \
+                 it as `root_cert` in the redis::TlsCertificates of the client",
+            ),
+            InvalidMessage(_) => {
+                Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
+            }
+            AlertReceived(_) => Some(
+                "the server refuses this client: if it wants certificates, give one as `client_tls` in the \
+                 redis::TlsCertificates of the client",
+            ),
+            _ => None,
+        })
     }
 }
 

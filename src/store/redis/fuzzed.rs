@@ -3,8 +3,6 @@
 use redis::{RedisError, Value};
 use uuid::Uuid;
 
-#[cfg(feature = "cluster")]
-use super::cluster::slots;
 use super::commands::entry_steps;
 use super::commands::entry_steps::AcquireReply;
 use super::commands::entry_steps::Executed;
@@ -58,7 +56,7 @@ fn reply(bytes: &[u8]) {
         assert!(!finding.to_string().is_empty());
     }
     #[cfg(feature = "cluster")]
-    slots::read_slots(reply);
+    super::cluster::slots::read_slots(reply);
 }
 
 /// Parses the text behind the `-` of an error reply.
@@ -66,7 +64,7 @@ fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
     #[cfg(feature = "cluster")]
-    slots::read_redirect(refused.code(), refused.details());
+    super::cluster::slots::read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
     let (kind, _) = classify(&error);
     let logged = reason(&store_error(kind, error));

@@ -16,9 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::endpoint::{Endpoint, Located, ServerAddress};
-use super::errors::{THEIR_PASSWORD, bounded, closed, is_login, is_replica, on_refusal, unquoted};
-#[cfg(feature = "tls")]
-use super::errors::{on_rustls, rustls_error};
+use super::errors::{THEIR_PASSWORD, bounded, closed, is_login, is_replica, on_refusal, on_rustls, unquoted};
 use super::login::{Login, OWN};
 use crate::store::credentials::Credentials;
 use crate::sync::lock;
@@ -296,8 +294,7 @@ fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     if let Some(refusal) = on_refusal(error) {
         return Some(refusal);
     }
-    #[cfg(feature = "tls")]
-    if let Some(advice) = rustls_error(error).and_then(on_rustls) {
+    if let Some(Some(advice)) = on_rustls(error) {
         return Some(advice);
     }
     if closed(error) || error.kind() == ErrorKind::Parse {
@@ -320,11 +317,8 @@ fn on_sentinel(error: &RedisError) -> Option<&'static str> {
 
 /// Whether the error may come from a sentinel or from the primary, and the advice depends on which.
 fn may_be_of_either(error: &RedisError) -> bool {
-    #[cfg(feature = "tls")]
-    if rustls_error(error).is_some() {
-        return false;
-    }
-    is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error))
+    on_rustls(error).is_none()
+        && (is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error)))
 }
 
 const PRIMARYS_PASSWORD: &str = "the primary that the sentinels name refuses this user name and password: the SentinelClientBuilder is \

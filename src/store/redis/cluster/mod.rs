@@ -30,7 +30,7 @@ use self::slots::{Address, Redirect, SlotMap, redirect, slot_of};
 pub(super) use self::slots::{Coverage, MasterNode};
 use super::connection::connector::{Connector, Outages};
 use super::connection::{OnBreak, Supervisor};
-use super::endpoint::SingleEndpoint;
+use super::endpoint::{Endpoint, SingleEndpoint};
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
 use crate::health::{Breaker, LinkState};
@@ -112,9 +112,13 @@ impl Cluster {
 
     /// A connector that leads to any of the nodes.
     pub(super) fn any_node(&self, answer: Duration) -> Connector {
-        Connector::to(Arc::clone(&self.cluster_nodes) as _, answer)
-            .with_outages(&self.outages)
-            .logging_in(&self.login)
+        self.connector(Arc::clone(&self.cluster_nodes) as _, answer)
+    }
+
+    fn connector(&self, endpoint: Arc<dyn Endpoint>, answer: Duration) -> Connector {
+        let mut connector = Connector::to(endpoint, answer).logging_in(&self.login);
+        connector.outages = Arc::clone(&self.outages);
+        connector
     }
 
     pub(super) fn cluster_nodes(&self) -> &Arc<ClusterNodes> {
@@ -143,9 +147,7 @@ impl Cluster {
         }
         // Outside the lock: this runs code of redis-rs and of the application that has built the client.
         let endpoint = Arc::new(SingleEndpoint::new(&self.cluster_nodes.client_of(address)?, true));
-        let connector =
-            Connector::to(endpoint, self.answer).with_outages(&self.outages).logging_in(&self.login);
-        let server = Supervisor::new(connector);
+        let server = Supervisor::new(self.connector(endpoint, self.answer));
         let mut state = self.state();
         if matches!(state.slot_map, SlotMap::Closed) {
             // For a command in flight at the close that is redirected: its connection would never be closed.

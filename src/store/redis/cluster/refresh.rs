@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::slots::{SlotLayout, SlotMap};
-use super::{Cluster, DiscoveryWake, Supervisor};
+use super::{Cluster, DiscoveryWake, OnBreak, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::redis::errors::{reason, store_error};
@@ -112,12 +112,12 @@ async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Rang
         .into_iter()
         .map(|(address, server)| {
             let cmd = &cmd;
-            async move { (server.send(cmd, limit).await, address) }
+            async move { (server.send_noting(cmd, limit, OnBreak::Fail).await, address) }
         })
         .collect();
     let (mut views, mut failure) = (Vec::new(), None);
     while let Some((answer, address)) = answers.next().await {
-        match answer.map(|answer| parse(answer, &address)) {
+        match answer.map(|(answer, _)| parse(answer, &address)) {
             Ok(Some(view)) => views.push(view),
             Ok(None) => {
                 let blank = || redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(BLANK.to_owned()));

@@ -12,8 +12,6 @@ use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-#[cfg(feature = "cluster")]
-use super::cluster::Cluster;
 use super::connection::connector::Connector;
 use super::connection::{OnBreak, Supervisor};
 use super::endpoint::host_ms;
@@ -35,7 +33,7 @@ pub(super) struct Commands {
 pub(super) enum Route {
     One(Arc<Supervisor>),
     #[cfg(feature = "cluster")]
-    Cluster(Arc<Cluster>),
+    Cluster(Arc<super::cluster::Cluster>),
 }
 
 /// The first expression for one server, the second for a cluster.
@@ -200,7 +198,7 @@ impl Commands {
 
     /// The same connections, for another node.
     pub(super) fn of_another_node(&self) -> Self {
-        Self { route: self.route.clone(), has_ended: Arc::default() }
+        self.route.clone().into()
     }
 
     /// Ends the node: each of its later commands fails at once. Returns false if it has ended already.
@@ -222,16 +220,15 @@ impl Commands {
     }
 }
 
-impl From<Arc<Supervisor>> for Commands {
-    fn from(server: Arc<Supervisor>) -> Self {
-        Self { route: Route::One(server), has_ended: Arc::default() }
+impl From<Route> for Commands {
+    fn from(route: Route) -> Self {
+        Self { route, has_ended: Arc::default() }
     }
 }
 
-#[cfg(feature = "cluster")]
-impl From<Arc<Cluster>> for Commands {
-    fn from(cluster: Arc<Cluster>) -> Self {
-        Self { route: Route::Cluster(cluster), has_ended: Arc::default() }
+impl From<Arc<Supervisor>> for Commands {
+    fn from(server: Arc<Supervisor>) -> Self {
+        Route::One(server).into()
     }
 }
 

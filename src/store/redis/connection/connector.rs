@@ -87,11 +87,6 @@ impl Connector {
         Self { login: login.clone(), ..self }
     }
 
-    /// Returns a copy that counts in these outages, for another server of the same node.
-    pub(crate) fn with_outages(self, outages: &Arc<Outages>) -> Self {
-        Self { outages: Arc::clone(outages), ..self }
-    }
-
     /// Connects for the guard's commands, and checks that the server answers some. Only for the reconnect task: with
     /// sentinels, it connects to the server that they name now, and later connections go to the same server.
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {

@@ -241,15 +241,11 @@ impl TaskRef<Supervisor> {
 }
 
 impl Supervisor {
-    /// Sends a command and waits for its reply, at most `within` in all.
+    /// Sends a command and waits for its reply, at most `within` in all. Also returns the session of the connection on which
+    /// the reply came.
     ///
     /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
     /// WRONGTYPE, and a cluster node's redirections.
-    pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
-    }
-
-    /// As `send`. Also returns the session of the connection on which the reply came.
     pub(crate) async fn send_noting(
         self: &Arc<Self>,
         cmd: &Cmd,

@@ -101,10 +101,13 @@ impl Examination<'_> {
         let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
         let trial = rights::examine(&mut commands, name, &channel, &user).await?;
-        let (findings, examined) =
-            by_route!(&self.store.commands.route, |_server| (trial.findings, Ok(())), |cluster| {
+        let (findings, examined) = by_route!(
+            &self.store.commands.route,
+            |_server| (trial.findings, RedisResult::Ok(())),
+            |cluster| {
                 cluster::examine_nodes(cluster, &target, &user, &mut commands, trial.findings).await
-            });
+            }
+        );
         self.findings.extend(findings);
         examined?;
         // The sink is dropped only here, because messages arrive only while the connection is open.

@@ -8,6 +8,7 @@ use redis::cluster::ClusterClient;
 use super::Connections;
 use crate::health::Topology;
 use crate::store::redis::cluster::Cluster;
+use crate::store::redis::commands::Route;
 use crate::store::redis::login::Login;
 
 impl Connections {
@@ -17,6 +18,6 @@ impl Connections {
         let mut store_id = DefaultHasher::new();
         cluster.cluster_nodes().described().hash(&mut store_id);
         let inbox = cluster.any_node(command_timeout);
-        Self::of(inbox, Some(cluster.into()), Topology::Cluster, store_id.finish())
+        Self::of(inbox, Some(Route::Cluster(cluster).into()), Topology::Cluster, store_id.finish())
     }
 }

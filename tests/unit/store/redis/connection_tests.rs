@@ -11,6 +11,12 @@ use crate::store::contract::support::redis_server::RedisServer;
 use crate::store::redis::errors::reason;
 use tokio::time::timeout;
 
+impl Supervisor {
+    pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
+    }
+}
+
 /// What a server does after it has answered the first check on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {

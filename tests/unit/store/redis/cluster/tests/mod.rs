@@ -10,7 +10,7 @@ use node::{NIL, Node, dead, sent_on};
 
 use super::*;
 use crate::store::StoreErrorKind;
-use crate::store::redis::commands::Commands;
+use crate::store::redis::commands::{Commands, Route};
 use crate::store::redis::connection::OnBreak;
 
 const ANSWER: Duration = Duration::from_millis(500);
@@ -24,7 +24,7 @@ fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
 
 /// The commands of a node of the guard to this cluster.
 fn commands(cluster: &Arc<Cluster>) -> Commands {
-    Arc::clone(cluster).into()
+    Route::Cluster(Arc::clone(cluster)).into()
 }
 
 /// Two masters with half of the slots each, as both of them report.
