@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -16,14 +15,13 @@ use super::fault::Condition;
 use super::fault::{Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::Backend;
-use crate::store::memory::MemoryStore;
-use crate::store::memory::fault_injection::KeySnapshot;
-use crate::store::memory::relay::Relay;
+use crate::store::memory::faults::KeySnapshot;
 use crate::store::memory::volume_table::Volume;
+use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake::lease_waiters::Hint;
 #[cfg(test)]
 use crate::store::wake::lease_waiters::LeaseWaiters;
-use crate::store::wake::lock_waiters::LockHint;
+use crate::store::wake::lock_waiters::{LockHint, Wake};
 use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
 use crate::sync::lock;
 
@@ -102,8 +100,8 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What happens to a message to a waiter for a lock, as [`Relay::way`].
-    fn way(&self) -> ControlFlow<bool>;
+    /// Whether the next message to a waiter for a lock arrives; if not, whether its sender believes that it was received.
+    fn lock_message(&self) -> Result<(), bool>;
 
     /// The subscription is restored: each waiter must ask, because it may have missed a message.
     fn hear_again(&self);
@@ -163,7 +161,7 @@ impl ChaosServer {
         });
         if let Some(store) = server.memory() {
             let weak: Weak<Self> = Arc::downgrade(&server);
-            store.relay_to(weak);
+            store.notify_through(weak);
         }
         server
     }
@@ -453,7 +451,7 @@ impl ChaosServer {
     }
 }
 
-impl Relay for ChaosServer {
+impl Notifier for ChaosServer {
     fn notify(&self, name: &str, hint: &Hint) -> bool {
         let mut is_received = false;
         for line in self.lines() {
@@ -462,22 +460,29 @@ impl Relay for ChaosServer {
         is_received
     }
 
-    fn way(&self, token: &Token) -> ControlFlow<bool> {
-        let line = self.lines().into_iter().find(|line| line.is_own(token));
-        line.map_or(ControlFlow::Continue(()), |line| line.way())
-    }
-
-    fn notify_lock(&self, token: &Token, hint: LockHint) {
-        let Some(store) = self.memory() else { return };
-        let mut odds = lock(&self.odds);
-        if !odds.strikes(Fault::WakeTwice) {
-            return;
+    fn notify_lock(
+        &self,
+        token: &Token,
+        hint: LockHint,
+        notify: &dyn Fn() -> Option<Wake>,
+    ) -> (bool, Option<Wake>) {
+        if let Some(line) = self.lines().into_iter().find(|line| line.is_own(token))
+            && let Err(seems_received) = line.lock_message()
+        {
+            return (seems_received, None);
         }
-        let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
-        tokio::spawn(async move {
-            sleep(again).await;
-            store.notify_lock(&token, hint);
-        });
+        let wake = notify();
+        let mut odds = lock(&self.odds);
+        if let Some(store) = self.memory().filter(|_| wake.is_some())
+            && odds.strikes(Fault::WakeTwice)
+        {
+            let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
+            tokio::spawn(async move {
+                sleep(again).await;
+                store.notify_lock(&token, hint);
+            });
+        }
+        (wake.is_some(), wake)
     }
 }
 

@@ -3,7 +3,6 @@
 //!
 //! [`VolumeEnd`] is a node's end of the messages about its volume, which get lost, come late and come twice.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -369,15 +368,11 @@ impl LineEnd for Wire {
         self.watches.notify(name, hint)
     }
 
-    fn way(&self) -> ControlFlow<bool> {
+    fn lock_message(&self) -> Result<(), bool> {
         if self.condition.is_dead() {
-            return ControlFlow::Break(false);
+            return Err(false);
         }
-        if self.loses(&mut lock(&self.server.odds)) {
-            ControlFlow::Break(true)
-        } else {
-            ControlFlow::Continue(())
-        }
+        if self.loses(&mut lock(&self.server.odds)) { Err(true) } else { Ok(()) }
     }
 
     fn is_own(&self, token: &Token) -> bool {

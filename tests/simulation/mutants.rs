@@ -4,15 +4,13 @@
 //! A client does not know of them. What breaks a client is a patch: `planted`, whose README says how many runs notice which.
 
 use std::cell::Cell;
-use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use crate::key::Key;
-use crate::store::memory::MemoryStore;
-use crate::store::memory::relay::Relay;
+use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::LockHint;
+use crate::store::wake::lock_waiters::{LockHint, Wake};
 use crate::store::{HandedOver, Token, TokenCheck};
 use crate::testing::{ChaosStore, Command, CommandAnswer};
 
@@ -68,9 +66,9 @@ pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
     if MUTANT.get() == Some(Mutant::NobodyIsTold) {
-        let silence: Weak<dyn Relay> = Arc::<Silence>::downgrade(&SILENCE);
-        // The first relay is the one that stays.
-        store.relay_to(silence);
+        let silence: Weak<dyn Notifier> = Arc::<Silence>::downgrade(&SILENCE);
+        // The first notifier is the one that stays.
+        store.notify_through(silence);
     }
     ChaosStore::over(store, seed)
 }
@@ -79,16 +77,19 @@ pub(super) fn store(seed: u64) -> ChaosStore {
 #[derive(Default)]
 struct Silence;
 
-impl Relay for Silence {
+impl Notifier for Silence {
     fn notify(&self, _name: &str, _hint: &Hint) -> bool {
         true
     }
 
-    fn way(&self, _token: &Token) -> ControlFlow<bool> {
-        ControlFlow::Break(true)
+    fn notify_lock(
+        &self,
+        _token: &Token,
+        _tell: LockHint,
+        _notify: &dyn Fn() -> Option<Wake>,
+    ) -> (bool, Option<Wake>) {
+        (true, None)
     }
-
-    fn notify_lock(&self, _token: &Token, _tell: LockHint) {}
 }
 
 /// Whether, and how often, a command arrives at the store. `step` is all that happens there.

@@ -6,10 +6,9 @@
 //! is refused if a later attempt of the same node has voided it.
 
 #[cfg(feature = "testing")]
-pub(crate) mod fault_injection;
+pub(crate) mod faults;
 mod locks;
 mod records;
-pub(crate) mod relay;
 #[cfg(test)]
 #[path = "../../../tests/unit/store/memory_tests.rs"]
 mod tests;
@@ -27,7 +26,6 @@ use uuid::Uuid;
 
 use self::locks::{LockTable, MutexStep};
 use self::records::{AROUND, KeyRecords, later};
-use self::relay::FaultInjection;
 use self::volume_table::Volumes;
 use super::attempt::{AttemptNumber, VOIDED_FOR};
 use super::lock_store::{
@@ -39,7 +37,7 @@ use super::tag_store::{ListMember, TagStore, TaggedLookUp};
 use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
 use super::volume_store::{VolumeListener, VolumeStore};
 use super::wake::lease_waiters::{Hint, LeaseWaiters};
-use super::wake::lock_waiters::{LockWaiter, LockWaiters};
+use super::wake::lock_waiters::{LockHint, LockWaiter, LockWaiters, Wake};
 use super::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
     StoreError, StoreErrorKind, Token, TokenCheck,
@@ -78,7 +76,34 @@ struct MemoryShared {
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
     volumes: Volumes,
-    faults: FaultInjection,
+    #[cfg(feature = "testing")]
+    faults: Faults,
+}
+
+/// What a test does to a memory store.
+#[cfg(feature = "testing")]
+#[derive(Default)]
+struct Faults {
+    /// How far the clock is ahead.
+    ahead_ms: std::sync::atomic::AtomicI64,
+    /// Weak, because the notifier's owner holds the store.
+    notifier: std::sync::OnceLock<Weak<dyn Notifier>>,
+}
+
+/// Sends a memory store's messages to its waiters, and may lose them.
+#[cfg(feature = "testing")]
+pub(crate) trait Notifier: Send + Sync {
+    /// Notifies the waiters of a key that are not in the store's own registry, as [`LeaseWaiters::notify`] does.
+    fn notify(&self, name: &str, hint: &Hint) -> bool;
+
+    /// Notifies a waiter for a lock, or a holder, by `notify`, or does not. Returns whether the sender believes that the
+    /// message was received.
+    fn notify_lock(
+        &self,
+        token: &Token,
+        hint: LockHint,
+        notify: &dyn Fn() -> Option<Wake>,
+    ) -> (bool, Option<Wake>);
 }
 
 impl MemoryStore {
@@ -109,7 +134,8 @@ impl MemoryStore {
                 locks: Mutex::default(),
                 grants: Arc::default(),
                 volumes: Volumes::default(),
-                faults: FaultInjection::default(),
+                #[cfg(feature = "testing")]
+                faults: Faults::default(),
             }),
         }
     }
@@ -141,13 +167,29 @@ impl MemoryShared {
         let since = moment.saturating_duration_since(self.started);
         // This runs on every hit, and `as_millis` would divide a number of 128 bits.
         let now = self.started_ms + since.as_secs() * 1000 + u64::from(since.subsec_millis());
-        now.saturating_add_signed(self.faults.ahead_ms())
+        #[cfg(feature = "testing")]
+        let now = now.saturating_add_signed(self.faults.ahead_ms.load(Ordering::Relaxed));
+        now
     }
 
-    /// Notifies the waiters of a key, as [`LeaseWaiters::notify`] does, and those behind a relay.
+    /// Notifies the waiters of a key, as [`LeaseWaiters::notify`] does.
     fn notify(&self, name: &str, hint: &Hint) -> bool {
         let is_received = self.watches.notify(name, hint);
-        self.faults.relay(name, hint) || is_received
+        #[cfg(feature = "testing")]
+        let is_received = self.notifier().is_some_and(|to| to.notify(name, hint)) || is_received;
+        is_received
+    }
+
+    /// Notifies a waiter for a lock, or a holder. Returns whether there is one, and its wake-up.
+    fn notify_lock(&self, token: &Token, hint: LockHint) -> (bool, Option<Wake>) {
+        #[cfg(feature = "testing")]
+        if self.grants.is_registered(token)
+            && let Some(to) = self.notifier()
+        {
+            return to.notify_lock(token, hint, &|| self.grants.notify(token, hint));
+        }
+        let wake = self.grants.notify(token, hint);
+        (wake.is_some(), wake)
     }
 }
 
@@ -438,8 +480,8 @@ impl MemoryNode {
         let shared = &self.store.shared;
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
-        let mut step =
-            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), faults: &shared.faults };
+        let notify = |token: &Token, hint| shared.notify_lock(token, hint);
+        let mut step = MutexStep { now, now_us, grants: &shared.grants, notify: &notify, wakes: Vec::new() };
         reply(act(&mut lock(&shared.locks), &mut step))
     }
 }
