@@ -18,10 +18,9 @@ use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::key::KeyProbe;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::StoreHandle;
-use crate::store::attempt::Attempts;
+use crate::store::volume::VolumeListener;
 use crate::store::volume::{Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement};
-use crate::store::volume_store::VolumeListener;
+use crate::store::{Attempts, Store};
 use crate::sync::lock;
 use crate::value::StoredEntry;
 
@@ -35,7 +34,7 @@ pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
 pub(crate) struct LocalTier {
     /// The key of the volume.
     pub(super) volume: Key,
-    pub(super) store: StoreHandle,
+    pub(super) store: Store,
     pub(super) counters: Arc<Counters>,
     pub(super) term: Duration,
     pub(super) clock: NodeClock,
@@ -79,7 +78,7 @@ pub(super) struct Applied {
 impl LocalTier {
     pub(crate) fn new(
         namespace: &str,
-        store: StoreHandle,
+        store: Store,
         counters: Arc<Counters>,
         capacity: u64,
         term: Duration,
@@ -109,7 +108,7 @@ impl LocalTier {
             lapse_log: LogEveryMinute::default(),
         });
         let listener: Weak<dyn VolumeListener> = Arc::<Self>::downgrade(&tier);
-        tier.store.volumes().listen(listener);
+        tier.store.listen(listener);
         tier
     }
 
@@ -260,7 +259,7 @@ impl LocalTier {
     pub(super) async fn end_membership(&self, stamp: u64, within: Duration) {
         if stamp > 0 {
             let member = Member { node: self.store.node(), stamp };
-            let removed = self.store.volumes().remove_member(&self.volume, member, within);
+            let removed = self.store.remove_member(&self.volume, member, within);
             // If it fails, the next announcement finds out and removes the member.
             let _ = timeout(within, removed).await;
         }
@@ -301,7 +300,7 @@ impl VolumeListener for LocalTier {
             dropped
         };
         // After the copy is out of use: the announcer may return to its caller as soon as this arrives.
-        self.store.volumes().acknowledge(record.announcer, record.id);
+        self.store.acknowledge(record.announcer, record.id);
         drop(dropped);
     }
 

@@ -20,7 +20,7 @@ use super::LockError;
 use super::options::drift;
 use super::target::{LockTarget, from_now, later, reached};
 use crate::observe::log;
-use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
+use crate::store::wake_locks::{LockHints, LockWaiter};
 use crate::store::{StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 

@@ -15,8 +15,7 @@ use super::hold::{Hold, HoldState};
 use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
 use super::target::{LockRegistry, LockTarget as _, SemaphoreTarget, WaitTerms};
 use super::{LockError, Locks, Scope, Waiting};
-use crate::store::lock_store::{Create, PermitFreed, SemaphoreChange, SemaphoreState};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState, StoreError, StoreErrorKind, Token};
 
 /// A number of permits for all processes together, granted in the order in which callers came.
 ///

@@ -15,9 +15,10 @@ use super::options::Waiting;
 use super::{LockError, MutexOptions};
 use crate::guard_state::GuardState;
 use crate::observe::log;
-use crate::store::lock_store::{Create, Leave, LockStore, MutexTaken, PermitFreed, Take, TakePermit, Taken};
-use crate::store::names::LockName;
-use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::store::{
+    Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, Take, TakePermit,
+    Taken, Token,
+};
 use crate::tracker::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.
@@ -209,7 +210,7 @@ impl LockTarget for SemaphoreTarget {
 
 /// The state that all locks made from one [`Locks`](super::Locks) share.
 pub(crate) struct LockRegistry {
-    pub(crate) store: StoreHandle,
+    pub(crate) store: Store,
     /// Escaped, as it appears in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) command_timeout: Duration,
@@ -225,7 +226,7 @@ pub(crate) struct LockRegistry {
 
 impl LockRegistry {
     pub(crate) fn new(
-        store: StoreHandle,
+        store: Store,
         namespace: Box<str>,
         command_timeout: Duration,
         guard: Option<Arc<GuardState>>,
@@ -243,7 +244,7 @@ impl LockRegistry {
     }
 
     /// The store's lock commands, until this is closed.
-    pub(crate) fn locks(&self) -> Result<&dyn LockStore, StoreError> {
+    pub(crate) fn locks(&self) -> Result<&Store, StoreError> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
             false => Ok(self.last_locks()),
@@ -252,8 +253,8 @@ impl LockRegistry {
 
     /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
     /// guard's connections outlive this.
-    pub(crate) fn last_locks(&self) -> &dyn LockStore {
-        &**self.store.locks()
+    pub(crate) fn last_locks(&self) -> &Store {
+        &self.store
     }
 
     /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::records::{ExpiringMap, KeyRecord, KeyRecords};
 use super::volume_table::Volume;
 use super::{MemoryShared, MemoryStore, Notifier};
-use crate::store::Token;
-use crate::store::wake::lock_waiters::LockHint;
+use crate::store::protocol::Token;
+use crate::store::wake_locks::LockHint;
 use crate::sync::lock;
 
 /// A copy of one key's record.

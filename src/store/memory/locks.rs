@@ -7,11 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::records::{Sweep, later};
-use crate::store::Token;
-use crate::store::lock_store::{
-    Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take, TakePermit, Taken,
-};
-use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
+use crate::store::protocol::*;
+use crate::store::wake_locks::{LockHint, LockWaiters, Wake};
 
 /// How long a queue lasts if the mutex does not expire for its holder, or would not for the waiter.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -8,9 +8,8 @@ use uuid::Uuid;
 
 use crate::store::volume::{
     Announced, Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member,
-    ReceivedAnnouncement, RegistryState, Renewal, Renewed,
+    ReceivedAnnouncement, RegistryState, Renewal, Renewed, VolumeListener,
 };
-use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
 
 /// How many announcements a log keeps.

@@ -12,8 +12,7 @@ use super::errors::{classify, reason, store_error};
 use super::messages::{keyspace, message};
 use super::topology::endpoint;
 use super::{contract, doctor};
-use crate::store::lock_store::Taken;
-use crate::store::{Acquired, Token};
+use crate::store::{Acquired, Taken, Token};
 
 pub(crate) fn message(payload: &[u8]) {
     let _ = message::parse(payload);

@@ -40,7 +40,7 @@ mod scripts;
 mod topology;
 
 pub(crate) use login::Login;
-pub(crate) use redis_store::{Connections, RedisStore};
+pub(crate) use redis_store::{Connections, RedisServers, RedisStore};
 #[cfg(all(test, feature = "cluster"))]
 pub(in crate::store) use topology::cluster::slots::slot_of;
 #[cfg(feature = "sentinel")]

@@ -31,7 +31,7 @@ use super::errors::{bounded, unquoted};
 use super::messages::message;
 use super::topology::endpoint::{TimedReading, host_ms, read_clock};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
-use crate::store::{Examine, Store as _};
+use crate::store::Examine;
 
 /// How long the whole examination may take.
 const TOTAL: Duration = Duration::from_secs(10);

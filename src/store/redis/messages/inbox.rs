@@ -19,9 +19,9 @@ use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::entry_steps::hand_over;
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
-use crate::store::volume_store::VolumeListener;
-use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
-use crate::store::wake::lock_waiters::{LockHint, LockWaiters};
+use crate::store::volume::VolumeListener;
+use crate::store::wake_leases::{Hint, LeaseWaiters};
+use crate::store::wake_locks::{LockHint, LockWaiters};
 
 pub(crate) struct Inbox {
     /// The connection.
@@ -158,7 +158,7 @@ impl Recipient for Inbox {
             }
             Some(Message::Granted { token, fence, lock }) => {
                 let has_waiter = self.grants.notify(&token, LockHint::Granted { fence }).is_some();
-                // Invariant 5 of `lock_store`: no waiter received this grant, so this node gives it back.
+                // Invariant 5 of locks: no waiter received this grant, so this node gives it back.
                 if !has_waiter && self.is_own(&token) {
                     tokio::spawn(give_back(
                         self.commands.clone(),

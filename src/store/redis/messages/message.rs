@@ -18,12 +18,11 @@
 
 use uuid::Uuid;
 
-use crate::store::Token;
-use crate::store::names::LockName;
 use crate::store::redis::commands::entry_steps::{changed_name, read_id};
 use crate::store::volume::{LogRecord, ReceivedAnnouncement};
-use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::LockHint;
+use crate::store::wake_leases::Hint;
+use crate::store::wake_locks::LockHint;
+use crate::store::{LockName, Token};
 
 /// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: a prefix of 64, and a
 /// name that is cut to 200, with its digest at the end.

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::target::LockRegistry;
 use crate::lock::target::{LockTarget, MutexTarget};
-use crate::store::lock_store::MutexTaken;
-use crate::store::names::LockName;
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{LockName, MutexTaken, StoreError, StoreErrorKind, Token};
 
 /// The fate of one command.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +98,7 @@ impl Faulty {
 
     pub(super) async fn is_locked(&self) -> bool {
         let MutexTarget { registry, name, .. } = &self.mutex;
-        registry.store.locks().look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
+        registry.store.look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
     }
 }
 

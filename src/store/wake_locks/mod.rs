@@ -1,6 +1,6 @@
 //! Registry of this process's waiters for locks, and their messages: grants and others, by token.
 //!
-//! A waiter registers before its first take (invariant 4 of [`lock_store`](crate::store::lock_store)), so it also receives
+//! A waiter registers before its first take (invariant 4 of locks in [`store`](crate::store)), so it also receives
 //! a grant that comes before the take's answer.
 //!
 //! Of all waiters for one lock in this process ([`WaitLine`]), only the first watches the clock ([`LockWaiter::watch`]):
@@ -12,7 +12,7 @@
 #[cfg(feature = "redis")]
 mod absent_waiters;
 #[cfg(test)]
-#[path = "../../../../tests/unit/store/lock_waiters_tests.rs"]
+#[path = "../../../tests/unit/store/lock_waiters_tests.rs"]
 mod tests;
 
 #[cfg(feature = "redis")]
@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::absent_waiters::AbsentWaiters;
-use crate::store::names::{LockName, Token};
+use crate::store::{LockName, Token};
 use crate::sync::lock;
 
 /// All registered waiters.
