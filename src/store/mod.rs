@@ -142,23 +142,20 @@ macro_rules! call {
 /// Runs a command: on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
 /// as owned data, whose answer is of this kind.
 macro_rules! run {
-    ($self:ident, $within:ident, $method:ident($($arg:expr),*), $command:expr => $answer:ident) => {{
-        let within = $within;
+    ($self:ident, $within:ident, $method:ident($($arg:expr),*), $command:expr => $answer:ident) => {
         call!(
             $self,
-            store => Box::pin(store.$method($($arg,)* within)).await,
-            line => match Arc::clone(line).run($command, within).await? {
+            store => Box::pin(store.$method($($arg,)* $within)).await,
+            line => match Arc::clone(line).run($command, $within).await? {
                 CommandAnswer::$answer(answer) => Ok(answer),
                 _ => Err(StoreError::new(StoreErrorKind::Refused)),
             },
-            node => {
-                let _ = within;
-                node.$method($($arg),*)
-            }
+            node => node.$method($($arg),*)
         )
-    }};
+    };
 }
 
+#[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
 impl Store {
     /// The identity of this node: the first half of its tokens and the name of its inbox.
     pub(crate) fn node(&self) -> Uuid {
@@ -668,7 +665,6 @@ impl Store {
 
     /// Whether commands about the key of this name fail at once at present, as far as is known without asking the server.
     pub(crate) fn is_down(&self, name: &str) -> bool {
-        let _ = name;
         call!(self, store => store.is_down(name), line => line.far().is_down(name), _ => false)
     }
 
@@ -679,7 +675,6 @@ impl Store {
 
     /// The server of this name, as far as is known.
     pub(crate) fn server_of(&self, name: &str) -> NamedServer {
-        let _ = name;
         call!(self, store => store.server_of(name), NamedServer::default())
     }
 

@@ -20,7 +20,7 @@ use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake_leases::Hint;
 #[cfg(test)]
 use crate::store::wake_leases::LeaseWaiters;
-use crate::store::wake_locks::{LockHint, Wake};
+use crate::store::wake_locks::{LockHint, Notification, Wake};
 use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
 use crate::sync::lock;
 
@@ -490,12 +490,7 @@ impl Notifier for ChaosServer {
         is_received
     }
 
-    fn notify_lock(
-        &self,
-        token: &Token,
-        hint: LockHint,
-        notify: &dyn Fn() -> Option<Wake>,
-    ) -> (bool, Option<Wake>) {
+    fn notify_lock(&self, token: &Token, hint: LockHint, notify: &dyn Fn() -> Option<Wake>) -> Notification {
         if let Some(line) = self.lines().into_iter().find(|line| line.is_own(token))
             && let Err(seems_received) = line.lock_message()
         {
@@ -621,6 +616,9 @@ async fn run(store: &Store, command: Command, within: Duration) -> Result<Comman
         Command::RemoveMember(volume, member) => {
             Answer::Done(store.remove_member(&volume, member, within).await?)
         }
-        Command::Acknowledge(announcer, id) => Answer::Done(store.acknowledge(announcer, id)),
+        Command::Acknowledge(announcer, id) => {
+            store.acknowledge(announcer, id);
+            Answer::Done(())
+        }
     })
 }

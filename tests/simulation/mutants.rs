@@ -11,7 +11,7 @@ use crate::key::Key;
 use crate::store::command::{CommandAnswer, EntryCommand};
 use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake_leases::Hint;
-use crate::store::wake_locks::{LockHint, Wake};
+use crate::store::wake_locks::{LockHint, Notification, Wake};
 use crate::store::{HandedOver, Token, TokenCheck};
 use crate::testing::ChaosStore;
 
@@ -88,7 +88,7 @@ impl Notifier for Silence {
         _token: &Token,
         _tell: LockHint,
         _notify: &dyn Fn() -> Option<Wake>,
-    ) -> (bool, Option<Wake>) {
+    ) -> Notification {
         (true, None)
     }
 }

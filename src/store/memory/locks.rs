@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::records::{Sweep, later};
 use crate::store::protocol::*;
-use crate::store::wake_locks::{LockHint, LockWaiters, Wake};
+use crate::store::wake_locks::{LockHint, LockWaiters, Notification, Wake};
 
 /// How long a queue lasts if the mutex does not expire for its holder, or would not for the waiter.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -46,7 +46,7 @@ pub(super) struct MutexStep<'a> {
     pub(super) now_us: u64,
     pub(super) grants: &'a LockWaiters,
     /// Notifies the waiter with this token; returns whether there is one, and its wake-up.
-    pub(super) notify: &'a dyn Fn(&Token, LockHint) -> (bool, Option<Wake>),
+    pub(super) notify: &'a dyn Fn(&Token, LockHint) -> Notification,
     pub(super) wakes: Vec<Wake>,
 }
 

@@ -28,9 +28,8 @@ use self::records::{AROUND, KeyRecords, later};
 use self::volume_table::Volumes;
 use super::protocol::*;
 use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
-use super::wake_leases::LeaseWatch;
-use super::wake_leases::{Hint, LeaseWaiters};
-use super::wake_locks::{LockHint, LockWaiter, LockWaiters, Wake};
+use super::wake_leases::{Hint, LeaseWaiters, LeaseWatch};
+use super::wake_locks::{LockHint, LockWaiter, LockWaiters, Notification};
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 use crate::sync::lock;
@@ -85,14 +84,13 @@ pub(crate) trait Notifier: Send + Sync {
     /// Notifies the waiters of a key that are not in the store's own registry, as [`LeaseWaiters::notify`] does.
     fn notify(&self, name: &str, hint: &Hint) -> bool;
 
-    /// Notifies a waiter for a lock, or a holder, by `notify`, or does not. Returns whether the sender believes that the
-    /// message was received.
+    /// Notifies a waiter for a lock, or a holder, by `notify`, or does not.
     fn notify_lock(
         &self,
         token: &Token,
         hint: LockHint,
-        notify: &dyn Fn() -> Option<Wake>,
-    ) -> (bool, Option<Wake>);
+        notify: &dyn Fn() -> Option<super::wake_locks::Wake>,
+    ) -> Notification;
 }
 
 impl MemoryStore {
@@ -169,8 +167,8 @@ impl MemoryShared {
         is_received
     }
 
-    /// Notifies a waiter for a lock, or a holder. Returns whether there is one, and its wake-up.
-    fn notify_lock(&self, token: &Token, hint: LockHint) -> (bool, Option<Wake>) {
+    /// Notifies a waiter for a lock, or a holder.
+    fn notify_lock(&self, token: &Token, hint: LockHint) -> Notification {
         #[cfg(feature = "testing")]
         if self.grants.is_registered(token)
             && let Some(to) = self.notifier()
@@ -375,9 +373,7 @@ impl MemoryNode {
         announcement: &Announcement,
     ) -> Result<Announced, StoreError> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        if let Err(voided) = records.attempts(key.name(), self.node, announcement.attempt, capacity) {
-            return Err(voided);
-        }
+        records.attempts(key.name(), self.node, announcement.attempt, capacity)?;
         let record = records.record(key.name());
         record.lease = None;
         let stored =
@@ -610,9 +606,7 @@ impl MemoryNode {
 
     pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> Result<Announced, StoreError> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        if let Err(voided) = records.attempts(tag.name(), self.node, announcement.attempt, capacity) {
-            return Err(voided);
-        }
+        records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
         records.tags.remove(tag.name());
         drop(records);
         Ok(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))

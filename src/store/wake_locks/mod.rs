@@ -139,6 +139,7 @@ impl LockWaiters {
     }
 
     /// Whether there is a waiter or a holder with this token.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_registered(&self, token: &Token) -> bool {
         lock(&self.registry).by_token.contains_key(token)
     }
@@ -550,6 +551,9 @@ impl RegisteredLockWaiter {
         self.woken.notify_one();
     }
 }
+
+/// Whether the sender of a message believes that it was received, and the wake-up of its receiver.
+pub(crate) type Notification = (bool, Option<Wake>);
 
 /// Wakes waiters when it is dropped. So a message can be recorded in a step under the store's lock, while waking, which
 /// runs foreign code, comes after the lock.
