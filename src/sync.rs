@@ -1,6 +1,6 @@
 //! The synchronization primitives of the in-process coalescing.
 //!
-//! `tests/models` compiles `flight/` and `store/wake/lease_waiters` with a scheduler's own primitives under this module's name, so
+//! `tests/models` compiles `flight/` and `store/wake_leases.rs` with a scheduler's own primitives under this module's name, so
 //! those files import primitives only from here.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};

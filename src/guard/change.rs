@@ -19,9 +19,8 @@ use crate::guard_state::retained::{ChangeTarget, RetainedInvalidation};
 use crate::key::Key;
 use crate::local::AnnouncedChange;
 use crate::observe::GuardCount;
-use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, ChangedName};
-use crate::store::{Insert, LATEST, Reply, StoreError, StoreErrorKind};
+use crate::store::{Insert, LATEST, SentAttempt, StoreError, StoreErrorKind, StoreFuture};
 
 /// How long a change is retried until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
@@ -67,7 +66,7 @@ impl ChangeAttempt {
     async fn replicated(&self) -> Result<(), Error> {
         let Self { guard, target: ChangeTarget { key, .. }, what, .. } = self;
         let Some((replicas, timeout)) = guard.policy.replicas else { return Ok(()) };
-        let have = guard.state.store.tags().replicated(key, replicas, timeout).await;
+        let have = guard.state.store.replicated(key, replicas, timeout).await;
         let have =
             have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
         if have >= replicas {
@@ -125,7 +124,7 @@ impl StampedeGuard {
         until: Instant,
     ) -> Result<ChangeOutcome, StoreError> {
         let forget =
-            |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as Reply<'_, _>;
+            |within| Box::pin(self.count_errors(self.forget_id(change, tag, within))) as StoreFuture<'_, _>;
         self.retry_until(tag, until, forget).await
     }
 
@@ -161,11 +160,11 @@ impl StampedeGuard {
         change: &AnnouncedChange<'_>,
         tag: &'a Key,
         within: Duration,
-    ) -> Reply<'a, ChangeOutcome> {
-        let (announcement, tags) = (change.attempt(), self.state.store.tags());
+    ) -> StoreFuture<'a, ChangeOutcome> {
+        let (announcement, store) = (change.attempt(), &self.state.store);
         let id = announcement.id;
         answered(self.state.local.attempt_sent(), id, async move {
-            tags.forget_tag(tag, &announcement, within).await
+            store.forget_tag(tag, &announcement, within).await
         })
     }
 
@@ -187,7 +186,7 @@ impl StampedeGuard {
         &'a self,
         key: &Key,
         until: Instant,
-        command: impl Fn(Duration) -> Reply<'a, T>,
+        command: impl Fn(Duration) -> StoreFuture<'a, T>,
     ) -> Result<T, StoreError> {
         let mut last_error = StoreError::new(StoreErrorKind::Unavailable);
         loop {
@@ -221,7 +220,7 @@ fn answered<'a>(
     sent: SentAttempt<'a>,
     id: Uuid,
     step: impl Future<Output = Result<Announced, StoreError>> + Send + 'a,
-) -> Reply<'a, ChangeOutcome> {
+) -> StoreFuture<'a, ChangeOutcome> {
     Box::pin(async move {
         let announced = step.await?;
         sent.answered();

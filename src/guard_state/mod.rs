@@ -32,7 +32,7 @@ use crate::observe::{
 };
 use crate::policy::Policy;
 use crate::store::volume::{Announced, ChangedName};
-use crate::store::{StoreError, StoreHandle};
+use crate::store::{Store, StoreError};
 use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
@@ -45,7 +45,7 @@ const LONGEST_OF_OTHERS: usize = 64 * 1024 * 1024;
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
 #[derive(Debug)]
 pub(crate) struct GuardState {
-    pub(crate) store: StoreHandle,
+    pub(crate) store: Store,
     /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) prober: Prober,
@@ -153,7 +153,7 @@ impl GuardState {
     }
 
     pub(crate) fn new(
-        store: StoreHandle,
+        store: Store,
         namespace: Box<str>,
         max_flights: usize,
         most_retained: usize,
@@ -351,7 +351,7 @@ impl GuardState {
         if tags.is_empty() {
             return Ok(Vec::new());
         }
-        let ids = self.store.tags().tag_ids(&tags, life, within).await?;
+        let ids = self.store.tag_ids(&tags, life, within).await?;
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| TagId { tag, id }).collect())
     }
 

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::key::Key;
-use crate::store::{NamedServer, StoreHandle};
+use crate::store::{NamedServer, Store};
 use crate::sync::lock;
 
 /// How many look-ups run at once without turns, to all servers. Callers of one key share a look-up.
@@ -118,7 +118,7 @@ impl Turns {
     }
 
     /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).
-    pub(crate) async fn look_up(&self, store: &StoreHandle, key: &Key) -> Option<Turn> {
+    pub(crate) async fn look_up(&self, store: &Store, key: &Key) -> Option<Turn> {
         self.take(store, key, |server| &server.look_ups).await
     }
 
@@ -127,16 +127,11 @@ impl Turns {
     /// # Cancel safety
     ///
     /// Safe; the caller loses its position in the queue.
-    pub(crate) async fn flight(&self, store: &StoreHandle, key: &Key, is_batched: bool) -> Option<Turn> {
+    pub(crate) async fn flight(&self, store: &Store, key: &Key, is_batched: bool) -> Option<Turn> {
         self.take(store, key, |server| if is_batched { &server.batched } else { &server.single }).await
     }
 
-    async fn take(
-        &self,
-        store: &StoreHandle,
-        key: &Key,
-        queue: impl Fn(&ServerTurns) -> &Queue,
-    ) -> Option<Turn> {
+    async fn take(&self, store: &Store, key: &Key, queue: impl Fn(&ServerTurns) -> &Queue) -> Option<Turn> {
         if store.is_down(key.name()) {
             return None;
         }

@@ -376,12 +376,8 @@ where
         let list = self.load_request.resource.derived(&format!("~v{:016x}", variant.generation));
         // The variant under the resource's own key is not in the list.
         let most = self.policy.http.max_variants.saturating_sub(1);
-        let room = self
-            .state
-            .store
-            .tags()
-            .enlist(&list, variant.variant.fingerprint.short(), most, candidate.life())
-            .await;
+        let room =
+            self.state.store.enlist(&list, variant.variant.fingerprint.short(), most, candidate.life()).await;
         // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
     }

@@ -10,9 +10,8 @@ use uuid::Uuid;
 
 use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
-use crate::store::StoreError;
-use crate::store::attempt::SentAttempt;
 use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
+use crate::store::{SentAttempt, StoreError};
 use crate::sync::lock;
 
 /// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
@@ -125,8 +124,8 @@ impl LocalTier {
         let tier = Arc::clone(self);
         tokio::spawn(async move {
             let change = tier.change(name, false);
-            let (announcement, volumes) = (change.attempt(), tier.store.volumes());
-            match volumes.announce(&announcement, &change.name, WITHIN).await {
+            let announcement = change.attempt();
+            match tier.store.announce(&announcement, &change.name, WITHIN).await {
                 Ok(Announced::To(audience)) => drop(tier.note(&audience)),
                 Ok(Announced::NoRegistry | Announced::Separately) => {}
                 Err(_) => tier.count(GuardCount::store_errors),
@@ -148,8 +147,7 @@ impl LocalTier {
             return;
         }
         self.count(GuardCount::local_waits);
-        let volumes = self.store.volumes();
-        let removed = silent.into_iter().map(|member| volumes.remove_member(&self.volume, member, WITHIN));
+        let removed = silent.into_iter().map(|member| self.store.remove_member(&self.volume, member, WITHIN));
         let _ = timeout(WITHIN, join_all(removed)).await;
     }
 
@@ -211,7 +209,7 @@ impl AnnouncedChange<'_> {
             }
             // Acknowledgements arrive in the inbox. Those of an announcement that was made before it was open are lost.
             if !is_receiving && self.tier.knows_of_copies() {
-                let _ = self.tier.store.volumes().until_received(INBOX_OPENS).await;
+                let _ = self.tier.store.until_received(INBOX_OPENS).await;
                 is_receiving = true;
             }
             (id, announced) = self.announce(until).await?;
@@ -220,11 +218,10 @@ impl AnnouncedChange<'_> {
 
     /// Sends ANNOUNCE until it is answered.
     async fn announce(&self, until: Instant) -> Result<(Uuid, Announced), StoreError> {
-        let volumes = self.tier.store.volumes();
         loop {
             let announcement = self.attempt();
             let left = until.saturating_duration_since(Instant::now());
-            let error = match volumes.announce(&announcement, &self.name, WITHIN.min(left)).await {
+            let error = match self.tier.store.announce(&announcement, &self.name, WITHIN.min(left)).await {
                 Ok(announced) => return Ok((announcement.id, announced)),
                 Err(error) => error,
             };

@@ -31,12 +31,12 @@ pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::StoreHandle;
-use crate::store::attempt::Attempts;
+use crate::store::Store;
+use crate::store::Attempts;
 use crate::store::volume::{
     Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState,
 };
-use crate::store::volume_store::VolumeListener;
+use crate::store::volume::VolumeListener;
 use crate::sync::lock;
 use crate::value::StoredEntry;
 
@@ -50,7 +50,7 @@ pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
 pub(crate) struct LocalTier {
     /// The key of the volume.
     volume: Key,
-    store: StoreHandle,
+    store: Store,
     counters: Arc<Counters>,
     term: Duration,
     clock: NodeClock,
@@ -94,7 +94,7 @@ struct Applied {
 impl LocalTier {
     pub(crate) fn new(
         namespace: &str,
-        store: StoreHandle,
+        store: Store,
         counters: Arc<Counters>,
         capacity: u64,
         term: Duration,
@@ -124,7 +124,7 @@ impl LocalTier {
             lapse_log: LogEveryMinute::default(),
         });
         let listener: Weak<dyn VolumeListener> = Arc::<Self>::downgrade(&tier);
-        tier.store.volumes().listen(listener);
+        tier.store.listen(listener);
         tier
     }
 
@@ -264,7 +264,7 @@ impl LocalTier {
     async fn end_membership(&self, stamp: u64, within: Duration) {
         if stamp > 0 {
             let member = Member { node: self.store.node(), stamp };
-            let removed = self.store.volumes().remove_member(&self.volume, member, within);
+            let removed = self.store.remove_member(&self.volume, member, within);
             // If it fails, the next announcement finds out and removes the member.
             let _ = timeout(within, removed).await;
         }
@@ -305,7 +305,7 @@ impl VolumeListener for LocalTier {
             dropped
         };
         // After the copy is out of use: the announcer may return to its caller as soon as this arrives.
-        self.store.volumes().acknowledge(record.announcer, record.id);
+        self.store.acknowledge(record.announcer, record.id);
         drop(dropped);
     }
 

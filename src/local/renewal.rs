@@ -67,8 +67,7 @@ impl LocalTier {
         // The clock is read before RENEW is sent.
         let sent = self.clock.at(Instant::now());
         let within = self.term / RENEWALS;
-        let volumes = self.store.volumes();
-        let answer = timeout(within, volumes.renew_membership(&self.volume, renewal, within)).await;
+        let answer = timeout(within, self.store.renew_membership(&self.volume, renewal, within)).await;
         let renewed = answer.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::TimedOut)))?;
         self.apply(&renewed, stamp, sent);
         Ok(())
@@ -88,7 +87,7 @@ impl LocalTier {
                 for record in records {
                     dropped.push(self.drop_name(&record.name));
                     if record.announcer != self.store.node() {
-                        self.store.volumes().acknowledge(record.announcer, record.id);
+                        self.store.acknowledge(record.announcer, record.id);
                     }
                 }
             }
@@ -147,7 +146,7 @@ impl RenewalTask {
             }
             let began = Instant::now();
             tier.miss_renewals_after(began);
-            let _ = tier.store.volumes().until_received(Duration::ZERO).await;
+            let _ = tier.store.until_received(Duration::ZERO).await;
             let period = tier.term / RENEWALS;
             let answer = tier.send_renewal().await;
             let mut next = began + period;

@@ -13,9 +13,8 @@ use tokio::time::Instant;
 use super::hold::{AcquisitionState, Hold, HoldLease, LockGrant, Release};
 use super::{LockError, LockRegistry, LockTarget, WaitTerms, Waiting, from_now, reached};
 use crate::observe::log;
-use crate::store::lock_store::{KeyspaceAnswer, MutexTaken, Taken};
-use crate::store::wake::lock_waiters::{ClockRole, LockHints, LockWaiter};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::wake_locks::{ClockRole, LockHints, LockWaiter};
+use crate::store::{KeyspaceAnswer, MutexTaken, StoreError, StoreErrorKind, Taken, Token};
 
 /// While grants may not arrive, the first waiter of a process sends a TAKE at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -225,7 +224,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         // Ask again when our own estimate ends, even if another waiter knows a later end: if Redis lost the queue,
         // only a new TAKE enters it again.
         let mut own = own.unwrap_or(now + ENDLESS_WAIT);
-        let arrive = self.registry().store.locks().grants_arrive();
+        let arrive = self.registry().store.grants_arrive();
         if !arrive {
             own = own.min(now + UNSURE_WAIT);
         }
@@ -241,7 +240,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     async fn announce(&mut self) -> bool {
         let name = self.claim.pending.target.name();
         self.claim.waiter.asks();
-        let announced = self.registry().store.locks().announce(name, self.within()).await;
+        let announced = self.registry().store.announce_key_changes(name, self.within()).await;
         let yes = matches!(announced, Ok(KeyspaceAnswer::Yes));
         self.waiting = match announced {
             Ok(KeyspaceAnswer::Yes) => Waiting::Notify,
@@ -267,7 +266,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     /// before the first TAKE, and enough must remain of it. Where the store cannot know whether its message
     /// arrived, the grant ends soon unless the waiter confirms it.
     fn is_sure(&self) -> bool {
-        if self.registry().store.locks().grants_are_claims() {
+        if self.registry().store.grants_are_claims() {
             return false;
         }
         let Some(ttl) = self.claim.pending.target.ttl() else { return self.claims == 1 };
@@ -360,7 +359,7 @@ impl<T: LockTarget> PendingClaim<T> {
     /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
     fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.registry().mint(target.ttl());
-        let waiter = target.registry().store.locks().await_grant(target.name(), &token);
+        let waiter = target.registry().store.await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
             // A polling waiter sends TAKE at its own times, whatever hints it receives. As the first in line it would not
             // watch the clock for the other waiters, so it leaves the line.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::options::drift;
 use super::{LockError, LockTarget, from_now, later, reached};
 use crate::observe::log;
-use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
+use crate::store::wake_locks::{LockHints, LockWaiter};
 use crate::store::{StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 

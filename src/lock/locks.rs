@@ -11,10 +11,9 @@ use super::{LockError, LockRegistry};
 use crate::error::Error;
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key, escape_namespace};
-use crate::store::StoreErrorKind;
 use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
-use crate::store::names::LockName;
+use crate::store::{LockName, StoreErrorKind};
 
 /// The locks of a store: cheap to clone, and all clones share connections.
 ///

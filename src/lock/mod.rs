@@ -83,9 +83,9 @@ pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
 use crate::guard_state::GuardState;
 use crate::observe::log;
-use crate::store::lock_store::{Create, Leave, LockStore, MutexTaken, PermitFreed, Take, TakePermit, Taken};
-use crate::store::names::LockName;
-use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
+use crate::store::LockName;
+use crate::store::{StoreError, StoreErrorKind, Store, Token};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.
@@ -270,7 +270,7 @@ impl LockTarget for SemaphoreTarget {
 
 /// The state that all locks made from one [`Locks`] share.
 struct LockRegistry {
-    store: StoreHandle,
+    store: Store,
     /// Escaped, as it appears in key names.
     namespace: Box<str>,
     command_timeout: Duration,
@@ -286,7 +286,7 @@ struct LockRegistry {
 
 impl LockRegistry {
     fn new(
-        store: StoreHandle,
+        store: Store,
         namespace: Box<str>,
         command_timeout: Duration,
         guard: Option<Arc<GuardState>>,
@@ -304,7 +304,7 @@ impl LockRegistry {
     }
 
     /// The store's lock commands, until this is closed.
-    fn locks(&self) -> Result<&dyn LockStore, StoreError> {
+    fn locks(&self) -> Result<&Store, StoreError> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
             false => Ok(self.last_locks()),
@@ -313,8 +313,8 @@ impl LockRegistry {
 
     /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
     /// guard's connections outlive this.
-    fn last_locks(&self) -> &dyn LockStore {
-        &**self.store.locks()
+    fn last_locks(&self) -> &Store {
+        &self.store
     }
 
     /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.

@@ -14,7 +14,7 @@ use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::{LockError, LockRegistry, LockTarget as _, Locks, MutexOptions, MutexTarget, Scope, WaitTerms};
 use crate::store::StoreError;
-use crate::store::lock_store::{KeyspaceAnswer, MutexHolder};
+use crate::store::{KeyspaceAnswer, MutexHolder};
 
 /// A lock with at most one holder among all processes.
 ///
@@ -189,7 +189,8 @@ impl Mutex {
     /// Safe.
     pub async fn check_keyspace(&self) -> Result<(), LockError> {
         let MutexTarget { registry, name, .. } = &*self.target;
-        let announced = registry.ask(name, async |within| registry.locks()?.announce(name, within).await);
+        let announced =
+            registry.ask(name, async |within| registry.locks()?.announce_key_changes(name, within).await);
         match announced.await.map_err(self.failed("asking for the events of"))? {
             KeyspaceAnswer::Yes => Ok(()),
             KeyspaceAnswer::No { why } => Err(LockError::NotificationsUnavailable { why }),

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
-use crate::store::names::LockName;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{LockName, StoreError, StoreErrorKind};
 
 /// How a caller waits for a busy lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -25,7 +25,7 @@ use crate::guard_state::turns::Turn;
 use crate::key::Key;
 use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
 use crate::policy::{Budget, Policy};
-use crate::store::wake::lease_waiters::Hints;
+use crate::store::wake_leases::Hints;
 use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
 use crate::task::Tracked;
 use crate::value::entry::{EntryKind, Freshness};

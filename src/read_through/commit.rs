@@ -487,10 +487,10 @@ impl FlightTask {
         let ask = async || match life {
             // This creates missing ids. A new id differs from the old one, so it also shows an invalidation.
             Some(life) => {
-                let ids = store.tags().tag_ids(&tags, life, within).await?;
+                let ids = store.tag_ids(&tags, life, within).await?;
                 Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
             }
-            None => store.tags().present_ids(&tags, within).await,
+            None => store.present_ids(&tags, within).await,
         };
         let mut ids = ask().await;
         if ids.is_err() {

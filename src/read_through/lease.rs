@@ -11,7 +11,7 @@ use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::{FlightKey, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
-use crate::store::wake::lease_waiters::Hints;
+use crate::store::wake_leases::Hints;
 use crate::store::{
     Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreError, Token, TokenCheck,
 };

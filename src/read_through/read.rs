@@ -295,7 +295,7 @@ async fn read_chunk(
     // After the tickets, and before the read is sent.
     let terms: Vec<_> =
         tickets.zip(keys).map(|(ticket, key)| (ticket, state.retained.servable(key, tags))).collect();
-    let (entries, ids) = state.store.tags().look_up_tagged(keys, tags, within).await?;
+    let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
     let found = keys.iter().zip(entries).zip(terms).map(async |((key, raw), (mut ticket, servable))| {
         let read = checked(state, key, raw, (tags, &ids, servable), &mut ticket, within).await;
         shared(state, key, tags, read, ticket).map(Found::Shared)
@@ -347,7 +347,7 @@ pub(super) async fn read_checked(
         [] => (state.store.look_up(key, within).await?, Vec::new()),
         tags => {
             let (mut entry, ids) =
-                state.store.tags().look_up_tagged(std::slice::from_ref(key), tags, within).await?;
+                state.store.look_up_tagged(std::slice::from_ref(key), tags, within).await?;
             (entry.pop().flatten(), ids)
         }
     };
@@ -407,7 +407,7 @@ pub(crate) async fn unless_invalidated(
     state.detach(key);
     let ids = match tags {
         [] => Vec::new(),
-        tags => state.store.tags().present_ids(tags, within).await?,
+        tags => state.store.present_ids(tags, within).await?,
     };
     check(state, key, entry, (tags, &ids), &mut None, within).await
 }
@@ -449,7 +449,7 @@ async fn check(
         if state.retained.has_tag(&others) {
             return Ok(Err(entry.encode(key)));
         }
-        let ids = state.store.tags().present_ids(&others, within).await?;
+        let ids = state.store.present_ids(&others, within).await?;
         if !others.iter().zip(&ids).all(same) {
             return Ok(Err(entry.encode(key)));
         }

@@ -1,9 +1,9 @@
 //! The contract of the fleet protocol with a store: one method per transition.
 //!
-//! Every method is one atomic step as seen by all nodes (notifying a long queue may take further steps after it). Every
+//! Every command is one atomic step as seen by all nodes (notifying a long queue may take further steps after it). Every
 //! mutation is conditional on the caller's [`Token`], or, for ACQUIRE and changes, on a latest moment; a change also on its
-//! [number](attempt). So a step that runs late (its caller timed out, left, or was paused) changes only data that belongs to
-//! its token, or that its own process has not changed since.
+//! [number](AttemptNumber). So a step that runs late (its caller timed out, left, or was paused) changes only data that
+//! belongs to its token, or that its own process has not changed since.
 //!
 //! The invariants, which other comments cite by number:
 //!
@@ -13,300 +13,703 @@
 //!    step: no wake-up falls between the two.
 //! 4. A wake-up is a hint. Only the answer of the next `acquire` counts.
 //! 5. Everything a node writes expires by itself.
+//!
+//! A lock is handed over *inside* the step that frees it, to the head of a queue; a waiter that cannot be reached is passed
+//! over there. The invariants of locks, which other comments cite by number:
+//!
+//! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
+//! 2. While a token waits, no other token barges in: a free lock goes to the head of the queue.
+//! 3. A take is idempotent for its token: a repeated take answers as if it had been sent once, and restarts the time
+//!    to live.
+//! 4. A waiter is registered ([`Store::await_grant`]) before its first take.
+//! 5. A grant that no waiter received is returned by the node it was sent to.
+//! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
-pub(crate) mod attempt;
 pub(crate) mod backend;
-
+#[cfg(feature = "testing")]
+pub(crate) mod command;
 #[cfg(test)]
 #[path = "../../tests/contract/mod.rs"]
 mod contract;
 #[cfg(feature = "redis")]
 pub(crate) mod credentials;
-mod error;
-pub(crate) mod handle;
-pub(crate) mod lock_store;
 pub(crate) mod memory;
-pub(crate) mod names;
+pub(crate) mod protocol;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-pub(crate) mod tag_store;
 pub(crate) mod volume;
-pub(crate) mod volume_store;
-pub(crate) mod wake;
+pub(crate) mod wake_leases;
+pub(crate) mod wake_locks;
 
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-pub(crate) use error::{StoreError, StoreErrorKind};
-pub(crate) use handle::StoreHandle;
-pub(crate) use names::Token;
-pub(crate) use wake::lease_waiters::LeaseWatch;
+#[cfg(feature = "testing")]
+use command::{Command, CommandAnswer, EntryCommand, LockCommand};
+use memory::MemoryNode;
+pub(crate) use protocol::*;
+use volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
+pub(crate) use wake_leases::LeaseWatch;
+use wake_locks::LockWaiter;
 
 use crate::health::{Finding, Health};
 use crate::key::Key;
-use volume::{Announced, Announcement};
 
-/// How long after its deadline an acquire or a change may run. The server's clock may be ahead of the guard's estimate,
-/// which is made once a minute, and in a cluster from one master only.
-pub(crate) const LATEST: Duration = Duration::from_secs(1);
-
-/// A command's eventual result. Boxed, so that the guard needs no type parameter for its store.
-pub(crate) type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
-
-/// The store of entries, leases and wake-ups, as one node sees it.
+/// The store of entries, leases, locks, tags, volumes and wake-ups, as one node sees it. Clones are the same node.
 ///
 /// `within` is the deadline of one command, waiting for a connection included. A command that misses it may still run later.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reply's future abandons the answer, not the command.
-pub(crate) trait Store: fmt::Debug + Send + Sync {
+/// Dropping a command's future abandons the answer, not the command.
+#[derive(Clone, Debug)]
+pub(crate) enum Store {
+    Memory(Arc<MemoryNode>),
+    #[cfg(feature = "redis")]
+    Redis(Arc<self::redis::RedisStore>),
+    /// A store behind a wire, on which commands may get lost.
+    #[cfg(feature = "testing")]
+    Command(Arc<dyn CommandLine>),
+}
+
+/// One node's end of a wire to another store.
+#[cfg(feature = "testing")]
+pub(crate) trait CommandLine: std::fmt::Debug + Send + Sync {
+    /// The store at the other end, as the node would use it without the wire.
+    fn far(&self) -> &Store;
+
+    /// Sends a command, and waits for its answer. Nothing is sent before the future is polled.
+    fn run(self: Arc<Self>, command: Command, within: Duration) -> StoreFuture<'static, CommandAnswer>;
+
+    /// Waits until commands arrive, at most `within`.
+    fn reaches(&self, within: Duration) -> StoreFuture<'_, ()>;
+
+    /// As [`Store::watch`].
+    fn watch(self: Arc<Self>, key: &Key, token: &Token) -> LeaseWatch;
+
+    /// As [`Store::hints_arrive`].
+    fn hints_arrive(&self) -> bool;
+
+    /// As [`Store::listen`].
+    fn listen(self: Arc<Self>, listener: Weak<dyn VolumeListener>);
+
+    /// As [`Store::close`].
+    fn close(&self);
+
+    /// As [`Store::health`].
+    fn health(&self) -> Health;
+
+    /// A finding about the wire.
+    fn examine(&self) -> Option<Finding>;
+}
+
+/// The eventual answer to a command, in a box.
+pub(crate) type StoreFuture<'a, T> =
+    std::pin::Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// The deadline of commands that take none, except on Redis.
+const WITHIN: Duration = Duration::from_secs(1);
+
+/// Does what each kind of store needs. What a command line has no way of its own for is asked of the store at the other end.
+macro_rules! call {
+    ($self:ident, $store:ident => $call:expr) => {
+        call!($self, $store => $call, line => {
+            let $store = line.far();
+            $call
+        })
+    };
+    ($self:ident, $store:ident => $call:expr, $line:ident => $on_line:expr) => {
+        call!($self, $store => $call, $line => $on_line, $store => $call)
+    };
+    ($self:ident, $store:ident => $call:expr, $line:ident => $on_line:expr, $memory:pat => $in_memory:expr) => {
+        match $self {
+            Self::Memory($memory) => $in_memory,
+            #[cfg(feature = "redis")]
+            Self::Redis($store) => $call,
+            #[cfg(feature = "testing")]
+            Self::Command($line) => $on_line,
+        }
+    };
+    ($self:ident, $on_redis:ident => $call:expr, $otherwise:expr) => {
+        call!($self, $on_redis => $call, _line => $otherwise, _ => $otherwise)
+    };
+}
+
+/// Runs a command: on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
+/// as owned data, whose answer is of this kind.
+macro_rules! run {
+    ($self:ident, $within:ident, $method:ident($($arg:expr),*), $command:expr => $answer:ident) => {
+        call!(
+            $self,
+            store => Box::pin(store.$method($($arg,)* $within)).await,
+            line => match Arc::clone(line).run($command, $within).await? {
+                CommandAnswer::$answer(answer) => Ok(answer),
+                _ => Err(StoreError::new(StoreErrorKind::Refused)),
+            },
+            node => node.$method($($arg),*)
+        )
+    };
+}
+
+#[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
+impl Store {
     /// The identity of this node: the first half of its tokens and the name of its inbox.
-    fn node(&self) -> Uuid;
+    pub(crate) fn node(&self) -> Uuid {
+        call!(self, store => store.node())
+    }
 
     /// Identifies the store: equal for nodes that share their keys.
-    fn store_id(&self) -> u64;
+    pub(crate) fn store_id(&self) -> u64 {
+        call!(self, store => store.store_id())
+    }
 
     /// The clock that decides on freshness for all nodes, at `moment`, in milliseconds.
-    fn clock_at(&self, moment: Instant) -> u64;
+    pub(crate) fn clock_at(&self, moment: Instant) -> u64 {
+        call!(self, store => store.clock_at(moment))
+    }
 
     /// The same clock now.
-    fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.clock_at(Instant::now())
     }
 
-    /// Whether a reply is ready at once, so that callers have no reads to share.
-    fn answers_at_once(&self) -> bool {
-        false
+    /// Whether an answer is ready at once, so that callers have no reads to share.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        matches!(self, Self::Memory(_))
     }
 
     /// Whether keys are on several servers, which fail independently.
-    fn is_spread(&self) -> bool {
-        false
+    pub(crate) fn is_spread(&self) -> bool {
+        call!(self, store => store.is_spread(), false)
     }
 
-    /// LOOK UP: the stored bytes, if there are any.
-    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>>;
+    /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
+    /// some 1.6 KB would cost a tenth of a hit.
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        #[cfg(feature = "redis")]
+        if let Self::Redis(store) = self {
+            return store.look_up(key, within).await;
+        }
+        run!(self, within, look_up(key), Command::Entry(key.clone(), EntryCommand::LookUp) => Found)
+    }
 
     /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
     /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
     /// else a position in the queue.
-    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired>;
+    pub(crate) async fn acquire(
+        &self,
+        key: &Key,
+        ask: Acquire<'_>,
+        within: Duration,
+    ) -> Result<Acquired, StoreError> {
+        run!(self, within, acquire(key, ask), Command::Entry(key.clone(), ask.into()) => Acquired)
+    }
 
     /// RENEW: gives the lease `lease` from now, if it is still this token's.
-    fn renew<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn renew(
+        &self,
+        key: &Key,
+        token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, TokenCheck>;
+    ) -> Result<TokenCheck, StoreError> {
+        run!(
+            self, within, renew(key, token, lease),
+            Command::Entry(key.clone(), EntryCommand::Renew { token: token.clone(), lease }) => Checked
+        )
+    }
 
     /// COMMIT: if the lease is this token's, stores `entry` for `keep`, frees the lease and wakes all waiters in the queue.
-    fn commit<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn commit(
+        &self,
+        key: &Key,
+        token: &Token,
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Reply<'a, TokenCheck>;
+    ) -> Result<TokenCheck, StoreError> {
+        run!(
+            self, within, commit(key, token, entry, keep),
+            Command::Entry(key.clone(), EntryCommand::Commit { token: token.clone(), entry, keep }) => Checked
+        )
+    }
 
     /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
     /// and wakes them.
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck>;
+    pub(crate) async fn fail(
+        &self,
+        key: &Key,
+        fail: Fail<'_>,
+        within: Duration,
+    ) -> Result<TokenCheck, StoreError> {
+        run!(self, within, fail(key, fail), Command::Entry(key.clone(), fail.into()) => Checked)
+    }
 
     /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
     /// that waiter. Frees the lease if there is none.
-    fn hand_over<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn hand_over(
+        &self,
+        key: &Key,
+        token: &Token,
         how: HandOver,
         within: Duration,
-    ) -> Reply<'a, HandedOver>;
+    ) -> Result<HandedOver, StoreError> {
+        run!(
+            self, within, hand_over(key, token, how),
+            Command::Entry(key.clone(), EntryCommand::HandOver { token: token.clone(), how }) => HandedOver
+        )
+    }
 
     /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's
     /// position there, so that it is not handed the lease later. Also used after a commit whose answer was lost.
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck>;
+    pub(crate) async fn release(
+        &self,
+        key: &Key,
+        token: &Token,
+        within: Duration,
+    ) -> Result<TokenCheck, StoreError> {
+        run!(
+            self, within, release(key, token),
+            Command::Entry(key.clone(), EntryCommand::Release { token: token.clone() }) => Checked
+        )
+    }
 
     /// INVALIDATE: removes entry, lease and outcome; notifies the lease's holder and all waiters in the queue. With an
     /// entry: the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change. An
-    /// attempt that a later one has [voided](attempt) changes nothing, and fails as one that came too late.
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
+    /// attempt that a later one has [voided](Attempts) changes nothing, and fails as one that came too late.
+    pub(crate) async fn invalidate(
+        &self,
+        key: &Key,
         insert: Option<Insert>,
-        announcement: &'a Announcement,
+        announcement: &Announcement,
         within: Duration,
-    ) -> Reply<'a, Announced>;
+    ) -> Result<Announced, StoreError> {
+        run!(
+            self, within, invalidate(key, insert, announcement),
+            Command::Entry(key.clone(), EntryCommand::Invalidate { insert, announcement: announcement.clone() }) => Announced
+        )
+    }
 
     /// Registers a waiter for hints about `key`, until the [`LeaseWatch`] is dropped. Invariant 3 requires this before the first
     /// `acquire`.
-    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch;
+    pub(crate) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
+        call!(self, store => store.watch(key, token), line => Arc::clone(line).watch(key, token))
+    }
 
     /// Whether hints arrive at present. While they may not, waits are cut short.
-    fn hints_arrive(&self) -> bool;
+    pub(crate) fn hints_arrive(&self) -> bool {
+        call!(self, store => store.hints_arrive(), line => line.hints_arrive(), _ => true)
+    }
 
     /// Waits until commands can be sent, at most `within`; also opens the inbox, which is otherwise opened at its first
     /// use.
-    fn connect(&self, within: Duration) -> Reply<'_, ()>;
+    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+        call!(
+            self,
+            store => Box::pin(store.connect(within)).await,
+            line => {
+                line.reaches(within).await?;
+                Box::pin(line.far().connect(within)).await
+            },
+            _ => Ok(())
+        )
+    }
 
     /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
     /// itself. `key` must be an unused key.
-    fn probe<'a>(&'a self, _key: &'a Key, _within: Duration) -> Reply<'a, ()> {
-        Box::pin(std::future::ready(Ok(())))
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+        call!(
+            self,
+            store => Box::pin(store.probe(key, within)).await,
+            line => {
+                line.reaches(within).await?;
+                Box::pin(line.far().probe(key, within)).await
+            },
+            _ => Ok(())
+        )
     }
 
     /// Waits until commands about the key of this name can be sent, at most `within`. Does not wait for the inbox.
-    fn reach<'a>(&'a self, _name: &'a str, within: Duration) -> Reply<'a, ()> {
-        self.connect(within)
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+        call!(
+            self,
+            store => Box::pin(store.reach(name, within)).await,
+            line => {
+                line.reaches(within).await?;
+                Box::pin(line.far().reach(name, within)).await
+            },
+            _ => Ok(())
+        )
+    }
+
+    /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
+    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+        call!(
+            self,
+            store => Box::pin(store.until_received(within)).await,
+            line => line.reaches(within).await,
+            _ => Ok(())
+        )
+    }
+
+    /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
+    pub(crate) async fn look_up_tagged(
+        &self,
+        keys: &[Key],
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<TaggedLookUp, StoreError> {
+        run!(
+            self, within, look_up_tagged(keys, tags),
+            Command::LookUpTagged(keys.to_vec(), tags.to_vec()) => Tagged
+        )
+    }
+
+    /// The present ids of tags; `None` for a tag without an id.
+    pub(crate) async fn present_ids(
+        &self,
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<Vec<Option<u64>>, StoreError> {
+        run!(self, within, present_ids(tags), Command::PresentIds(tags.to_vec()) => PresentIds)
+    }
+
+    /// The ids of tags, created where missing. Each lives at least for `life` from now.
+    pub(crate) async fn tag_ids(
+        &self,
+        tags: &[Key],
+        life: Duration,
+        within: Duration,
+    ) -> Result<Vec<u64>, StoreError> {
+        run!(self, within, tag_ids(tags, life), Command::TagIds(tags.to_vec(), life) => TagIds)
+    }
+
+    /// Removes the id of a tag. On one server the same step announces the change. A [voided](Attempts) attempt changes
+    /// nothing, as in [`invalidate`](Self::invalidate).
+    pub(crate) async fn forget_tag(
+        &self,
+        tag: &Key,
+        announcement: &Announcement,
+        within: Duration,
+    ) -> Result<Announced, StoreError> {
+        run!(
+            self, within, forget_tag(tag, announcement),
+            Command::ForgetTag(tag.clone(), announcement.clone()) => Announced
+        )
+    }
+
+    /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
+    /// from its first member on.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
+    pub(crate) async fn enlist(
+        &self,
+        list: &Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+    ) -> Result<bool, StoreError> {
+        let within = call!(self, store => store.command_timeout(), WITHIN);
+        run!(
+            self, within, enlist(list, member, most, life),
+            Command::Enlist(list.clone(), member, most, life) => Flag
+        )
+    }
+
+    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
+    pub(crate) async fn replicated(
+        &self,
+        key: &Key,
+        replicas: u32,
+        within: Duration,
+    ) -> Result<u32, StoreError> {
+        run!(self, within, replicated(key, replicas), Command::Replicated(key.clone(), replicas) => Count)
+    }
+
+    /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
+    /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
+    pub(crate) async fn take_mutex(
+        &self,
+        name: &LockName,
+        ask: Take<'_>,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        run!(self, within, take_mutex(name, ask), Command::Lock(name.clone(), ask.into()) => MutexTaken)
+    }
+
+    /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
+    /// to the head of the queue. Answers whether the token held it. A position is identified by token and time to live, so
+    /// `ttl` must be the one that the token was queued with.
+    pub(crate) async fn free_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        run!(
+            self, within, free_mutex(name, token, ttl),
+            Command::Lock(name.clone(), LockCommand::FreeMutex(token.clone(), ttl)) => Flag
+        )
+    }
+
+    /// LEAVE: gives up a waiter's position in the queue, and a grant that it may not have received. As
+    /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but waiters that leave at the same moment may
+    /// share one command.
+    pub(crate) async fn leave(
+        &self,
+        name: &LockName,
+        leave: Leave<'_>,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        #[cfg(feature = "redis")]
+        if let Self::Redis(store) = self {
+            return Box::pin(store.leave(name, leave, within)).await;
+        }
+        let Leave { token, ttl } = leave;
+        match name.is_semaphore() {
+            true => self.free_permit(name, token, ttl.unwrap_or_default(), within).await.map(drop),
+            false => self.free_mutex(name, token, ttl, within).await.map(drop),
+        }
+    }
+
+    /// EXTEND: restarts the time to live, if this token still holds the mutex, and notifies the waiters if the new end is
+    /// earlier. Answers whether the token held it.
+    pub(crate) async fn extend_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        run!(
+            self, within, extend_mutex(name, token, ttl),
+            Command::Lock(name.clone(), LockCommand::ExtendMutex(token.clone(), ttl)) => Flag
+        )
+    }
+
+    /// LOOK: the holder of the mutex, foreign holders included.
+    pub(crate) async fn look_at_mutex(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<Option<MutexHolder>, StoreError> {
+        run!(
+            self, within, look_at_mutex(name),
+            Command::Lock(name.clone(), LockCommand::LookAtMutex) => MutexHolder
+        )
+    }
+
+    /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
+    /// Answers whether it had a holder.
+    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
+        run!(self, within, break_mutex(name), Command::Lock(name.clone(), LockCommand::BreakMutex) => Flag)
+    }
+
+    /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
+    /// then as [`take_mutex`](Self::take_mutex).
+    pub(crate) async fn take_permit(
+        &self,
+        name: &LockName,
+        ask: TakePermit<'_>,
+        within: Duration,
+    ) -> Result<PermitTaken, StoreError> {
+        run!(self, within, take_permit(name, ask), Command::Lock(name.clone(), ask.into()) => PermitTaken)
+    }
+
+    /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
+    pub(crate) async fn free_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Result<PermitFreed, StoreError> {
+        run!(
+            self, within, free_permit(name, token, lease),
+            Command::Lock(name.clone(), LockCommand::FreePermit(token.clone(), lease)) => PermitFreed
+        )
+    }
+
+    /// REFRESH: restarts the permit's lease, if it has not ended. Answers whether it was restarted.
+    pub(crate) async fn refresh_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        run!(
+            self, within, refresh_permit(name, token, lease),
+            Command::Lock(name.clone(), LockCommand::RefreshPermit(token.clone(), lease)) => Flag
+        )
+    }
+
+    /// LOOK at a semaphore; changes nothing and creates nothing.
+    pub(crate) async fn look_at_semaphore(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<Option<SemaphoreState>, StoreError> {
+        run!(
+            self, within, look_at_semaphore(name),
+            Command::Lock(name.clone(), LockCommand::LookAtSemaphore) => Semaphore
+        )
+    }
+
+    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`SemaphoreChange::Delete`] the state before it; `None`
+    /// if there is no semaphore to change.
+    pub(crate) async fn change_semaphore(
+        &self,
+        name: &LockName,
+        change: SemaphoreChange,
+        within: Duration,
+    ) -> Result<Option<SemaphoreState>, StoreError> {
+        run!(
+            self, within, change_semaphore(name, change),
+            Command::Lock(name.clone(), LockCommand::ChangeSemaphore(change)) => Semaphore
+        )
+    }
+
+    /// Has the server announce all changes of this mutex's key, by any client, for as long as a waiter for it is
+    /// registered; the first waiter then receives `missed` at each deletion and expiry. A wait may rely on it for events
+    /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
+    /// available, the answer says so.
+    pub(crate) async fn announce_key_changes(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<KeyspaceAnswer, StoreError> {
+        run!(
+            self, within, announce_key_changes(name),
+            Command::Lock(name.clone(), LockCommand::AnnounceKeyChanges) => KeyspaceAnswer
+        )
+    }
+
+    /// Registers a waiter, in the order of calls, until the [`LockWaiter`] is dropped.
+    pub(crate) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+        call!(self, store => store.await_grant(name, token))
+    }
+
+    /// Whether grants arrive at present. While they may not, waits are cut short.
+    pub(crate) fn grants_arrive(&self) -> bool {
+        call!(
+            self,
+            store => store.grants_arrive(),
+            line => line.hints_arrive() && line.far().grants_arrive(),
+            _ => true
+        )
+    }
+
+    /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets them
+    /// end soon.
+    pub(crate) fn grants_are_claims(&self) -> bool {
+        call!(self, store => store.is_spread(), line => line.far().grants_are_claims(), _ => false)
+    }
+
+    /// RENEW: this node is a member, with this stamp, from now on. Answers what was announced after the mark, if the mark is of the
+    /// present session and the log still has exactly that entry.
+    pub(crate) async fn renew_membership(
+        &self,
+        volume: &Key,
+        renewal: Renewal,
+        within: Duration,
+    ) -> Result<Renewed, StoreError> {
+        run!(
+            self, within, renew_membership(volume, renewal),
+            Command::RenewMembership(volume.clone(), renewal) => Renewed
+        )
+    }
+
+    /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
+    pub(crate) async fn announce(
+        &self,
+        announcement: &Announcement,
+        name: &ChangedName,
+        within: Duration,
+    ) -> Result<Announced, StoreError> {
+        run!(
+            self, within, announce(announcement, name),
+            Command::Announce(announcement.clone(), name.clone()) => Announced
+        )
+    }
+
+    /// FORGET and LEAVE: removes a member, if its stamp is still this one.
+    pub(crate) async fn remove_member(
+        &self,
+        volume: &Key,
+        member: Member,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        run!(
+            self, within, remove_member(volume, member),
+            Command::RemoveMember(volume.clone(), member) => Done
+        )
+    }
+
+    /// Notifies the announcer that this node has dropped its copies of the announced name. Does not wait; the message may be
+    /// lost.
+    pub(crate) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+        call!(self, store => store.acknowledge(announcer, id), line => {
+            tokio::spawn(Arc::clone(line).run(Command::Acknowledge(announcer, id), WITHIN));
+        });
+    }
+
+    /// Sends this node's messages about its volume to `listener` from now on. A later listener is ignored.
+    pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        call!(self, store => store.listen(listener), line => Arc::clone(line).listen(listener));
     }
 
     /// Whether commands about the key of this name fail at once at present, as far as is known without asking the server.
-    fn is_down(&self, _name: &str) -> bool {
-        false
+    pub(crate) fn is_down(&self, name: &str) -> bool {
+        call!(self, store => store.is_down(name), line => line.far().is_down(name), _ => false)
     }
 
     /// Has the connections checked and their round trips measured, because a caller has waited long for its turn to send.
-    fn suspect(&self) {}
+    pub(crate) fn suspect(&self) {
+        call!(self, store => store.suspect(), ());
+    }
 
     /// The server of this name, as far as is known.
-    fn server_of(&self, _name: &str) -> NamedServer {
-        NamedServer::default()
+    pub(crate) fn server_of(&self, name: &str) -> NamedServer {
+        call!(self, store => store.server_of(name), NamedServer::default())
     }
 
     /// The longest entry that the store takes; `usize::MAX` while no limit is known.
-    fn longest_entry(&self) -> usize {
-        usize::MAX
+    pub(crate) fn longest_entry(&self) -> usize {
+        call!(self, store => store.longest_entry(), usize::MAX)
     }
 
     /// Counts a load that runs without the store, for the report at the end of the outage.
-    fn went_without(&self) {}
+    pub(crate) fn went_without(&self) {
+        call!(self, store => store.went_without(), ());
+    }
 
     /// Ends background work and connections. Later commands fail at once.
-    fn close(&self);
+    pub(crate) fn close(&self) {
+        call!(self, store => store.close(), line => line.close());
+    }
 
     /// The known state of the connections and the clock, without asking the server.
-    fn health(&self) -> Health;
+    pub(crate) fn health(&self) -> Health {
+        call!(self, store => store.health(), line => line.health())
+    }
 
     /// Examines the store itself, in bounded time, with the rights that this user has. A failure is a finding.
-    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>>;
-}
-
-/// The settings that a store is examined for.
-#[derive(Clone, Debug)]
-pub(crate) struct Examine {
-    /// A key that no load uses.
-    pub(crate) key: Key,
-    /// How much of a request's time the store may cost.
-    pub(crate) coordination_budget: Duration,
-    pub(crate) lease: Duration,
-    /// How many replicas an invalidation waits for.
-    pub(crate) replicas: u32,
-}
-
-/// The arguments of an ACQUIRE.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Acquire<'a> {
-    pub(crate) token: &'a Token,
-    pub(crate) lease: Duration,
-    /// The stored bytes this caller has read and will not use.
-    pub(crate) seen: Option<&'a Bytes>,
-    /// The holder this caller has waited behind: its outcome answers this caller, too.
-    pub(crate) behind: Option<&'a Token>,
-    /// Whether to queue if the lease is held.
-    pub(crate) queue: bool,
-}
-
-/// The answer to an ACQUIRE.
-#[derive(Clone, Debug)]
-pub(crate) enum Acquired {
-    /// An entry other than the one seen.
-    Found(Bytes),
-    /// The outcome of a holder that has ended without an entry, as it was passed to FAIL.
-    Ended(Bytes),
-    /// This token holds the lease.
-    Granted,
-    /// Another token holds the lease for `remaining` more.
-    Held { remaining: Duration, holder: Token },
-}
-
-/// The arguments of a FAIL.
-#[derive(Clone, Debug)]
-pub(crate) struct Fail<'a> {
-    pub(crate) token: &'a Token,
-    /// The encoded outcome.
-    pub(crate) outcome: Bytes,
-    /// How long the outcome is stored for the waiters.
-    pub(crate) keep: Duration,
-    /// How long newcomers may read it, too; zero for never.
-    pub(crate) replay: Duration,
-    pub(crate) older: OlderEntry,
-    pub(crate) seen: Option<&'a Bytes>,
-}
-
-/// What a FAIL does with the entry that was `seen`. It leaves any other entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum OlderEntry {
-    Stays,
-    Ends,
-    /// A marker with this lifetime replaces it, or is stored where there is no entry.
-    Marked(Bytes, Duration),
-}
-
-/// An entry that replaces another.
-#[derive(Clone, Debug)]
-pub(crate) struct Insert {
-    pub(crate) entry: Bytes,
-    pub(crate) keep: Duration,
-    /// The only entry that it may replace; otherwise nothing is stored. A repeated step whose first answer was lost also
-    /// finds its own entry.
-    pub(crate) over: Option<Bytes>,
-}
-
-/// The server that has a name.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct NamedServer {
-    /// Its index among the store's servers.
-    pub(crate) number: usize,
-    /// How long the latest reading of its clock took: in the last minute, or as it connected.
-    pub(crate) round_trip: Duration,
-}
-
-/// Whether the token still held the lease, so that the step took effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TokenCheck {
-    Held,
-    Lost,
-    /// It held the lease, but the entry's key has foreign data: the waiters get the value, later callers do not.
-    ForeignData,
-}
-
-/// How to hand over a lease.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HandOver {
-    /// The lease of the new holder.
-    pub(crate) lease: Duration,
-    /// How many loads of this wave have vanished.
-    pub(crate) hops: u8,
-    /// The token's node is shutting down: its waiters leave, too, and are passed over.
-    pub(crate) is_leaving: bool,
-}
-
-/// Where a HAND OVER has left the lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandedOver {
-    /// A waiter holds it.
-    ToWaiter,
-    /// There was no waiter; it is free.
-    Freed,
-    /// The token did not hold it any more.
-    NotMine,
+    pub(crate) async fn examine(&self, ask: Examine) -> Vec<Finding> {
+        call!(
+            self,
+            store => Box::pin(store.examine(ask)).await,
+            line => {
+                let found = line.examine();
+                let mut findings = Box::pin(line.far().examine(ask)).await;
+                findings.extend(found);
+                findings
+            },
+            _ => MemoryNode::examine()
+        )
+    }
 }

@@ -1,11 +1,35 @@
-//! The data that nodes and the store exchange about a volume: changes, announcements, members, and the position in the log.
+//! Volume leases: the data that nodes and the store exchange about them.
+//!
+//! A *volume* is one namespace on one store. Its *registry* has a random id, a flag that says whether it is mature, the
+//! number of the last announcement, and the members: each node with the stamp of its last RENEW. The *log* has the last
+//! announcements. Where one of the two is missing (evicted, flushed, never made), the step that needs it makes it anew: a registry
+//! with a new id that is not mature, a log whose base entry has a random id.
+//!
+//! docs/decisions/401-local-tier.md has the proof that relies on these steps, numbered.
 
+use std::fmt;
 use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::attempt::AttemptNumber;
+use super::protocol::AttemptNumber;
 use crate::key::Key;
+
+/// The receiver of a node's messages about its volume.
+pub(crate) trait VolumeListener: fmt::Debug + Send + Sync {
+    /// Drops the copies of the changed name, and then acknowledges.
+    fn announced(&self, announcement: &ReceivedAnnouncement);
+
+    /// A member has acknowledged an announcement of this node.
+    fn acknowledged(&self, id: Uuid, by: Uuid);
+
+    /// Messages may have been lost.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "testing")),
+        allow(dead_code, reason = "in memory no message gets lost")
+    )]
+    fn missed(&self);
+}
 
 /// The name of a changed value, or of a changed tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -4,17 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fault::Condition;
-use super::fault::Fault;
-use super::line::WireStore;
+use super::fault::{Condition, Fault, ReplicaState};
 use super::server::ChaosServer;
 #[cfg(test)]
 use super::server::LineEnd;
 use super::wire::Wire;
-use crate::store::StoreHandle;
+use crate::store::Store;
 #[cfg(test)]
 use crate::store::Token;
-use crate::store::backend::{Backend, IntoStore};
+use crate::store::backend::{Backend, StoreSource};
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
@@ -309,19 +307,19 @@ impl Replica {
     /// connections down, and [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The circuit breaker stays
     /// as it is, because a [`ChaosStore`] has none.)
     pub fn cut(&self) {
-        self.condition.cut();
+        self.condition.set(ReplicaState::Cut);
     }
 
     /// Stops it, as `SIGSTOP` does: its commands and the messages to it wait until [`resume`](Self::resume). (Its
     /// timers and loaders continue: have your loaders wait if that matters.)
     pub fn stop(&self) {
-        self.condition.stop();
+        self.condition.set(ReplicaState::Stopped);
     }
 
     /// Ends [`cut`](Self::cut) or [`stop`](Self::stop).
     pub fn resume(&self) {
-        let was_cut = self.condition.is_cut();
-        self.condition.run();
+        let was_cut = self.condition.is(ReplicaState::Cut);
+        self.condition.set(ReplicaState::Running);
         if was_cut {
             self.server.reconnected(&self.condition);
         }
@@ -335,7 +333,7 @@ impl Replica {
     /// Kills it: the commands that it has sent arrive, and nothing else ever does. Calls on its guards that need
     /// the store do not return.
     pub fn kill(&self) {
-        self.condition.kill();
+        self.condition.set(ReplicaState::Dead);
     }
 
     /// Sets whether messages to it get lost from now on. It never learns that it has missed some.
@@ -346,20 +344,13 @@ impl Replica {
 
     #[cfg(test)]
     pub(crate) fn is_dead(&self) -> bool {
-        self.condition.is_dead()
+        self.condition.is(ReplicaState::Dead)
     }
 
     /// Waits until it is not stopped; for ever if it is dead.
     #[cfg(test)]
     pub(crate) async fn runs(&self) {
         self.condition.runs().await;
-    }
-}
-
-impl IntoStore for Replica {
-    fn node(&self, command_timeout: Duration) -> StoreHandle {
-        let wire = Wire::new(&self.server, Arc::clone(&self.condition), command_timeout);
-        StoreHandle::of(Arc::new(WireStore(wire)))
     }
 }
 
@@ -371,7 +362,9 @@ impl<S> From<ChaosStore<S>> for Backend {
 
 impl From<Replica> for Backend {
     fn from(replica: Replica) -> Self {
-        Self::of(replica)
+        let Replica { server, condition } = replica;
+        let node = move |timeout| Store::Command(Wire::new(&server, Arc::clone(&condition), timeout));
+        Self { kind: StoreSource::Command(Arc::new(node)) }
     }
 }
 

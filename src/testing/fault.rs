@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -190,10 +190,20 @@ impl Odds {
     }
 }
 
+/// What a replica does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ReplicaState {
+    #[default]
+    Running,
+    Cut,
+    Stopped,
+    Dead,
+}
+
 /// The condition of a replica. Shared by its handle and its lines.
 #[derive(Debug, Default)]
 pub(super) struct Condition {
-    is: AtomicU8,
+    state: Mutex<ReplicaState>,
     changed: Notify,
     /// How much longer half a round trip takes than for other replicas.
     detour: Mutex<Duration>,
@@ -201,38 +211,19 @@ pub(super) struct Condition {
     misses_messages: AtomicBool,
 }
 
-const RUNS: u8 = 0;
-const CUT: u8 = 1;
-const STOPPED: u8 = 2;
-const DEAD: u8 = 3;
-
 impl Condition {
-    pub(super) fn is_cut(&self) -> bool {
-        self.is.load(Ordering::Relaxed) == CUT
+    pub(super) fn is(&self, state: ReplicaState) -> bool {
+        *lock(&self.state) == state
     }
 
-    pub(super) fn is_dead(&self) -> bool {
-        self.is.load(Ordering::Relaxed) == DEAD
-    }
-
-    pub(super) fn is_stopped(&self) -> bool {
-        self.is.load(Ordering::Relaxed) == STOPPED
-    }
-
-    pub(super) fn run(&self) {
-        self.become_(RUNS);
-    }
-
-    pub(super) fn cut(&self) {
-        self.become_(CUT);
-    }
-
-    pub(super) fn stop(&self) {
-        self.become_(STOPPED);
-    }
-
-    pub(super) fn kill(&self) {
-        self.become_(DEAD);
+    /// Changes what the replica does. A dead replica stays dead.
+    pub(super) fn set(&self, state: ReplicaState) {
+        let mut present = lock(&self.state);
+        if *present != ReplicaState::Dead {
+            *present = state;
+        }
+        drop(present);
+        self.changed.notify_waiters();
     }
 
     pub(super) fn move_away(&self, by: Duration) {
@@ -252,21 +243,13 @@ impl Condition {
         self.misses_messages.store(misses, Ordering::Relaxed);
     }
 
-    fn become_(&self, condition: u8) {
-        // A dead replica stays dead.
-        let _ = self
-            .is
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |is| (is != DEAD).then_some(condition));
-        self.changed.notify_waiters();
-    }
-
     /// Waits until the replica can act: not at all unless it is stopped, for ever if it is dead.
     pub(super) async fn runs(&self) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if !self.is_stopped() && !self.is_dead() {
+            if !self.is(ReplicaState::Stopped) && !self.is(ReplicaState::Dead) {
                 return;
             }
             changed.await;

@@ -92,9 +92,7 @@
 //! grant. Evictions, flushes, failovers and the clock affect entries and leases (a flush also affects tags).
 
 mod chaos;
-mod command;
 mod fault;
-mod line;
 mod origin;
 mod server;
 #[cfg(test)]
@@ -103,8 +101,6 @@ mod tests;
 mod wire;
 
 pub use chaos::{ChaosStore, Replica};
-#[cfg(test)]
-pub(crate) use command::{Command, CommandAnswer};
 pub use fault::Fault;
 pub use origin::{Answer, Origin, OriginError};
 #[cfg(test)]

@@ -1,30 +1,27 @@
 //! [`ChaosServer`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep, sleep_until};
 #[cfg(test)]
 use uuid::Uuid;
 
-use super::command::{Command, CommandAnswer, now};
-use super::fault::Condition;
-use super::fault::{Fault, Odds};
+use super::fault::{Condition, Fault, Odds};
 use crate::key::Key;
-use crate::store::backend::Backend;
-use crate::store::memory::MemoryStore;
-use crate::store::memory::fault_injection::KeySnapshot;
-use crate::store::memory::relay::Relay;
+use crate::store::backend::{Backend, StoreSource};
+use crate::store::command::{Command, CommandAnswer, EntryCommand, LockCommand};
+use crate::store::memory::faults::KeySnapshot;
 use crate::store::memory::volume_table::Volume;
-use crate::store::wake::lease_waiters::Hint;
+use crate::store::memory::{MemoryStore, Notifier};
+use crate::store::wake_leases::Hint;
 #[cfg(test)]
-use crate::store::wake::lease_waiters::LeaseWaiters;
-use crate::store::wake::lock_waiters::LockHint;
-use crate::store::{StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::store::wake_leases::LeaseWaiters;
+use crate::store::wake_locks::{LockHint, Notification, Wake};
+use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
 use crate::sync::lock;
 
 /// For how long the previous states of written keys are retained: the most that a failover can lose.
@@ -102,8 +99,8 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What happens to a message to a waiter for a lock, as [`Relay::way`].
-    fn way(&self) -> ControlFlow<bool>;
+    /// Whether the next message to a waiter for a lock arrives; if not, whether its sender believes that it was received.
+    fn lock_message(&self) -> Result<(), bool>;
 
     /// The subscription is restored: each waiter must ask, because it may have missed a message.
     fn hear_again(&self);
@@ -122,8 +119,8 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
         &self,
         store: &MemoryStore,
         key: &Key,
-        command: Command,
-        run: &dyn Fn(Command) -> CommandAnswer,
+        command: EntryCommand,
+        run: &dyn Fn(EntryCommand) -> CommandAnswer,
     ) -> CommandAnswer;
 
     /// A node's command has replaced the id of the tag of all keys.
@@ -150,10 +147,11 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 impl ChaosServer {
     /// A server of the store that `store` returns; each call must return the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
-        let backend: Arc<dyn Any + Send + Sync> = store().kind;
-        let memory = backend.downcast().ok().map(|memory: Arc<MemoryStore>| MemoryStore::clone(&memory));
         let server = Arc::new(Self {
-            far: memory.map_or_else(|| Backing::Other(Box::new(store)), Backing::Memory),
+            far: match store().kind {
+                StoreSource::Memory(store) => Backing::Memory(store),
+                _ => Backing::Other(Box::new(store)),
+            },
             odds: Mutex::new(Odds::new(seed)),
             latency: Mutex::default(),
             queue: Mutex::default(),
@@ -163,7 +161,7 @@ impl ChaosServer {
         });
         if let Some(store) = server.memory() {
             let weak: Weak<Self> = Arc::downgrade(&server);
-            store.relay_to(weak);
+            store.notify_through(weak);
         }
         server
     }
@@ -177,9 +175,9 @@ impl ChaosServer {
     }
 
     /// The store over a separate connection.
-    pub(super) fn node(&self, command_timeout: Duration) -> StoreHandle {
+    pub(super) fn node(&self, command_timeout: Duration) -> Store {
         match &self.far {
-            Backing::Memory(store) => StoreHandle::memory(store.clone()),
+            Backing::Memory(store) => Store::Memory(Arc::new(store.clone().into_node())),
             Backing::Other(store) => store().node(command_timeout),
         }
     }
@@ -272,9 +270,45 @@ impl ChaosServer {
     /// Executes a command.
     pub(super) async fn arrive(
         &self,
-        node: &StoreHandle,
+        node: &Store,
+        mut command: Command,
+        within: Duration,
+    ) -> Result<CommandAnswer, StoreError> {
+        let (writes, allocates) = command.writes();
+        if let Command::Entry(key, command) = command {
+            return self.arrive_at_key(node, &key, command, (writes, allocates), within).await;
+        }
+        self.refuse(writes, allocates)?;
+        let session = lock(&self.state).session;
+        match &mut command {
+            Command::Lock(name, _) => self.forge_for_lock(&name.key),
+            Command::Announce(announcement, _) => self.strike_volume(&announcement.volume),
+            Command::RenewMembership(volume, renewal) => {
+                self.strike_volume(volume);
+                // A broken connection takes its marks with it.
+                renewal.mark = renewal.mark.filter(|mark| mark.session == session);
+            }
+            _ => {}
+        }
+        #[cfg(test)]
+        let changes_tag = matches!(command, Command::ForgetTag(..));
+        let mut answer = run(node, command, within).await?;
+        if let CommandAnswer::Renewed(renewed) = &mut answer {
+            renewed.newest.session = session;
+        }
+        #[cfg(test)]
+        if let Some(witness) = self.witness.get().filter(|_| changes_tag) {
+            witness.tag_changed(node.node());
+        }
+        Ok(answer)
+    }
+
+    async fn arrive_at_key(
+        &self,
+        node: &Store,
         key: &Key,
-        command: Command,
+        command: EntryCommand,
+        (writes, allocates): (bool, bool),
         within: Duration,
     ) -> Result<CommandAnswer, StoreError> {
         self.take_position().await;
@@ -282,26 +316,25 @@ impl ChaosServer {
             self.strike(store, key.name());
         }
         self.forge(key.name());
-        self.refuse(command.writes(), command.allocates())?;
-        let run = |command: Command| command.run(node, key, within);
+        self.refuse(writes, allocates)?;
+        let run = |command| run_on_key(node, key, command, within);
         let Some(store) = self.memory() else { return run(command).await };
-        if command.writes() {
+        if writes {
             self.note(store, key.name());
         }
-        if let Command::Invalidate { announcement, .. } = &command {
+        if let EntryCommand::Invalidate { announcement, .. } = &command {
             self.strike_volume(&announcement.volume);
         }
-        match self.witness.get() {
-            None => run(command).await,
-            Some(witness) => {
-                let run = |command| {
-                    now(Box::pin(run(command))).unwrap_or_else(|error| CommandAnswer::Refused(error.kind))
-                };
-                match witness.run(store, key, command, &run) {
-                    CommandAnswer::Refused(kind) => Err(StoreError::new(kind)),
-                    answer => Ok(answer),
-                }
-            }
+        let Some(witness) = self.witness.get() else { return run(command).await };
+        // A memory store's answer is ready at the first poll.
+        let run = |command| match run(command).now_or_never() {
+            Some(Ok(answer)) => answer,
+            Some(Err(error)) => CommandAnswer::Refused(error.kind),
+            None => CommandAnswer::Refused(StoreErrorKind::TimedOut),
+        };
+        match witness.run(store, key, command, &run) {
+            CommandAnswer::Refused(kind) => Err(StoreError::new(kind)),
+            answer => Ok(answer),
         }
     }
 
@@ -364,7 +397,7 @@ impl ChaosServer {
     }
 
     /// Notifies the waiters for a lock to ask again. Never sends a false grant, because guards trust it.
-    pub(super) fn forge_for_lock(&self, key: &str) {
+    fn forge_for_lock(&self, key: &str) {
         if let Some(store) = self.memory()
             && lock(&self.odds).strikes(Fault::WakeForged)
         {
@@ -372,7 +405,7 @@ impl ChaosServer {
         }
     }
 
-    pub(super) fn refuse(&self, writes: bool, allocates: bool) -> Result<(), StoreError> {
+    fn refuse(&self, writes: bool, allocates: bool) -> Result<(), StoreError> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         state.commands += 1;
@@ -403,7 +436,7 @@ impl ChaosServer {
     }
 
     /// The faults that strike a volume before a step that writes to it, whose state is saved for a failover.
-    pub(super) fn strike_volume(&self, volume: &Key) {
+    fn strike_volume(&self, volume: &Key) {
         let Some(store) = self.memory() else { return };
         for (fault, registry) in [(Fault::EvictRegistry, true), (Fault::EvictLog, false)] {
             if lock(&self.odds).strikes(fault) && !store.evict_volume(volume.name(), registry) {
@@ -416,11 +449,6 @@ impl ChaosServer {
         while state.volumes.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
             state.volumes.pop_front();
         }
-    }
-
-    /// Changes when all connections break.
-    pub(super) fn session(&self) -> u64 {
-        lock(&self.state).session
     }
 
     fn fail_over(&self, store: &MemoryStore) {
@@ -453,7 +481,7 @@ impl ChaosServer {
     }
 }
 
-impl Relay for ChaosServer {
+impl Notifier for ChaosServer {
     fn notify(&self, name: &str, hint: &Hint) -> bool {
         let mut is_received = false;
         for line in self.lines() {
@@ -462,22 +490,24 @@ impl Relay for ChaosServer {
         is_received
     }
 
-    fn way(&self, token: &Token) -> ControlFlow<bool> {
-        let line = self.lines().into_iter().find(|line| line.is_own(token));
-        line.map_or(ControlFlow::Continue(()), |line| line.way())
-    }
-
-    fn notify_lock(&self, token: &Token, hint: LockHint) {
-        let Some(store) = self.memory() else { return };
-        let mut odds = lock(&self.odds);
-        if !odds.strikes(Fault::WakeTwice) {
-            return;
+    fn notify_lock(&self, token: &Token, hint: LockHint, notify: &dyn Fn() -> Option<Wake>) -> Notification {
+        if let Some(line) = self.lines().into_iter().find(|line| line.is_own(token))
+            && let Err(seems_received) = line.lock_message()
+        {
+            return (seems_received, None);
         }
-        let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
-        tokio::spawn(async move {
-            sleep(again).await;
-            store.notify_lock(&token, hint);
-        });
+        let wake = notify();
+        let mut odds = lock(&self.odds);
+        if let Some(store) = self.memory().filter(|_| wake.is_some())
+            && odds.strikes(Fault::WakeTwice)
+        {
+            let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
+            tokio::spawn(async move {
+                sleep(again).await;
+                store.notify_lock(&token, hint);
+            });
+        }
+        (wake.is_some(), wake)
     }
 }
 
@@ -488,4 +518,107 @@ impl fmt::Debug for Backing {
             Self::Other(_) => f.write_str("Other"),
         }
     }
+}
+
+/// Runs a command about a key.
+async fn run_on_key(
+    store: &Store,
+    key: &Key,
+    command: EntryCommand,
+    within: Duration,
+) -> Result<CommandAnswer, StoreError> {
+    Ok(match command {
+        EntryCommand::LookUp => CommandAnswer::Found(store.look_up(key, within).await?),
+        EntryCommand::Acquire { token, lease, seen, behind, queue } => {
+            let (seen, behind) = (seen.as_ref(), behind.as_ref());
+            let ask = Acquire { token: &token, lease, seen, behind, queue };
+            CommandAnswer::Acquired(store.acquire(key, ask, within).await?)
+        }
+        EntryCommand::Renew { token, lease } => {
+            CommandAnswer::Checked(store.renew(key, &token, lease, within).await?)
+        }
+        EntryCommand::Commit { token, entry, keep } => {
+            CommandAnswer::Checked(store.commit(key, &token, entry, keep, within).await?)
+        }
+        EntryCommand::Fail { token, outcome, keep, replay, older, seen } => {
+            let fail = Fail { token: &token, outcome, keep, replay, older, seen: seen.as_ref() };
+            CommandAnswer::Checked(store.fail(key, fail, within).await?)
+        }
+        EntryCommand::HandOver { token, how } => {
+            CommandAnswer::HandedOver(store.hand_over(key, &token, how, within).await?)
+        }
+        EntryCommand::Release { token } => CommandAnswer::Checked(store.release(key, &token, within).await?),
+        EntryCommand::Invalidate { insert, announcement } => {
+            CommandAnswer::Announced(store.invalidate(key, insert, &announcement, within).await?)
+        }
+    })
+}
+
+/// Runs a command about a lock.
+async fn run_on_lock(
+    store: &Store,
+    name: &LockName,
+    command: LockCommand,
+    within: Duration,
+) -> Result<CommandAnswer, StoreError> {
+    use CommandAnswer::{Flag, KeyspaceAnswer, MutexHolder, MutexTaken, PermitFreed, PermitTaken, Semaphore};
+    Ok(match command {
+        LockCommand::TakeMutex { token, ttl, queue, instead } => {
+            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
+            MutexTaken(store.take_mutex(name, ask, within).await?)
+        }
+        LockCommand::FreeMutex(token, ttl) => Flag(store.free_mutex(name, &token, ttl, within).await?),
+        LockCommand::ExtendMutex(token, ttl) => Flag(store.extend_mutex(name, &token, ttl, within).await?),
+        LockCommand::LookAtMutex => MutexHolder(store.look_at_mutex(name, within).await?),
+        LockCommand::BreakMutex => Flag(store.break_mutex(name, within).await?),
+        LockCommand::TakePermit { token, lease, semaphore, queue } => {
+            let ask = TakePermit { token: &token, lease, semaphore, queue };
+            PermitTaken(store.take_permit(name, ask, within).await?)
+        }
+        LockCommand::FreePermit(token, lease) => {
+            PermitFreed(store.free_permit(name, &token, lease, within).await?)
+        }
+        LockCommand::RefreshPermit(token, lease) => {
+            Flag(store.refresh_permit(name, &token, lease, within).await?)
+        }
+        LockCommand::LookAtSemaphore => Semaphore(store.look_at_semaphore(name, within).await?),
+        LockCommand::ChangeSemaphore(change) => {
+            Semaphore(store.change_semaphore(name, change, within).await?)
+        }
+        LockCommand::AnnounceKeyChanges => KeyspaceAnswer(store.announce_key_changes(name, within).await?),
+    })
+}
+
+/// Runs a command.
+async fn run(store: &Store, command: Command, within: Duration) -> Result<CommandAnswer, StoreError> {
+    use CommandAnswer as Answer;
+    Ok(match command {
+        Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
+        Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,
+        Command::LookUpTagged(keys, tags) => {
+            Answer::Tagged(store.look_up_tagged(&keys, &tags, within).await?)
+        }
+        Command::PresentIds(tags) => Answer::PresentIds(store.present_ids(&tags, within).await?),
+        Command::TagIds(tags, life) => Answer::TagIds(store.tag_ids(&tags, life, within).await?),
+        Command::ForgetTag(tag, announcement) => {
+            Answer::Announced(store.forget_tag(&tag, &announcement, within).await?)
+        }
+        Command::Enlist(list, member, most, life) => {
+            Answer::Flag(store.enlist(&list, member, most, life).await?)
+        }
+        Command::Replicated(key, replicas) => Answer::Count(store.replicated(&key, replicas, within).await?),
+        Command::RenewMembership(volume, renewal) => {
+            Answer::Renewed(store.renew_membership(&volume, renewal, within).await?)
+        }
+        Command::Announce(announcement, name) => {
+            Answer::Announced(store.announce(&announcement, &name, within).await?)
+        }
+        Command::RemoveMember(volume, member) => {
+            Answer::Done(store.remove_member(&volume, member, within).await?)
+        }
+        Command::Acknowledge(announcer, id) => {
+            store.acknowledge(announcer, id);
+            Answer::Done(())
+        }
+    })
 }

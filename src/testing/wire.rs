@@ -1,9 +1,12 @@
 //! [`Wire`]: a guard's connection to the server and back. It determines how long a command takes, whether it arrives, and
 //! which answer its caller receives.
 //!
+//! The faults of commands strike all commands. Of the faults in the store itself, only refusals strike commands about tags,
+//! lists and locks. A memory store's messages to lock waiters get lost and are sent twice like other wake-ups, and lock
+//! waiters are notified to ask again without need.
+//!
 //! [`VolumeEnd`] is a node's end of the messages about its volume, which get lost, come late and come twice.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -13,15 +16,16 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::command::Command;
-use super::fault::{Condition, Fault, Odds};
+use super::fault::{Condition, Fault, Odds, ReplicaState};
 use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
-use crate::store::volume::ReceivedAnnouncement;
-use crate::store::volume_store::VolumeListener;
-use crate::store::wake::lease_waiters::{Hint, Hints, LeaseWaiters};
-use crate::store::{HandOver, LeaseWatch, StoreError, StoreErrorKind, StoreHandle, Token};
+use crate::store::command::{Command, CommandAnswer, EntryCommand};
+use crate::store::volume::{ReceivedAnnouncement, VolumeListener};
+use crate::store::wake_leases::{Hint, Hints, LeaseWaiters};
+use crate::store::{
+    CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, Token,
+};
 use crate::sync::lock;
 
 const CUT_OFF: &str = "the replica is cut off";
@@ -34,14 +38,14 @@ const GIVING_BACK: Duration = Duration::from_secs(1);
 /// One guard's connection to a chaos store, with the guard's own waiters.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) server: Arc<ChaosServer>,
+    server: Arc<ChaosServer>,
     /// The store at the other end, as this guard would use it without the wire.
-    pub(super) node: StoreHandle,
+    node: Store,
     closed: AtomicBool,
-    pub(super) watches: Arc<LeaseWaiters>,
-    pub(super) condition: Arc<Condition>,
+    watches: Arc<LeaseWaiters>,
+    condition: Arc<Condition>,
     /// The guard's end of messages about its volume.
-    pub(super) volume: OnceLock<Arc<dyn VolumeListener>>,
+    volume: OnceLock<Arc<dyn VolumeListener>>,
     /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
     lost_messages: Mutex<Option<LostMessages>>,
@@ -89,13 +93,12 @@ impl Wire {
         wire
     }
 
-    /// Sends a command, executed by `act` on the server, and waits for its answer for as long as `within`.
-    pub(super) async fn exchange<T, A, F>(self: Arc<Self>, within: Duration, act: A) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        A: FnOnce(Arc<Self>) -> F + Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-    {
+    /// Sends a command, executed on the server, and waits for its answer for as long as `within`.
+    async fn exchange(
+        self: Arc<Self>,
+        command: Command,
+        within: Duration,
+    ) -> Result<CommandAnswer, StoreError> {
         self.condition.runs().await;
         if self.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
@@ -110,14 +113,14 @@ impl Wire {
                 tokio::spawn(async move {
                     sleep_until(arrives).await;
                     // No caller waits for the result any more.
-                    let _ = act(line).await;
+                    let _ = line.arrive(command, within).await;
                 });
                 return Err(self.no_answer(within).await);
             }
             CommandFate::Answered { there, back, is_broken } => (there, back, is_broken),
         };
         if there.is_zero() && back.is_zero() && self.server.is_instant() {
-            let answer = act(self).await;
+            let answer = self.arrive(command, within).await;
             return if is_broken { failed(StoreErrorKind::Broken) } else { answer };
         }
         let (sender, receiver) = oneshot::channel();
@@ -126,7 +129,7 @@ impl Wire {
         // In a separate task, so that a command arrives even if its caller stops waiting.
         tokio::spawn(async move {
             sleep_until(arrives).await;
-            let answer = act(line).await;
+            let answer = line.arrive(command, within).await;
             sleep(back).await;
             let _ = sender.send(answer);
         });
@@ -139,13 +142,6 @@ impl Wire {
         }
     }
 
-    /// An error after `within` if the replica is cut off. Uses no random number, so that connecting first does not
-    /// change the rest of a run.
-    pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
-        self.condition.runs().await;
-        if self.condition.is_cut() { Err(self.no_answer(within).await) } else { Ok(()) }
-    }
-
     /// The error after `within`, once the replica can act.
     async fn no_answer(&self, within: Duration) -> StoreError {
         sleep(within).await;
@@ -153,32 +149,8 @@ impl Wire {
         StoreError::new(StoreErrorKind::TimedOut)
     }
 
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.node.close();
-    }
-
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-    }
-
-    /// The health that the guard reports.
-    pub(super) fn health(&self) -> Health {
-        let health = self.node.health();
-        if self.is_closed() || !self.condition.is_cut() {
-            return health;
-        }
-        let (commands, inbox, reason) = (LinkState::Down, LinkState::Down, Some(CUT_OFF.to_owned()));
-        Health { commands, inbox, reason, ..health }
-    }
-
-    /// The guard's additional finding in an examination.
-    pub(super) fn examine(&self) -> Option<Finding> {
-        self.condition.is_cut().then(|| {
-            Finding::problem("connection", CUT_OFF)
-                .cost("each process loads for itself, once per key")
-                .advice("Replica::resume, or ChaosStore::replica for another one")
-        })
     }
 
     fn fate(self: &Arc<Self>, within: Duration) -> CommandFate {
@@ -191,7 +163,7 @@ impl Wire {
             let lasts = odds.up_to(LONGEST_MESSAGE_LOSS);
             self.go_unreachable(LostMessages { until: Instant::now() + lasts, noticed });
         }
-        if self.condition.is_cut() || odds.strikes(Fault::BlackHole) {
+        if self.condition.is(ReplicaState::Cut) || odds.strikes(Fault::BlackHole) {
             return CommandFate::Lost;
         }
         if odds.strikes(Fault::ErrorBefore) {
@@ -239,35 +211,12 @@ impl Wire {
                     return;
                 }
                 let how = HandOver { lease, hops, is_leaving: false };
-                (Command::HandOver { token, how }, lease)
+                (EntryCommand::HandOver { token, how }, lease)
             }
             // The lease's duration is unknown here, so it is released, and waiters ask again.
-            None => (Command::Release { token }, GIVING_BACK),
+            None => (EntryCommand::Release { token }, GIVING_BACK),
         };
-        let key = Key::of_name(name);
-        let act =
-            move |line: Arc<Self>| async move { line.server.arrive(&line.node, &key, command, within).await };
-        let _ = self.exchange(within, act).await;
-    }
-
-    /// Registers a waiter at this end.
-    pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
-        let watch = self.watches.register(key.name(), token);
-        if self.server.memory().is_some() {
-            // The memory store notifies its lines.
-            return watch;
-        }
-        let (wire, key, token) = (Arc::clone(self), key.clone(), token.clone());
-        // Registered now, so that no wake-up after the next command is missed.
-        let other_end = self.node.watch(&key, &token);
-        let mut relay = JoinSet::new();
-        relay.spawn(async move {
-            loop {
-                let hints = other_end.hints().await;
-                Arc::clone(&wire).relay(key.name(), &token, hints).await;
-            }
-        });
-        watch.with(relay)
+        let _ = self.exchange(Command::Entry(Key::of_name(name), command), within).await;
     }
 
     /// Forwards a message of the other end to the waiter at this end.
@@ -290,7 +239,7 @@ impl Wire {
     /// When the next message about the volume is delivered, and when once more; `None` if it gets lost.
     fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
         let mut odds = lock(&self.server.odds);
-        if self.condition.is_dead() || self.loses(&mut odds) {
+        if self.condition.is(ReplicaState::Dead) || self.loses(&mut odds) {
             return None;
         }
         let takes = self.server.trip(&mut odds) + self.condition.detour();
@@ -301,7 +250,7 @@ impl Wire {
     /// Whether the next message to this line gets lost.
     fn loses(&self, odds: &mut Odds) -> bool {
         let condition = &self.condition;
-        condition.is_cut()
+        condition.is(ReplicaState::Cut)
             || condition.misses_messages()
             || self.is_unreachable()
             || odds.strikes(Fault::WakeLost)
@@ -309,13 +258,6 @@ impl Wire {
 
     fn is_unreachable(&self) -> bool {
         lock(&self.lost_messages).is_some_and(|lost| Instant::now() < lost.until)
-    }
-
-    /// Whether this line's guard believes that messages arrive.
-    pub(super) fn hints_arrive(&self) -> bool {
-        let is_unreachable =
-            lock(&self.lost_messages).is_some_and(|lost| lost.noticed && Instant::now() < lost.until);
-        !is_unreachable && self.node.hints_arrive()
     }
 
     fn go_unreachable(self: &Arc<Self>, lost: LostMessages) {
@@ -327,6 +269,130 @@ impl Wire {
             line.hear_again();
         });
     }
+
+    fn arrive(
+        &self,
+        command: Command,
+        within: Duration,
+    ) -> impl Future<Output = Result<CommandAnswer, StoreError>> {
+        self.server.arrive(&self.node, command, within)
+    }
+}
+
+impl CommandLine for Wire {
+    fn far(&self) -> &Store {
+        &self.node
+    }
+
+    fn run(self: Arc<Self>, command: Command, within: Duration) -> StoreFuture<'static, CommandAnswer> {
+        #[cfg(test)]
+        let witnessed = command.key().map(|key| WitnessedCommand::of(&self, key));
+        let answer = self.exchange(command, within);
+        #[cfg(test)]
+        if let Some(witnessed) = witnessed {
+            return Box::pin(witnessed.watch(answer));
+        }
+        Box::pin(answer)
+    }
+
+    /// Uses no random number, so that connecting first does not change the rest of a run.
+    fn reaches(&self, within: Duration) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            self.condition.runs().await;
+            if !self.condition.is(ReplicaState::Cut) {
+                return Ok(());
+            }
+            sleep(within).await;
+            self.condition.runs().await;
+            Err(StoreError::new(StoreErrorKind::TimedOut))
+        })
+    }
+
+    fn watch(self: Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
+        let watch = self.watches.register(key.name(), token);
+        if self.server.memory().is_some() {
+            // The memory store notifies its lines.
+            return watch;
+        }
+        let (key, token) = (key.clone(), token.clone());
+        // Registered now, so that no wake-up after the next command is missed.
+        let other_end = self.node.watch(&key, &token);
+        let mut relay = JoinSet::new();
+        relay.spawn(async move {
+            loop {
+                let hints = other_end.hints().await;
+                Arc::clone(&self).relay(key.name(), &token, hints).await;
+            }
+        });
+        watch.with(relay)
+    }
+
+    /// Whether this line's guard believes that messages arrive.
+    fn hints_arrive(&self) -> bool {
+        let is_unreachable =
+            lock(&self.lost_messages).is_some_and(|lost| lost.noticed && Instant::now() < lost.until);
+        !is_unreachable && self.node.hints_arrive()
+    }
+
+    fn listen(self: Arc<Self>, listener: Weak<dyn VolumeListener>) {
+        let end = self.volume.get_or_init(|| Arc::new(VolumeEnd { wire: Arc::downgrade(&self), listener }));
+        self.node.listen(Arc::downgrade(end));
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.node.close();
+    }
+
+    fn health(&self) -> Health {
+        let health = self.node.health();
+        if self.is_closed() || !self.condition.is(ReplicaState::Cut) {
+            return health;
+        }
+        let (commands, inbox, reason) = (LinkState::Down, LinkState::Down, Some(CUT_OFF.to_owned()));
+        Health { commands, inbox, reason, ..health }
+    }
+
+    fn examine(&self) -> Option<Finding> {
+        self.condition.is(ReplicaState::Cut).then(|| {
+            Finding::problem("connection", CUT_OFF)
+                .cost("each process loads for itself, once per key")
+                .advice("Replica::resume, or ChaosStore::replica for another one")
+        })
+    }
+}
+
+/// A command on its way, reported to the witness when it ends or is dropped.
+#[cfg(test)]
+struct WitnessedCommand {
+    wire: Arc<Wire>,
+    key: Key,
+    /// When it was sent.
+    sent: Option<Instant>,
+    is_ok: bool,
+}
+
+#[cfg(test)]
+impl WitnessedCommand {
+    fn of(wire: &Arc<Wire>, key: &Key) -> Self {
+        Self { wire: Arc::clone(wire), key: key.clone(), sent: None, is_ok: false }
+    }
+
+    async fn watch<T>(mut self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        self.sent = Some(Instant::now());
+        let answer = reply.await;
+        self.is_ok = answer.is_ok();
+        answer
+    }
+}
+
+#[cfg(test)]
+impl Drop for WitnessedCommand {
+    fn drop(&mut self) {
+        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness()) {
+            witness.answered(self.wire.node.node(), &self.key, sent.elapsed(), self.is_ok);
+        }
+    }
 }
 
 impl LineEnd for Wire {
@@ -335,7 +401,7 @@ impl LineEnd for Wire {
     }
 
     fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool {
-        if self.condition.is_dead() {
+        if self.condition.is(ReplicaState::Dead) {
             return false;
         }
         let is_for_us = match hint {
@@ -355,7 +421,7 @@ impl LineEnd for Wire {
         if let Some(again) = again {
             self.hear_after(takes + again, name, hint);
         }
-        if takes.is_zero() && !self.condition.is_stopped() {
+        if takes.is_zero() && !self.condition.is(ReplicaState::Stopped) {
             return self.hear(name, hint);
         }
         self.hear_after(takes, name, hint);
@@ -366,15 +432,11 @@ impl LineEnd for Wire {
         self.watches.notify(name, hint)
     }
 
-    fn way(&self) -> ControlFlow<bool> {
-        if self.condition.is_dead() {
-            return ControlFlow::Break(false);
+    fn lock_message(&self) -> Result<(), bool> {
+        if self.condition.is(ReplicaState::Dead) {
+            return Err(false);
         }
-        if self.loses(&mut lock(&self.server.odds)) {
-            ControlFlow::Break(true)
-        } else {
-            ControlFlow::Continue(())
-        }
+        if self.loses(&mut lock(&self.server.odds)) { Err(true) } else { Ok(()) }
     }
 
     fn is_own(&self, token: &Token) -> bool {
@@ -403,12 +465,12 @@ impl LineEnd for Wire {
 
     #[cfg(test)]
     fn is_alive(&self) -> bool {
-        !self.condition.is_dead()
+        !self.condition.is(ReplicaState::Dead)
     }
 
     #[cfg(test)]
     fn is_stopped(&self) -> bool {
-        self.condition.is_stopped()
+        self.condition.is(ReplicaState::Stopped)
     }
 
     #[cfg(test)]
@@ -419,16 +481,12 @@ impl LineEnd for Wire {
 
 /// The node's end of the messages about its volume.
 #[derive(Debug)]
-pub(super) struct VolumeEnd {
+struct VolumeEnd {
     wire: Weak<Wire>,
     listener: Weak<dyn VolumeListener>,
 }
 
 impl VolumeEnd {
-    pub(super) fn of(wire: &Arc<Wire>, listener: Weak<dyn VolumeListener>) -> Self {
-        Self { wire: Arc::downgrade(wire), listener }
-    }
-
     /// Delivers a message now, later, twice or never.
     fn deliver(&self, notify: impl Fn(&dyn VolumeListener) + Send + Sync + 'static) {
         let Some(wire) = self.wire.upgrade() else { return };

@@ -12,7 +12,7 @@ contract! {
 
 /// One process's changes of a key.
 struct Changes {
-    store: StoreHandle,
+    store: Store,
     key: Key,
 }
 
@@ -20,7 +20,7 @@ type Answer = Result<Announced, StoreError>;
 
 impl Changes {
     async fn of(world: &World, text: &str) -> Self {
-        Self { store: world.node_with_locks().await, key: key(text) }
+        Self { store: world.node().await, key: key(text) }
     }
 
     fn attempt(number: u64, voids_earlier: bool) -> Announcement {
@@ -43,7 +43,7 @@ impl Changes {
     }
 
     async fn forget(&self, number: u64, voids_earlier: bool) -> Answer {
-        self.store.tags().forget_tag(&self.key, &Self::attempt(number, voids_earlier), WITHIN).await
+        self.store.forget_tag(&self.key, &Self::attempt(number, voids_earlier), WITHIN).await
     }
 
     async fn entry(&self) -> Option<Bytes> {
@@ -51,7 +51,7 @@ impl Changes {
     }
 
     async fn id(&self) -> u64 {
-        let ids = self.store.tags().tag_ids(std::slice::from_ref(&self.key), LEASE, WITHIN).await;
+        let ids = self.store.tag_ids(std::slice::from_ref(&self.key), LEASE, WITHIN).await;
         ids.expect("ids")[0]
     }
 }

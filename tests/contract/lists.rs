@@ -8,12 +8,12 @@ contract! {
     a_list_expires,
 }
 
-async fn enlist(node: &StoreHandle, member: u64, most: usize, life: Duration) -> bool {
-    node.tags().enlist(&key("list"), member.to_le_bytes(), most, life).await.expect("enlist")
+async fn enlist(node: &Store, member: u64, most: usize, life: Duration) -> bool {
+    node.enlist(&key("list"), member.to_le_bytes(), most, life).await.expect("enlist")
 }
 
 async fn a_list_takes_as_many_members_as_it_has_room_for(world: &World) {
-    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let nodes = [world.node().await, world.node().await];
     for member in 0..3 {
         assert!(enlist(&nodes[0], member, 3, LEASE).await, "{member}");
     }
@@ -27,13 +27,13 @@ async fn a_list_takes_as_many_members_as_it_has_room_for(world: &World) {
 }
 
 async fn simultaneous_enlistments_stay_within_the_capacity(world: &World) {
-    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let nodes = [world.node().await, world.node().await];
     let requests = (0..60).map(|member| enlist(&nodes[member as usize % 2], member, 8, LEASE));
     assert_eq!(join_all(requests).await.iter().filter(|listed| **listed).count(), 8, "A5");
 }
 
 async fn a_list_expires(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     assert!(!enlist(&node, 0, 0, LEASE).await);
     assert!(enlist(&node, 0, 2, ms(50)).await);
     // A later member does not prolong the list.

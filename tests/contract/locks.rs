@@ -1,4 +1,4 @@
-//! The contract of [`LockStore`](crate::store::lock_store::LockStore), on the same kinds of stores as the other cases.
+//! The contract of locks in [`Store`](crate::store::Store), on the same kinds of stores as the other cases.
 
 mod bumps;
 #[cfg(feature = "redis")]
@@ -20,12 +20,11 @@ mod queues;
 mod semaphores;
 
 use super::*;
-use crate::store::lock_store::{
-    Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take,
-    TakePermit, Taken,
+use crate::store::wake_locks::{LockHints, LockWaiter};
+use crate::store::{
+    Create, LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState,
+    Take, TakePermit, Taken,
 };
-use crate::store::names::LockName;
-use crate::store::wake::lock_waiters::{LockHints, LockWaiter};
 
 /// How long a test waits for a change that happens by itself, such as an expiry or a message.
 const SOON: Duration = Duration::from_secs(5);
@@ -52,22 +51,22 @@ fn semaphore(name: &str) -> LockName {
 
 /// One acquisition's token on one node, registered; with short methods for the commands.
 struct Asker {
-    node: StoreHandle,
+    node: Store,
     name: LockName,
     token: Token,
     wait: LockWaiter,
 }
 
 impl Asker {
-    fn on(node: &StoreHandle, name: &LockName) -> Self {
+    fn on(node: &Store, name: &LockName) -> Self {
         let token = Token::mint(node.node());
-        let wait = node.locks().await_grant(name, &token);
+        let wait = node.await_grant(name, &token);
         Self { node: node.clone(), name: name.clone(), token, wait }
     }
 
     /// An asker on a separate node.
     async fn apart(world: &World, name: &LockName) -> Self {
-        Self::on(&world.node_with_locks().await, name)
+        Self::on(&world.node().await, name)
     }
 
     /// An asker on a separate node that holds the mutex, with its fence.
@@ -89,14 +88,14 @@ impl Asker {
     }
 
     async fn take(&self, ask: Take<'_>) -> Taken {
-        self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
+        self.node.take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
     }
 
     /// A take instead of `old`, which gives up the mutex. Also returns whether `old` held it.
     async fn take_instead_of(&self, old: &Self) -> (Taken, bool) {
         let ask = Take { instead: Some(&old.token), ..self.ask() };
         let MutexTaken { taken, was_held } =
-            self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take");
+            self.node.take_mutex(&self.name, ask, WITHIN).await.expect("take");
         (taken, was_held)
     }
 
@@ -125,19 +124,19 @@ impl Asker {
     }
 
     async fn free(&self) -> bool {
-        self.node.locks().free_mutex(&self.name, &self.token, Some(LEASE), WITHIN).await.expect("free")
+        self.node.free_mutex(&self.name, &self.token, Some(LEASE), WITHIN).await.expect("free")
     }
 
     async fn extend(&self, ttl: Option<Duration>) -> bool {
-        self.node.locks().extend_mutex(&self.name, &self.token, ttl, WITHIN).await.expect("extend")
+        self.node.extend_mutex(&self.name, &self.token, ttl, WITHIN).await.expect("extend")
     }
 
     async fn look(&self) -> Option<MutexHolder> {
-        self.node.locks().look_at_mutex(&self.name, WITHIN).await.expect("look")
+        self.node.look_at_mutex(&self.name, WITHIN).await.expect("look")
     }
 
     async fn force(&self) -> bool {
-        self.node.locks().break_mutex(&self.name, WITHIN).await.expect("break")
+        self.node.break_mutex(&self.name, WITHIN).await.expect("break")
     }
 
     /// Whether the store names this asker as the holder.
@@ -206,7 +205,7 @@ impl Asker {
     }
 
     async fn permit(&self, ask: TakePermit<'_>) -> PermitTaken {
-        self.node.locks().take_permit(&self.name, ask, WITHIN).await.expect("take")
+        self.node.take_permit(&self.name, ask, WITHIN).await.expect("take")
     }
 
     #[track_caller]
@@ -230,19 +229,19 @@ impl Asker {
     }
 
     async fn free_permit(&self) -> PermitFreed {
-        self.node.locks().free_permit(&self.name, &self.token, LEASE, WITHIN).await.expect("free")
+        self.node.free_permit(&self.name, &self.token, LEASE, WITHIN).await.expect("free")
     }
 
     async fn refresh(&self, lease: Duration) -> bool {
-        self.node.locks().refresh_permit(&self.name, &self.token, lease, WITHIN).await.expect("refresh")
+        self.node.refresh_permit(&self.name, &self.token, lease, WITHIN).await.expect("refresh")
     }
 
     async fn state(&self) -> Option<SemaphoreState> {
-        self.node.locks().look_at_semaphore(&self.name, WITHIN).await.expect("look")
+        self.node.look_at_semaphore(&self.name, WITHIN).await.expect("look")
     }
 
     async fn change(&self, change: SemaphoreChange) -> Option<SemaphoreState> {
-        self.node.locks().change_semaphore(&self.name, change, WITHIN).await.expect("change")
+        self.node.change_semaphore(&self.name, change, WITHIN).await.expect("change")
     }
 }
 
@@ -252,7 +251,7 @@ impl Asker {
 async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker; WAITERS]) {
     let mut nodes = Vec::new();
     for _ in 0..=WAITERS {
-        nodes.push(world.node_with_locks().await);
+        nodes.push(world.node().await);
     }
     for doubled in 0..6 {
         let name = mutex(&format!("k {doubled}"));
@@ -274,7 +273,7 @@ async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker
 /// no step has followed. If that time was too short on a busy machine, the next attempt uses another semaphore and a longer
 /// time.
 async fn after_the_stale<const ASKERS: usize>(
-    nodes: [&StoreHandle; ASKERS],
+    nodes: [&Store; ASKERS],
     name: &str,
     stale: usize,
     capacity: u32,

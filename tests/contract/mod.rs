@@ -1,6 +1,6 @@
 //! The [`Store`] contract: the same cases on memory and on a real Redis.
 //!
-//! Each case is written once, against `dyn Store`, and runs four times: on memory, on Redis in RESP2 and in RESP3, and on a
+//! Each case is written once, against `Store`, and runs four times: on memory, on Redis in RESP2 and in RESP3, and on a
 //! cluster. All cases share one cluster ([`on_cluster`]); each other case has a Redis of its own. The users have the
 //! documented minimal rights, and at the end of a case no key may be without a TTL. For sequences that the cases do not
 //! cover, [`equal_answers`] runs random steps on both stores and compares the answers.
@@ -13,13 +13,12 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::attempt::AttemptNumber;
 use super::memory::MemoryStore;
 use super::volume::Announcement;
-use super::wake::lease_waiters::Hints;
+use super::wake_leases::Hints;
 use super::{
-    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Store, StoreHandle, Token,
-    TokenCheck,
+    Acquire, Acquired, AttemptNumber, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Store,
+    Token, TokenCheck,
 };
 use crate::key::{CacheKey, Key};
 
@@ -167,17 +166,13 @@ impl World {
     }
 
     /// A connected node that receives messages.
-    async fn node(&self) -> Arc<dyn Store> {
-        self.node_with_locks().await.store
-    }
-
-    async fn node_with_locks(&self) -> StoreHandle {
+    async fn node(&self) -> Store {
         let node = match self {
-            Self::Memory(store) => StoreHandle::memory(store.clone()),
+            Self::Memory(store) => Store::Memory(Arc::new(store.clone().into_node())),
             #[cfg(feature = "redis")]
             Self::Redis(server) => {
                 let client = redis::Client::open(server.minimal_user()).expect("an address");
-                StoreHandle::redis(super::redis::RedisStore::new(client, ms(1_000)))
+                Store::Redis(Arc::new(super::redis::RedisStore::new(client, ms(1_000))))
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => on_cluster::node(cluster),
@@ -188,7 +183,7 @@ impl World {
     }
 
     /// A dead node: closed, and the server has noticed that.
-    async fn dead(&self, node: Arc<dyn Store>) {
+    async fn dead(&self, node: Store) {
         match self {
             Self::Memory(_) => node.close(),
             #[cfg(feature = "redis")]
@@ -239,25 +234,25 @@ impl World {
 
 /// One flight's token on one node, with its watch; with short methods for the commands.
 struct Flight {
-    store: Arc<dyn Store>,
+    store: Store,
     key: Key,
     token: Token,
     watch: LeaseWatch,
 }
 
 impl Flight {
-    fn on(store: &Arc<dyn Store>, key: &Key) -> Self {
+    fn on(store: &Store, key: &Key) -> Self {
         let token = Token::mint(store.node());
         let watch = store.watch(key, &token);
-        Self { store: Arc::clone(store), key: key.clone(), token, watch }
+        Self { store: store.clone(), key: key.clone(), token, watch }
     }
 
     /// A flight with leases of this length, as its token says.
     #[cfg(feature = "redis")]
-    fn of_lease(store: &Arc<dyn Store>, key: &Key, lease: Duration) -> Self {
+    fn of_lease(store: &Store, key: &Key, lease: Duration) -> Self {
         let token = Token::mint_for(store.node(), lease);
         let watch = store.watch(key, &token);
-        Self { store: Arc::clone(store), key: key.clone(), token, watch }
+        Self { store: store.clone(), key: key.clone(), token, watch }
     }
 
     /// A flight on a separate node.

@@ -41,14 +41,11 @@ const LEFT_OUT: [(&str, &str); 7] = [
 const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see redis::cluster::failures";
 
 /// A node that is not connected yet.
-pub(super) fn node(cluster: &Cluster) -> StoreHandle {
+pub(super) fn node(cluster: &Cluster) -> Store {
     let ports = cluster.nodes().iter().map(|node| node.port());
     let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
-    StoreHandle::redis(RedisStore::on(Arc::new(Connections::spread(
-        client.expect("nodes"),
-        ms(1_000),
-        Default::default(),
-    ))))
+    let connections = Connections::spread(client.expect("nodes"), ms(1_000), Default::default());
+    Store::Redis(Arc::new(RedisStore::on(Arc::new(connections))))
 }
 
 #[tokio::test]

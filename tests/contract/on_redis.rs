@@ -177,7 +177,7 @@ async fn an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none
         }
     };
     let client = ::redis::Client::open(url).expect("an address");
-    let node: Arc<dyn Store> = Arc::new(crate::store::redis::RedisStore::new(client, ms(5_000)));
+    let node = Store::Redis(Arc::new(crate::store::redis::RedisStore::new(client, ms(5_000))));
     let asks = async {
         let flight = Flight::on(&node, &key("k"));
         flight.must_hold().await;

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Weak};
 
 use super::*;
+use crate::store::volume::VolumeListener;
 use crate::store::volume::{
     Announced, Audience, ChangedName, LogRecord, Mark, Member, ReceivedAnnouncement, Renewal, Renewed,
 };
-use crate::store::volume_store::VolumeListener;
 
 #[cfg(feature = "redis")]
 mod equal_answers;
@@ -72,15 +72,15 @@ impl VolumeListener for RecordingListener {
 
 /// A node of the volume.
 struct Tier {
-    store: StoreHandle,
+    store: Store,
     ear: Arc<RecordingListener>,
 }
 
 impl Tier {
     async fn new(world: &World) -> Self {
-        let (store, ear) = (world.node_with_locks().await, Arc::<RecordingListener>::default());
+        let (store, ear) = (world.node().await, Arc::<RecordingListener>::default());
         let listener: Weak<dyn VolumeListener> = Arc::<RecordingListener>::downgrade(&ear);
-        store.volumes().listen(listener);
+        store.listen(listener);
         Self { store, ear }
     }
 
@@ -92,7 +92,7 @@ impl Tier {
     }
 
     async fn renew_with(&self, renewal: Renewal) -> Renewed {
-        self.store.volumes().renew_membership(&volume(), renewal, WITHIN).await.expect("renews")
+        self.store.renew_membership(&volume(), renewal, WITHIN).await.expect("renews")
     }
 
     async fn renew(&self, stamp: u64, mark: Option<Mark>) -> Renewed {
@@ -104,7 +104,7 @@ impl Tier {
     }
 
     async fn announce_as(&self, announcement: &Announcement, name: &ChangedName) -> Announced {
-        self.store.volumes().announce(announcement, name, WITHIN).await.expect("announces")
+        self.store.announce(announcement, name, WITHIN).await.expect("announces")
     }
 
     /// The announcement of a change with this answer: announces it separately, if the change's own step did not.
@@ -132,7 +132,7 @@ impl Tier {
     }
 
     async fn forget_tag(&self, world: &World, announcement: &Announcement, tag: &Key) -> Announced {
-        let answer = self.store.tags().forget_tag(tag, announcement, WITHIN).await.expect("forgets");
+        let answer = self.store.forget_tag(tag, announcement, WITHIN).await.expect("forgets");
         self.announced(world, announcement, &ChangedName::tag(tag), answer).await
     }
 
@@ -142,7 +142,7 @@ impl Tier {
 
     async fn remove(&self, stamp: u64) {
         let member = self.member_with(stamp);
-        self.store.volumes().remove_member(&volume(), member, WITHIN).await.expect("removes");
+        self.store.remove_member(&volume(), member, WITHIN).await.expect("removes");
     }
 
     /// Waits until this many announcements have arrived, and returns them.
@@ -305,10 +305,10 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
 
 async fn an_acknowledgement_reaches_the_announcer(world: &World) {
     let (one, two) = (Tier::new(world).await, Tier::new(world).await);
-    one.store.volumes().until_received(WITHIN).await.expect("opens");
-    one.store.volumes().until_received(Duration::ZERO).await.expect("is open");
+    one.store.until_received(WITHIN).await.expect("opens");
+    one.store.until_received(Duration::ZERO).await.expect("is open");
     let id = Uuid::new_v4();
-    two.store.volumes().acknowledge(one.store.node(), id);
+    two.store.acknowledge(one.store.node(), id);
     let started = Instant::now();
     while one.ear.acknowledged.lock().expect("no panic").is_empty() {
         assert!(started.elapsed() < WITHIN);

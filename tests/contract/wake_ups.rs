@@ -29,7 +29,7 @@ async fn shift(most: u8) {
 }
 
 /// One key after another: a holder ends its lease at the moment when a waiter requests it.
-async fn lane(holder: Arc<dyn Store>, waiter: Arc<dyn Store>, lane: usize, tally: Arc<Tally>) {
+async fn lane(holder: Store, waiter: Store, lane: usize, tally: Arc<Tally>) {
     for round in 0..ROUNDS / LANES {
         let k = Key::new("race", &CacheKey::from((lane, round % 7)));
         let first = Flight::on(&holder, &k);
@@ -70,7 +70,7 @@ async fn ten_thousand_races_lose_no_wake_up() {
     let started = Instant::now();
     let lanes = (0..LANES).map(|number| {
         let (holder, waiter) = if number % 2 == 0 { (&holder, &waiter) } else { (&waiter, &holder) };
-        tokio::spawn(lane(Arc::clone(holder), Arc::clone(waiter), number, Arc::clone(&tally)))
+        tokio::spawn(lane(holder.clone(), waiter.clone(), number, Arc::clone(&tally)))
     });
     for ended in join_all(lanes).await {
         ended.expect("no wake-up is lost");

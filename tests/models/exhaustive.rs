@@ -17,16 +17,14 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// Stands in for `crate::store::names` in the registry.
+/// Stands in for `crate::store` in the registry.
 mod store {
-    pub(crate) mod names {
-        pub(crate) use crate::registry::Token;
-    }
+    pub(crate) use crate::registry::Token;
 }
 mod notify;
 mod registry;
 #[allow(dead_code, reason = "the module is more than its model uses")]
-#[path = "../../src/store/wake/lease_waiters/mod.rs"]
+#[path = "../../src/store/wake_leases.rs"]
 mod watch;
 mod wave;
 

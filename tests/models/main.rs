@@ -1,5 +1,5 @@
 //! Models of the in-process coalescing and of the registry of lease waiters: the crate's own `flight/` and
-//! `store/wake/lease_waiters/`, compiled against shuttle's locks and run through many thousands of schedules.
+//! `store/wake_leases.rs`, compiled against shuttle's locks and run through many thousands of schedules.
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
@@ -23,17 +23,15 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// Stands in for `crate::store::names` in the registry.
+/// Stands in for `crate::store` in the registry.
 mod store {
-    pub(crate) mod names {
-        pub(crate) use crate::registry::Token;
-    }
+    pub(crate) use crate::registry::Token;
 }
 mod notify;
 mod registry;
 mod take_over;
 #[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/store/wake/lease_waiters/mod.rs"]
+#[path = "../../src/store/wake_leases.rs"]
 mod watch;
 mod wave;
 

@@ -4,17 +4,16 @@
 //! A client does not know of them. What breaks a client is a patch: `planted`, whose README says how many runs notice which.
 
 use std::cell::Cell;
-use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use crate::key::Key;
-use crate::store::memory::MemoryStore;
-use crate::store::memory::relay::Relay;
-use crate::store::wake::lease_waiters::Hint;
-use crate::store::wake::lock_waiters::LockHint;
+use crate::store::command::{CommandAnswer, EntryCommand};
+use crate::store::memory::{MemoryStore, Notifier};
+use crate::store::wake_leases::Hint;
+use crate::store::wake_locks::{LockHint, Notification, Wake};
 use crate::store::{HandedOver, Token, TokenCheck};
-use crate::testing::{ChaosStore, Command, CommandAnswer};
+use crate::testing::ChaosStore;
 
 /// What is wrong with the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +67,9 @@ pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
     if MUTANT.get() == Some(Mutant::NobodyIsTold) {
-        let silence: Weak<dyn Relay> = Arc::<Silence>::downgrade(&SILENCE);
-        // The first relay is the one that stays.
-        store.relay_to(silence);
+        let silence: Weak<dyn Notifier> = Arc::<Silence>::downgrade(&SILENCE);
+        // The first notifier is the one that stays.
+        store.notify_through(silence);
     }
     ChaosStore::over(store, seed)
 }
@@ -79,26 +78,29 @@ pub(super) fn store(seed: u64) -> ChaosStore {
 #[derive(Default)]
 struct Silence;
 
-impl Relay for Silence {
+impl Notifier for Silence {
     fn notify(&self, _name: &str, _hint: &Hint) -> bool {
         true
     }
 
-    fn way(&self, _token: &Token) -> ControlFlow<bool> {
-        ControlFlow::Break(true)
+    fn notify_lock(
+        &self,
+        _token: &Token,
+        _tell: LockHint,
+        _notify: &dyn Fn() -> Option<Wake>,
+    ) -> Notification {
+        (true, None)
     }
-
-    fn notify_lock(&self, _token: &Token, _tell: LockHint) {}
 }
 
 /// Whether, and how often, a command arrives at the store. `step` is all that happens there.
-pub(super) fn arrive(command: Command, step: impl Fn(Command) -> CommandAnswer) -> CommandAnswer {
+pub(super) fn arrive(command: EntryCommand, step: impl Fn(EntryCommand) -> CommandAnswer) -> CommandAnswer {
     match (MUTANT.get(), &command) {
         // Its node is answered as if it had.
-        (Some(Mutant::LeavesItsLeases), Command::HandOver { how, .. }) if how.is_leaving => {
+        (Some(Mutant::LeavesItsLeases), EntryCommand::HandOver { how, .. }) if how.is_leaving => {
             CommandAnswer::HandedOver(HandedOver::Freed)
         }
-        (Some(Mutant::LooksTwice), Command::LookUp) => {
+        (Some(Mutant::LooksTwice), EntryCommand::LookUp) => {
             step(command.clone());
             step(command)
         }
@@ -110,39 +112,43 @@ pub(super) fn arrive(command: Command, step: impl Fn(Command) -> CommandAnswer) 
 pub(super) fn run(
     store: &MemoryStore,
     key: &Key,
-    command: Command,
-    run: &dyn Fn(Command) -> CommandAnswer,
+    command: EntryCommand,
+    run: &dyn Fn(EntryCommand) -> CommandAnswer,
 ) -> CommandAnswer {
     let lease = store.lease(key.name());
     match (MUTANT.get(), command, lease) {
-        (Some(Mutant::CommitWithoutToken), Command::Commit { token, entry, keep }, _) => {
+        (Some(Mutant::CommitWithoutToken), EntryCommand::Commit { token, entry, keep }, _) => {
             store.evict_lease(key.name());
             take(store, key, token.clone(), Duration::from_secs(1), run);
-            run(Command::Commit { token, entry, keep })
+            run(EntryCommand::Commit { token, entry, keep })
         }
-        (Some(Mutant::InvalidateKeepsLease), command @ Command::Invalidate { .. }, Some((holder, left))) => {
+        (
+            Some(Mutant::InvalidateKeepsLease),
+            command @ EntryCommand::Invalidate { .. },
+            Some((holder, left)),
+        ) => {
             let answer = run(command);
             take(store, key, holder, left, run);
             answer
         }
-        (Some(Mutant::ReleaseWithoutToken), Command::Release { .. }, Some((holder, _))) => {
-            run(Command::Release { token: holder })
+        (Some(Mutant::ReleaseWithoutToken), EntryCommand::Release { .. }, Some((holder, _))) => {
+            run(EntryCommand::Release { token: holder })
         }
-        (Some(Mutant::RenewWithoutToken), Command::Renew { lease, .. }, Some((holder, _))) => {
-            run(Command::Renew { token: holder, lease })
+        (Some(Mutant::RenewWithoutToken), EntryCommand::Renew { lease, .. }, Some((holder, _))) => {
+            run(EntryCommand::Renew { token: holder, lease })
         }
         (Some(Mutant::RenewalOutlivesRelease), command, _) => {
             let token = match &command {
-                Command::Commit { token, .. } | Command::Release { token } | Command::Fail { token, .. } => {
-                    Some(token.clone())
-                }
+                EntryCommand::Commit { token, .. }
+                | EntryCommand::Release { token }
+                | EntryCommand::Fail { token, .. } => Some(token.clone()),
                 _ => None,
             };
             let answer = run(command);
             if let Some(token) = token {
                 let (name, lease) = (key.name().to_owned(), Duration::from_secs(2));
                 let before = store.lease(&name);
-                let renewed = run(Command::Renew { token: token.clone(), lease });
+                let renewed = run(EntryCommand::Renew { token: token.clone(), lease });
                 let still_its_own = before.is_some_and(|(holder, _)| holder == token);
                 assert!(still_its_own || matches!(renewed, CommandAnswer::Checked(TokenCheck::Lost)));
             }
@@ -158,8 +164,8 @@ fn take(
     key: &Key,
     token: Token,
     lease: Duration,
-    run: &dyn Fn(Command) -> CommandAnswer,
+    run: &dyn Fn(EntryCommand) -> CommandAnswer,
 ) {
     let seen = store.entry(key.name());
-    let _ = run(Command::Acquire { token, lease, seen, behind: None, queue: false });
+    let _ = run(EntryCommand::Acquire { token, lease, seen, behind: None, queue: false });
 }

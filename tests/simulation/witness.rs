@@ -9,10 +9,11 @@ use super::mutants;
 use super::oracle::Oracle;
 use super::plan::Profile;
 use crate::key::Key;
+use crate::store::command::{CommandAnswer, EntryCommand};
 use crate::store::memory::MemoryStore;
 use crate::store::{Acquired, HandedOver, Token, TokenCheck};
 use crate::sync::lock;
-use crate::testing::{Command, CommandAnswer, Witness};
+use crate::testing::Witness;
 use crate::value::entry::Entry;
 use crate::value::entry::Freshness;
 
@@ -25,8 +26,8 @@ impl Oracle {
         &self,
         store: &MemoryStore,
         (key, of): (&Key, u8),
-        command: Command,
-        run: &dyn Fn(Command) -> CommandAnswer,
+        command: EntryCommand,
+        run: &dyn Fn(EntryCommand) -> CommandAnswer,
     ) -> CommandAnswer {
         let name = key.name();
         let (lease, entry) = (store.lease(name), store.entry(name));
@@ -39,14 +40,14 @@ impl Oracle {
         let before = self.holder(lease.as_ref(), of);
         let after = self.holder(lease_after.as_ref(), of);
         let told = match &command {
-            Command::LookUp => "look up".to_owned(),
-            Command::Acquire { token, .. } => format!("acquire t{}", who(token)),
-            Command::Renew { token, .. } => format!("renew t{}", who(token)),
-            Command::Commit { token, .. } => format!("commit t{}", who(token)),
-            Command::Fail { token, .. } => format!("fail t{}", who(token)),
-            Command::HandOver { token, .. } => format!("hand over t{}", who(token)),
-            Command::Release { token } => format!("release t{}", who(token)),
-            Command::Invalidate { .. } => "invalidate".to_owned(),
+            EntryCommand::LookUp => "look up".to_owned(),
+            EntryCommand::Acquire { token, .. } => format!("acquire t{}", who(token)),
+            EntryCommand::Renew { token, .. } => format!("renew t{}", who(token)),
+            EntryCommand::Commit { token, .. } => format!("commit t{}", who(token)),
+            EntryCommand::Fail { token, .. } => format!("fail t{}", who(token)),
+            EntryCommand::HandOver { token, .. } => format!("hand over t{}", who(token)),
+            EntryCommand::Release { token } => format!("release t{}", who(token)),
+            EntryCommand::Invalidate { .. } => "invalidate".to_owned(),
         };
         let came = match &answer {
             CommandAnswer::Found(found) => format!("found={}", found.is_some()),
@@ -58,6 +59,7 @@ impl Oracle {
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
             CommandAnswer::Announced(_) => "done".to_owned(),
             CommandAnswer::Refused(_) => "voided".to_owned(),
+            other => format!("{other:?}"),
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
@@ -108,8 +110,8 @@ impl Oracle {
             }
         };
         match (&command, &answer) {
-            (Command::LookUp, _) => lock(&self.state).look_ups += 1,
-            (Command::Acquire { token, .. }, CommandAnswer::Acquired(acquired)) => {
+            (EntryCommand::LookUp, _) => lock(&self.state).look_ups += 1,
+            (EntryCommand::Acquire { token, .. }, CommandAnswer::Acquired(acquired)) => {
                 let due = match acquired {
                     Acquired::Held { remaining, .. } => {
                         Some(Instant::now() + (*remaining).min(self.lease) + self.patience)
@@ -167,7 +169,7 @@ impl Oracle {
                     );
                 }
             }
-            (Command::Renew { token, .. }, CommandAnswer::Checked(kept)) => {
+            (EntryCommand::Renew { token, .. }, CommandAnswer::Checked(kept)) => {
                 self.check(
                     *kept == TokenCheck::Lost || held_by(token),
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
@@ -177,7 +179,7 @@ impl Oracle {
                     lock(&self.state).loads.lost(of, token);
                 }
             }
-            (Command::Commit { token, entry, .. }, CommandAnswer::Checked(kept)) => {
+            (EntryCommand::Commit { token, entry, .. }, CommandAnswer::Checked(kept)) => {
                 let done = *kept == TokenCheck::Held;
                 if let Some((_, id)) = self.value(entry, key) {
                     lock(&self.state).loads.is_committed(id);
@@ -204,16 +206,16 @@ impl Oracle {
                     }
                 }
             }
-            (Command::Fail { token, .. }, CommandAnswer::Checked(kept)) => {
+            (EntryCommand::Fail { token, .. }, CommandAnswer::Checked(kept)) => {
                 ours(token, *kept == TokenCheck::Held, "fail")
             }
-            (Command::Release { token }, CommandAnswer::Checked(kept)) => {
+            (EntryCommand::Release { token }, CommandAnswer::Checked(kept)) => {
                 ours(token, *kept == TokenCheck::Held, "release")
             }
-            (Command::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
+            (EntryCommand::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
             }
-            (Command::Invalidate { insert, .. }, CommandAnswer::Announced(_)) => {
+            (EntryCommand::Invalidate { insert, .. }, CommandAnswer::Announced(_)) => {
                 let inserted = insert.as_ref().and_then(|insert| self.value(&insert.entry, key));
                 let is_again = inserted.is_some_and(|value| lock(&self.state).inserted.contains(&value));
                 self.check(
@@ -243,7 +245,7 @@ impl Oracle {
                 lock(&self.state).loads.invalidated(of, wanted.is_some());
                 self.lease_ended(of, None);
             }
-            (Command::Invalidate { .. }, CommandAnswer::Refused(_)) => self.check(
+            (EntryCommand::Invalidate { .. }, CommandAnswer::Refused(_)) => self.check(
                 same_holder && entry == entry_after,
                 format_args!("I3: a voided invalidation of key {of} changed something: {before} -> {after}"),
             ),
@@ -258,8 +260,8 @@ impl Witness for Oracle {
         &self,
         store: &MemoryStore,
         key: &Key,
-        command: Command,
-        run: &dyn Fn(Command) -> CommandAnswer,
+        command: EntryCommand,
+        run: &dyn Fn(EntryCommand) -> CommandAnswer,
     ) -> CommandAnswer {
         let Some(&of) = self.keys.get(key.name()) else { return run(command) };
         mutants::arrive(command, |command| self.step(store, (key, of), command, run))

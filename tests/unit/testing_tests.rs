@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep};
 
 use super::{Answer, ChaosStore, Fault, Origin};
 use crate::health::LinkState;
-use crate::store::wake::lease_waiters::Hints;
-use crate::store::{Acquire, Acquired, HandOver, HandedOver, StoreErrorKind, StoreHandle, Token, TokenCheck};
+use crate::store::wake_leases::Hints;
+use crate::store::{Acquire, Acquired, HandOver, HandedOver, Store, StoreErrorKind, Token, TokenCheck};
 use crate::{Backend, CacheKey, ErrorKind, Policy, StampedeGuard};
 
 const WITHIN: Duration = Duration::from_millis(50);
@@ -17,7 +17,7 @@ fn key() -> crate::key::Key {
     crate::key::Key::new("ns", &CacheKey::from("k"))
 }
 
-async fn acquire(node: &StoreHandle, token: &Token) -> Result<Acquired, StoreErrorKind> {
+async fn acquire(node: &Store, token: &Token) -> Result<Acquired, StoreErrorKind> {
     let ask = Acquire { token, lease: LEASE, seen: None, behind: None, queue: true };
     node.acquire(&key(), ask, WITHIN).await.map_err(|error| error.kind)
 }

@@ -1,25 +1,14 @@
 //! [`Backend`]: the type from which a guard is made, and into which every kind of store converts.
 
-#[cfg(feature = "cluster")]
-mod cluster;
 #[cfg(feature = "redis")]
-mod credentials;
-#[cfg(feature = "sentinel")]
-mod sentinel;
-#[cfg(feature = "redis")]
-mod servers;
-#[cfg(feature = "redis")]
-mod single;
+mod clients;
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::store::StoreHandle;
-#[cfg(feature = "redis")]
-use crate::store::credentials::CredentialsProvider;
-use crate::store::memory::MemoryStore;
+use super::Store;
+use super::memory::MemoryStore;
 
 /// The store that a fleet shares: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that
 /// name from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
@@ -46,9 +35,26 @@ use crate::store::memory::MemoryStore;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Backend {
-    pub(crate) kind: Arc<dyn IntoStore>,
+    pub(crate) kind: StoreSource,
+}
+
+/// What nodes are made from.
+#[derive(Clone)]
+pub(crate) enum StoreSource {
+    Memory(MemoryStore),
+    #[cfg(feature = "redis")]
+    Redis(Arc<super::redis::RedisServers>),
+    /// A store behind a wire: makes one node's end.
+    #[cfg(feature = "testing")]
+    Command(Arc<dyn Fn(Duration) -> Store + Send + Sync>),
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backend").finish_non_exhaustive()
+    }
 }
 
 /// A type from which guards and locks can be made: every type that converts into a [`Backend`]. There is nothing to implement.
@@ -64,39 +70,22 @@ pub trait IntoBackend: Into<Backend> {}
 #[diagnostic::do_not_recommend]
 impl<T: Into<Backend>> IntoBackend for T {}
 
-/// A type from which a store can be made. `Any` lets a caller find the concrete type.
-pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
-    /// A new node, on the connections of the nodes before it.
-    fn node(&self, command_timeout: Duration) -> StoreHandle;
-
-    /// The same servers, on connections of their own, which log in with the provider's credentials; `None` for a store without
-    /// connections.
-    #[cfg(feature = "redis")]
-    fn logging_in(&self, _provider: CredentialsProvider) -> Option<Backend> {
-        None
-    }
-}
-
 impl Backend {
-    pub(crate) fn of(kind: impl IntoStore) -> Self {
-        Self { kind: Arc::new(kind) }
-    }
-
-    /// A new node.
-    pub(crate) fn node(&self, command_timeout: Duration) -> StoreHandle {
-        self.kind.node(command_timeout)
-    }
-}
-
-impl IntoStore for MemoryStore {
-    /// A memory store has no commands that could time out.
-    fn node(&self, _command_timeout: Duration) -> StoreHandle {
-        StoreHandle::memory(self.clone())
+    /// A new node, on the connections of the nodes before it. A memory store has no commands that could time out.
+    #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
+    pub(crate) fn node(&self, command_timeout: Duration) -> Store {
+        match &self.kind {
+            StoreSource::Memory(store) => Store::Memory(Arc::new(store.clone().into_node())),
+            #[cfg(feature = "redis")]
+            StoreSource::Redis(servers) => Store::Redis(Arc::new(servers.node(command_timeout))),
+            #[cfg(feature = "testing")]
+            StoreSource::Command(node) => node(command_timeout),
+        }
     }
 }
 
 impl From<MemoryStore> for Backend {
     fn from(store: MemoryStore) -> Self {
-        Self::of(store)
+        Self { kind: StoreSource::Memory(store) }
     }
 }

@@ -1,19 +1,14 @@
 //! The mutexes and semaphores of a memory store. Plain data under one lock.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::records::{Sweep, later};
-use super::relay::FaultInjection;
-use crate::store::Token;
-use crate::store::lock_store::{
-    Create, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take, TakePermit, Taken,
-};
-use crate::store::wake::lock_waiters::{LockHint, LockWaiters, Wake};
+use crate::store::protocol::*;
+use crate::store::wake_locks::{LockHint, LockWaiters, Notification, Wake};
 
 /// How long a queue lasts if the mutex does not expire for its holder, or would not for the waiter.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -50,25 +45,16 @@ pub(super) struct MutexStep<'a> {
     /// The clock in microseconds: the least value of a new fence.
     pub(super) now_us: u64,
     pub(super) grants: &'a LockWaiters,
+    /// Notifies the waiter with this token; returns whether there is one, and its wake-up.
+    pub(super) notify: &'a dyn Fn(&Token, LockHint) -> Notification,
     pub(super) wakes: Vec<Wake>,
-    pub(super) faults: &'a FaultInjection,
 }
 
 impl MutexStep<'_> {
     /// Notifies the waiter with this token; returns whether there is one.
     pub(super) fn notify(&mut self, token: &Token, hint: LockHint) -> bool {
-        if self.faults.is_relayed()
-            && self.grants.is_registered(token)
-            && let ControlFlow::Break(seems_received) = self.faults.way(token)
-        {
-            return seems_received;
-        }
-        let wake = self.grants.notify(token, hint);
-        let is_received = wake.is_some();
+        let (is_received, wake) = (self.notify)(token, hint);
         self.wakes.extend(wake);
-        if is_received {
-            self.faults.notify_lock(token, hint);
-        }
         is_received
     }
 

@@ -1,22 +1,20 @@
 //! [`MemoryStore`], a store in this process. It implements the whole protocol without a server: for a single process,
 //! for tests, and for several guards that act as replicas.
 //!
-//! It implements [`Store`], [`LockStore`], [`TagStore`] and [`VolumeStore`]. Each step runs under one lock, like a
+//! [`MemoryNode`] has the methods of [`Store`](super::Store) that send a command. Each step runs under one lock, like a
 //! script on a server, and wakes the waiters that it has notified after the lock is released. An attempt at a change
 //! is refused if a later attempt of the same node has voided it.
 
 #[cfg(feature = "testing")]
-pub(crate) mod fault_injection;
+pub(crate) mod faults;
 mod locks;
 mod records;
-pub(crate) mod relay;
 #[cfg(test)]
 #[path = "../../../tests/unit/store/memory_tests.rs"]
 mod tests;
 pub(crate) mod volume_table;
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,23 +25,11 @@ use uuid::Uuid;
 
 use self::locks::{LockTable, MutexStep};
 use self::records::{AROUND, KeyRecords, later};
-use self::relay::FaultInjection;
 use self::volume_table::Volumes;
-use super::attempt::{AttemptNumber, VOIDED_FOR};
-use super::lock_store::{
-    KeyspaceAnswer, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange,
-    SemaphoreState, Take, TakePermit,
-};
-use super::names::LockName;
-use super::tag_store::{ListMember, TagStore, TaggedLookUp};
-use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
-use super::volume_store::{VolumeListener, VolumeStore};
-use super::wake::lease_waiters::{Hint, LeaseWaiters};
-use super::wake::lock_waiters::{LockWaiter, LockWaiters};
-use super::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Reply, Store,
-    StoreError, StoreErrorKind, Token, TokenCheck,
-};
+use super::protocol::*;
+use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
+use super::wake_leases::{Hint, LeaseWaiters, LeaseWatch};
+use super::wake_locks::{LockHint, LockWaiter, LockWaiters, Notification};
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 use crate::sync::lock;
@@ -78,7 +64,33 @@ struct MemoryShared {
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
     volumes: Volumes,
-    faults: FaultInjection,
+    #[cfg(feature = "testing")]
+    faults: Faults,
+}
+
+/// What a test does to a memory store.
+#[cfg(feature = "testing")]
+#[derive(Default)]
+struct Faults {
+    /// How far the clock is ahead.
+    ahead_ms: std::sync::atomic::AtomicI64,
+    /// Weak, because the notifier's owner holds the store.
+    notifier: std::sync::OnceLock<Weak<dyn Notifier>>,
+}
+
+/// Sends a memory store's messages to its waiters, and may lose them.
+#[cfg(feature = "testing")]
+pub(crate) trait Notifier: Send + Sync {
+    /// Notifies the waiters of a key that are not in the store's own registry, as [`LeaseWaiters::notify`] does.
+    fn notify(&self, name: &str, hint: &Hint) -> bool;
+
+    /// Notifies a waiter for a lock, or a holder, by `notify`, or does not.
+    fn notify_lock(
+        &self,
+        token: &Token,
+        hint: LockHint,
+        notify: &dyn Fn() -> Option<super::wake_locks::Wake>,
+    ) -> Notification;
 }
 
 impl MemoryStore {
@@ -109,7 +121,8 @@ impl MemoryStore {
                 locks: Mutex::default(),
                 grants: Arc::default(),
                 volumes: Volumes::default(),
-                faults: FaultInjection::default(),
+                #[cfg(feature = "testing")]
+                faults: Faults::default(),
             }),
         }
     }
@@ -141,13 +154,29 @@ impl MemoryShared {
         let since = moment.saturating_duration_since(self.started);
         // This runs on every hit, and `as_millis` would divide a number of 128 bits.
         let now = self.started_ms + since.as_secs() * 1000 + u64::from(since.subsec_millis());
-        now.saturating_add_signed(self.faults.ahead_ms())
+        #[cfg(feature = "testing")]
+        let now = now.saturating_add_signed(self.faults.ahead_ms.load(Ordering::Relaxed));
+        now
     }
 
-    /// Notifies the waiters of a key, as [`LeaseWaiters::notify`] does, and those behind a relay.
+    /// Notifies the waiters of a key, as [`LeaseWaiters::notify`] does.
     fn notify(&self, name: &str, hint: &Hint) -> bool {
         let is_received = self.watches.notify(name, hint);
-        self.faults.relay(name, hint) || is_received
+        #[cfg(feature = "testing")]
+        let is_received = self.notifier().is_some_and(|to| to.notify(name, hint)) || is_received;
+        is_received
+    }
+
+    /// Notifies a waiter for a lock, or a holder.
+    fn notify_lock(&self, token: &Token, hint: LockHint) -> Notification {
+        #[cfg(feature = "testing")]
+        if self.grants.is_registered(token)
+            && let Some(to) = self.notifier()
+        {
+            return to.notify_lock(token, hint, &|| self.grants.notify(token, hint));
+        }
+        let wake = self.grants.notify(token, hint);
+        (wake.is_some(), wake)
     }
 }
 
@@ -188,48 +217,39 @@ impl MemoryNode {
     }
 }
 
-/// An answer that is ready at once.
-fn reply<'a, T: Send + 'a>(answer: T) -> Reply<'a, T> {
-    Box::pin(std::future::ready(Ok(answer)))
-}
-
-impl Store for MemoryNode {
-    fn node(&self) -> Uuid {
+impl MemoryNode {
+    pub(super) fn node(&self) -> Uuid {
         self.node
     }
 
-    fn store_id(&self) -> u64 {
+    pub(super) fn store_id(&self) -> u64 {
         Arc::as_ptr(&self.store.shared).addr() as u64
     }
 
-    fn clock_at(&self, moment: Instant) -> u64 {
+    pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         self.store.shared.clock_at(moment)
     }
 
-    fn answers_at_once(&self) -> bool {
-        true
-    }
-
-    fn look_up<'a>(&'a self, key: &'a Key, _within: Duration) -> Reply<'a, Option<Bytes>> {
+    pub(super) fn look_up(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
-        reply(entry.map(|(entry, _)| entry.clone()))
+        Ok(entry.map(|(entry, _)| entry.clone()))
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, _within: Duration) -> Reply<'a, Acquired> {
+    pub(super) fn acquire(&self, key: &Key, ask: Acquire<'_>) -> Result<Acquired, StoreError> {
         let now = Instant::now();
         let mut records = self.store.records();
         let record = records.record(key.name());
         if let Some((entry, _)) = &record.entry
             && ask.seen != Some(entry)
         {
-            return reply(Acquired::Found(entry.clone()));
+            return Ok(Acquired::Found(entry.clone()));
         }
         if let Some(left) = &record.ending
             && (ask.behind == Some(&left.by) || now < left.replay_until)
         {
-            return reply(Acquired::Ended(left.outcome.clone()));
+            return Ok(Acquired::Ended(left.outcome.clone()));
         }
         match &mut record.lease {
             Some((holder, until)) if holder != ask.token => {
@@ -237,22 +257,16 @@ impl Store for MemoryNode {
                 if ask.queue {
                     record.queue(ask.token, now, remaining.max(ask.lease));
                 }
-                reply(Acquired::Held { remaining, holder })
+                Ok(Acquired::Held { remaining, holder })
             }
             lease => {
                 *lease = Some((ask.token.clone(), now + ask.lease));
-                reply(Acquired::Granted)
+                Ok(Acquired::Granted)
             }
         }
     }
 
-    fn renew<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
-        lease: Duration,
-        _within: Duration,
-    ) -> Reply<'a, TokenCheck> {
+    pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
         let ours = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
@@ -262,17 +276,16 @@ impl Store for MemoryNode {
             _ => false,
         };
         records.tidy(key.name());
-        reply(Self::token_check(ours))
+        Ok(Self::token_check(ours))
     }
 
-    fn commit<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(super) fn commit(
+        &self,
+        key: &Key,
+        token: &Token,
         entry: Bytes,
         keep: Duration,
-        _within: Duration,
-    ) -> Reply<'a, TokenCheck> {
+    ) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), token);
         if ours {
@@ -282,10 +295,10 @@ impl Store for MemoryNode {
         } else {
             records.tidy(key.name());
         }
-        reply(Self::token_check(ours))
+        Ok(Self::token_check(ours))
     }
 
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, _within: Duration) -> Reply<'a, TokenCheck> {
+    pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), fail.token);
         if ours {
@@ -304,27 +317,26 @@ impl Store for MemoryNode {
         } else {
             records.tidy(key.name());
         }
-        reply(Self::token_check(ours))
+        Ok(Self::token_check(ours))
     }
 
-    fn hand_over<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(super) fn hand_over(
+        &self,
+        key: &Key,
+        token: &Token,
         how: HandOver,
-        _within: Duration,
-    ) -> Reply<'a, HandedOver> {
+    ) -> Result<HandedOver, StoreError> {
         let HandOver { lease, hops, is_leaving } = how;
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
             records.tidy(key.name());
-            return reply(HandedOver::NotMine);
+            return Ok(HandedOver::NotMine);
         }
         loop {
             let record = records.record(key.name());
             let Some(next) = record.queue.pop_front() else {
                 records.tidy(key.name());
-                return reply(HandedOver::Freed);
+                return Ok(HandedOver::Freed);
             };
             if next == *token || is_leaving && next.node() == token.node() {
                 continue;
@@ -333,16 +345,16 @@ impl Store for MemoryNode {
             drop(records);
             // The waiter is notified outside the lock. If it has left, the next one gets the grant.
             if self.store.shared.notify(key.name(), &Hint::Granted { token: next.clone(), hops }) {
-                return reply(HandedOver::ToWaiter);
+                return Ok(HandedOver::ToWaiter);
             }
             records = self.store.records();
             if !records.end_lease(key.name(), &next) {
-                return reply(HandedOver::Freed);
+                return Ok(HandedOver::Freed);
             }
         }
     }
 
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, _within: Duration) -> Reply<'a, TokenCheck> {
+    pub(super) fn release(&self, key: &Key, token: &Token) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), token);
         if ours {
@@ -351,20 +363,17 @@ impl Store for MemoryNode {
             records.record(key.name()).queue.retain(|queued| queued != token);
             records.tidy(key.name());
         }
-        reply(Self::token_check(ours))
+        Ok(Self::token_check(ours))
     }
 
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
+    pub(super) fn invalidate(
+        &self,
+        key: &Key,
         insert: Option<Insert>,
-        announcement: &'a Announcement,
-        _within: Duration,
-    ) -> Reply<'a, Announced> {
+        announcement: &Announcement,
+    ) -> Result<Announced, StoreError> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        if let Err(voided) = records.attempts(key.name(), self.node, announcement.attempt, capacity) {
-            return Box::pin(std::future::ready(Err(voided)));
-        }
+        records.attempts(key.name(), self.node, announcement.attempt, capacity)?;
         let record = records.record(key.name());
         record.lease = None;
         let stored =
@@ -378,27 +387,19 @@ impl Store for MemoryNode {
         }
         self.wake(records, key, &Hint::Invalidated);
         let volumes = &self.store.shared.volumes;
-        reply(volumes.announce(self.node, announcement, &ChangedName::value(key)))
+        Ok(volumes.announce(self.node, announcement, &ChangedName::value(key)))
     }
 
-    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
+    pub(super) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.store.shared.watches.register(key.name(), token)
     }
 
-    fn hints_arrive(&self) -> bool {
-        true
-    }
-
-    fn connect(&self, _within: Duration) -> Reply<'_, ()> {
-        reply(())
-    }
-
-    fn close(&self) {
+    pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.store.shared.grants.close(self.node);
     }
 
-    fn health(&self) -> Health {
+    pub(super) fn health(&self) -> Health {
         let (link, breaker) = match self.closed.load(Ordering::Acquire) {
             false => (LinkState::Up, Breaker::Closed),
             true => (LinkState::Closed, Breaker::Open),
@@ -418,11 +419,11 @@ impl Store for MemoryNode {
         }
     }
 
-    fn examine(&self, _ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+    pub(super) fn examine() -> Vec<Finding> {
         let memory = Finding::note("topology", "in this process's memory: there is no fleet")
             .cost("each process loads once per key, and its values go with it")
             .advice("a guard on a Redis client where several processes share an origin");
-        Box::pin(std::future::ready(vec![memory]))
+        vec![memory]
     }
 }
 
@@ -431,50 +432,43 @@ impl MemoryNode {
     fn step<'a, T: Send + 'a>(
         &self,
         act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
-    ) -> Reply<'a, T> {
+    ) -> Result<T, StoreError> {
         if self.closed.load(Ordering::Acquire) {
-            return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
+            return Err(StoreError::new(StoreErrorKind::Closed));
         }
         let shared = &self.store.shared;
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
-        let mut step =
-            MutexStep { now, now_us, grants: &shared.grants, wakes: Vec::new(), faults: &shared.faults };
-        reply(act(&mut lock(&shared.locks), &mut step))
+        let notify = |token: &Token, hint| shared.notify_lock(token, hint);
+        let mut step = MutexStep { now, now_us, grants: &shared.grants, notify: &notify, wakes: Vec::new() };
+        Ok(act(&mut lock(&shared.locks), &mut step))
     }
 }
 
-impl LockStore for MemoryNode {
-    fn take_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: Take<'a>,
-        _within: Duration,
-    ) -> Reply<'a, MutexTaken> {
+impl MemoryNode {
+    pub(super) fn take_mutex(&self, name: &LockName, ask: Take<'_>) -> Result<MutexTaken, StoreError> {
         self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
     }
 
-    fn free_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn free_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
         ttl: Option<Duration>,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
+    ) -> Result<bool, StoreError> {
         self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl))
     }
 
-    fn extend_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn extend_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
         ttl: Option<Duration>,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
+    ) -> Result<bool, StoreError> {
         self.step(|locks, step| locks.mutexes.extend(step, &name.key, token, ttl))
     }
 
-    fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {
+    pub(super) fn look_at_mutex(&self, name: &LockName) -> Result<Option<MutexHolder>, StoreError> {
         self.step(|locks, step| {
             let (token, until) = locks.mutexes.look(step.now, &name.key)?;
             let token = Bytes::copy_from_slice(token.as_str().as_bytes());
@@ -482,67 +476,55 @@ impl LockStore for MemoryNode {
         })
     }
 
-    fn break_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, bool> {
+    pub(super) fn break_mutex(&self, name: &LockName) -> Result<bool, StoreError> {
         self.step(|locks, step| locks.mutexes.force(step, &name.key))
     }
 
-    fn take_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: TakePermit<'a>,
-        _within: Duration,
-    ) -> Reply<'a, PermitTaken> {
+    pub(super) fn take_permit(
+        &self,
+        name: &LockName,
+        ask: TakePermit<'_>,
+    ) -> Result<PermitTaken, StoreError> {
         self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask))
     }
 
-    fn free_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn free_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
         lease: Duration,
-        _within: Duration,
-    ) -> Reply<'a, PermitFreed> {
+    ) -> Result<PermitFreed, StoreError> {
         self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease))
     }
 
-    fn refresh_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(super) fn refresh_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
         lease: Duration,
-        _within: Duration,
-    ) -> Reply<'a, bool> {
+    ) -> Result<bool, StoreError> {
         self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease))
     }
 
-    fn look_at_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
-        _within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
+    pub(super) fn look_at_semaphore(&self, name: &LockName) -> Result<Option<SemaphoreState>, StoreError> {
         self.step(|locks, step| locks.semaphores.look(step.now, &name.key))
     }
 
-    fn change_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
+    pub(super) fn change_semaphore(
+        &self,
+        name: &LockName,
         change: SemaphoreChange,
-        _within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
+    ) -> Result<Option<SemaphoreState>, StoreError> {
         self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+    pub(super) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.store.shared.grants.register(name, token)
     }
 
-    fn grants_arrive(&self) -> bool {
-        true
-    }
-
     /// A mutex of this store changes only through this contract, which notifies its waiters.
-    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, KeyspaceAnswer> {
-        reply(KeyspaceAnswer::Yes)
+    pub(super) fn announce_key_changes(&self, _name: &LockName) -> Result<KeyspaceAnswer, StoreError> {
+        Ok(KeyspaceAnswer::Yes)
     }
 }
 
@@ -603,95 +585,73 @@ impl KeyRecords {
     }
 }
 
-impl TagStore for MemoryNode {
-    fn look_up_tagged<'a>(
-        &'a self,
-        keys: &'a [Key],
-        tags: &'a [Key],
-        _within: Duration,
-    ) -> Reply<'a, TaggedLookUp> {
+impl MemoryNode {
+    pub(super) fn look_up_tagged(&self, keys: &[Key], tags: &[Key]) -> Result<TaggedLookUp, StoreError> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
         let entries = keys.iter().map(|key| entry(key).map(|(entry, _)| entry.clone())).collect();
-        reply((entries, tags.iter().map(|tag| records.id(tag)).collect()))
+        Ok((entries, tags.iter().map(|tag| records.id(tag)).collect()))
     }
 
-    fn present_ids<'a>(&'a self, tags: &'a [Key], _within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+    pub(super) fn present_ids(&self, tags: &[Key]) -> Result<Vec<Option<u64>>, StoreError> {
         let mut records = self.store.records();
-        reply(tags.iter().map(|tag| records.id(tag)).collect())
+        Ok(tags.iter().map(|tag| records.id(tag)).collect())
     }
 
-    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, _within: Duration) -> Reply<'a, Vec<u64>> {
+    pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> Result<Vec<u64>, StoreError> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        reply(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
+        Ok(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
     }
 
-    fn forget_tag<'a>(
-        &'a self,
-        tag: &'a Key,
-        announcement: &'a Announcement,
-        _within: Duration,
-    ) -> Reply<'a, Announced> {
+    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> Result<Announced, StoreError> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        if let Err(voided) = records.attempts(tag.name(), self.node, announcement.attempt, capacity) {
-            return Box::pin(std::future::ready(Err(voided)));
-        }
+        records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
         records.tags.remove(tag.name());
         drop(records);
-        reply(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
+        Ok(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
     }
 
-    fn enlist<'a>(
-        &'a self,
-        list: &'a Key,
+    pub(super) fn enlist(
+        &self,
+        list: &Key,
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Reply<'a, bool> {
-        reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
+    ) -> Result<bool, StoreError> {
+        Ok(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 
     /// A memory store has no replicas to wait for.
-    fn replicated<'a>(&'a self, _key: &'a Key, replicas: u32, _within: Duration) -> Reply<'a, u32> {
-        reply(replicas)
+    pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> Result<u32, StoreError> {
+        Ok(replicas)
     }
 }
 
-impl VolumeStore for MemoryNode {
-    fn renew_membership<'a>(
-        &'a self,
-        volume: &'a Key,
-        renewal: Renewal,
-        _within: Duration,
-    ) -> Reply<'a, Renewed> {
-        reply(self.store.shared.volumes.renew(volume.name(), self.node, renewal))
+impl MemoryNode {
+    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> Result<Renewed, StoreError> {
+        Ok(self.store.shared.volumes.renew(volume.name(), self.node, renewal))
     }
 
-    fn announce<'a>(
-        &'a self,
-        announcement: &'a Announcement,
-        name: &'a ChangedName,
-        _within: Duration,
-    ) -> Reply<'a, Announced> {
-        reply(self.store.shared.volumes.announce(self.node, announcement, name))
+    pub(super) fn announce(
+        &self,
+        announcement: &Announcement,
+        name: &ChangedName,
+    ) -> Result<Announced, StoreError> {
+        Ok(self.store.shared.volumes.announce(self.node, announcement, name))
     }
 
-    fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, _within: Duration) -> Reply<'a, ()> {
+    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> Result<(), StoreError> {
         self.store.shared.volumes.remove_member(volume.name(), member);
-        reply(())
+        Ok(())
     }
 
-    fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+    pub(super) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
         self.store.shared.volumes.acknowledge(announcer, id, self.node);
     }
 
-    fn listen(&self, listener: Weak<dyn VolumeListener>) {
+    pub(super) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         self.store.shared.volumes.listen(self.node, listener);
-    }
-
-    fn until_received(&self, _within: Duration) -> Reply<'_, ()> {
-        reply(())
     }
 }
 

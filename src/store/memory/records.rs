@@ -12,8 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::store::tag_store::ListMember;
-use crate::store::{Fail, Token};
+use crate::store::protocol::{Fail, ListMember, Token};
 
 /// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map when it
 /// is least filled, and one of the expiry index. Measured:

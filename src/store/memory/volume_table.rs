@@ -8,9 +8,8 @@ use uuid::Uuid;
 
 use crate::store::volume::{
     Announced, Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member,
-    ReceivedAnnouncement, RegistryState, Renewal, Renewed,
+    ReceivedAnnouncement, RegistryState, Renewal, Renewed, VolumeListener,
 };
-use crate::store::volume_store::VolumeListener;
 use crate::sync::lock;
 
 /// How many announcements a log keeps.
@@ -19,19 +18,19 @@ const LOG_LENGTH: usize = 1_024;
 /// All volumes of a memory store, and the listeners of its nodes.
 #[derive(Default)]
 pub(super) struct Volumes {
-    by_name: Mutex<HashMap<Box<str>, Volume>>,
+    pub(super) by_name: Mutex<HashMap<Box<str>, Volume>>,
     listeners: Mutex<HashMap<Uuid, Weak<dyn VolumeListener>>>,
 }
 
 /// One volume: its registry and its log, each of which may be missing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Volume {
-    registry: Option<Registry>,
-    log: VecDeque<LogEntry>,
+    pub(super) registry: Option<Registry>,
+    pub(super) log: VecDeque<LogEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct Registry {
+pub(super) struct Registry {
     state: RegistryState,
     number: u64,
     /// In the order in which they joined, so that equal runs of a simulation notify them in equal orders.
@@ -39,7 +38,7 @@ struct Registry {
 }
 
 #[derive(Clone, Debug)]
-struct LogEntry {
+pub(super) struct LogEntry {
     at: LogPosition,
     /// `None` for the base entry of a log that was made anew.
     record: Option<LogRecord>,
@@ -162,29 +161,5 @@ impl Volumes {
             }
         }
         Announced::To(audience)
-    }
-}
-
-#[cfg(feature = "testing")]
-impl Volumes {
-    /// A copy of a volume's state, for [`restore`](Self::restore).
-    pub(super) fn snapshot(&self, name: &str) -> Volume {
-        lock(&self.by_name).get(name).cloned().unwrap_or_default()
-    }
-
-    pub(super) fn restore(&self, name: &str, snapshot: Volume) {
-        lock(&self.by_name).insert(name.into(), snapshot);
-    }
-
-    /// Evicts the registry, or the log alone; returns whether there was one.
-    pub(super) fn evict(&self, name: &str, registry: bool) -> bool {
-        let mut volumes = lock(&self.by_name);
-        let Some(volume) = volumes.get_mut(name) else { return false };
-        if registry { volume.registry.take().is_some() } else { !std::mem::take(&mut volume.log).is_empty() }
-    }
-
-    /// Evicts everything.
-    pub(super) fn flush(&self) {
-        lock(&self.by_name).clear();
     }
 }

@@ -1,5 +1,4 @@
-//! Implements the traits of a store on a Redis server: [`Store`], [`TagStore`], [`VolumeStore`] and [`LockStore`]. Each step
-//! of a lock is one script.
+//! The commands of [`Store`](crate::store::Store) on a Redis server. Each step of a lock is one script.
 //!
 //! A tag's id is at `sg1:t:{tag}`.
 //!
@@ -24,7 +23,6 @@
 //! another mutex's tag.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -50,23 +48,13 @@ use super::subscriber::channel;
 use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
-use crate::store::lock_store::{
-    KeyspaceAnswer, Leave, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange,
-    SemaphoreState, Take, TakePermit, leave_alone,
-};
-use crate::store::names::LockName;
-use crate::store::tag_store::{ListMember, TagStore, TaggedLookUp};
-use crate::store::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
-use crate::store::volume_store::{VolumeListener, VolumeStore};
-use crate::store::wake::lock_waiters::LockWaiter;
-use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, LeaseWatch, NamedServer, OlderEntry,
-    Reply, Store, StoreError, StoreErrorKind, Token, TokenCheck,
-};
+use crate::store::protocol::*;
+use crate::store::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
+use crate::store::wake_leases::LeaseWatch;
+use crate::store::wake_locks::LockWaiter;
 
 impl RedisStore {
-    /// LOOK UP, as an unboxed future.
-    pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
         match self.commands.read(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
@@ -112,173 +100,162 @@ impl RedisStore {
     }
 }
 
-impl Store for RedisStore {
-    fn node(&self) -> Uuid {
+impl RedisStore {
+    pub(crate) fn node(&self) -> Uuid {
         self.inbox.node()
     }
 
-    fn store_id(&self) -> u64 {
+    pub(crate) fn store_id(&self) -> u64 {
         self.connections.store_id
     }
 
-    fn clock_at(&self, moment: Instant) -> u64 {
+    pub(crate) fn clock_at(&self, moment: Instant) -> u64 {
         self.commands.clock_at(moment)
     }
 
-    fn is_spread(&self) -> bool {
+    pub(crate) fn is_spread(&self) -> bool {
         self.commands.is_spread()
     }
 
-    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
-        Box::pin(self.get(key, within))
+    pub(crate) async fn acquire(
+        &self,
+        key: &Key,
+        ask: Acquire<'_>,
+        within: Duration,
+    ) -> Result<Acquired, StoreError> {
+        self.inbox.open();
+        acquire(&self.commands, key, ask, within).await
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
-        Box::pin(async move {
-            self.inbox.open();
-            acquire(&self.commands, key, ask, within).await
-        })
-    }
-
-    fn renew<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn renew(
+        &self,
+        key: &Key,
+        token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, TokenCheck> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(millis(lease));
-            };
-            self.run_as_holder(&scripts::RENEW, key, token, (16, args), within).await
-        })
+    ) -> Result<TokenCheck, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(millis(lease));
+        };
+        self.run_as_holder(&scripts::RENEW, key, token, (16, args), within).await
     }
 
-    fn commit<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn commit(
+        &self,
+        key: &Key,
+        token: &Token,
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Reply<'a, TokenCheck> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(&entry[..]).arg(millis(keep));
-            };
-            self.run_as_holder(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
-        })
+    ) -> Result<TokenCheck, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(&entry[..]).arg(millis(keep));
+        };
+        self.run_as_holder(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
     }
 
-    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, TokenCheck> {
-        Box::pin(async move {
-            let (marker, older) = match &fail.older {
-                OlderEntry::Stays => (&[][..], "0".to_owned()),
-                OlderEntry::Ends => (&[][..], "-".to_owned()),
-                OlderEntry::Marked(marker, life) => (&marker[..], millis(*life).to_string()),
-            };
-            let args = |cmd: &mut Cmd| {
-                push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
-                cmd.arg(marker).arg(&older);
-                push_seen(cmd, fail.seen);
-            };
-            let size = fail.outcome.len() + marker.len() + 176;
-            self.run_as_holder(&scripts::FAIL, key, fail.token, (size, args), within).await
-        })
+    pub(crate) async fn fail(
+        &self,
+        key: &Key,
+        fail: Fail<'_>,
+        within: Duration,
+    ) -> Result<TokenCheck, StoreError> {
+        let (marker, older) = match &fail.older {
+            OlderEntry::Stays => (&[][..], "0".to_owned()),
+            OlderEntry::Ends => (&[][..], "-".to_owned()),
+            OlderEntry::Marked(marker, life) => (&marker[..], millis(*life).to_string()),
+        };
+        let args = |cmd: &mut Cmd| {
+            push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
+            cmd.arg(marker).arg(&older);
+            push_seen(cmd, fail.seen);
+        };
+        let size = fail.outcome.len() + marker.len() + 176;
+        self.run_as_holder(&scripts::FAIL, key, fail.token, (size, args), within).await
     }
 
-    fn hand_over<'a>(
-        &'a self,
-        key: &'a Key,
-        token: &'a Token,
+    pub(crate) async fn hand_over(
+        &self,
+        key: &Key,
+        token: &Token,
         how: HandOver,
         within: Duration,
-    ) -> Reply<'a, HandedOver> {
+    ) -> Result<HandedOver, StoreError> {
         let HandOver { lease, hops, is_leaving } = how;
-        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within))
+        hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within).await
     }
 
-    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, TokenCheck> {
-        Box::pin(async move {
-            self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
-        })
-    }
-
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
-        insert: Option<Insert>,
-        announcement: &'a Announcement,
+    pub(crate) async fn release(
+        &self,
+        key: &Key,
+        token: &Token,
         within: Duration,
-    ) -> Reply<'a, Announced> {
-        Box::pin(async move {
-            let change =
-                |attempt, left| entry_steps::invalidate(&self.commands, key, insert.as_ref(), attempt, left);
-            self.changing(announcement, within, change).await
-        })
+    ) -> Result<TokenCheck, StoreError> {
+        self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
     }
 
-    fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
+    pub(crate) async fn invalidate(
+        &self,
+        key: &Key,
+        insert: Option<Insert>,
+        announcement: &Announcement,
+        within: Duration,
+    ) -> Result<Announced, StoreError> {
+        let change =
+            |attempt, left| entry_steps::invalidate(&self.commands, key, insert.as_ref(), attempt, left);
+        self.changing(announcement, within, change).await
+    }
+
+    pub(crate) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.watches.register(key.name(), token)
     }
 
-    fn hints_arrive(&self) -> bool {
+    pub(crate) fn hints_arrive(&self) -> bool {
         self.inbox.hears()
     }
 
-    fn connect(&self, within: Duration) -> Reply<'_, ()> {
-        Box::pin(async move {
-            self.inbox.open();
-            let both = async {
-                self.commands.until_up().await?;
-                self.inbox.settled().await;
-                Ok(())
-            };
-            timeout(within, both).await.unwrap_or_else(|_| {
-                let why = self.commands.down();
-                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
-            })
+    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+        self.inbox.open();
+        let both = async {
+            self.commands.until_up().await?;
+            self.inbox.settled().await;
+            Ok(())
+        };
+        timeout(within, both).await.unwrap_or_else(|_| {
+            let why = self.commands.down();
+            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
         })
     }
 
-    fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
-        Box::pin(async move {
-            // A command that stays unanswered for longer than two deadlines would cost the connection.
-            match within.min(self.command_timeout()) {
-                Duration::ZERO => Ok(()),
-                within => doctor::probe(&self.commands, key.name(), within).await,
-            }
-        })
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+        // A command that stays unanswered for longer than two deadlines would cost the connection.
+        match within.min(self.command_timeout()) {
+            Duration::ZERO => Ok(()),
+            within => doctor::probe(&self.commands, key.name(), within).await,
+        }
     }
 
-    fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
         // Does not wait for the inbox: a caller that only sends commands needs no messages.
-        Box::pin(async move {
-            timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
-                let why = self.commands.down();
-                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
-            })
+        timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
+            let why = self.commands.down();
+            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
         })
     }
 
-    fn server_of(&self, name: &str) -> NamedServer {
+    pub(crate) fn server_of(&self, name: &str) -> NamedServer {
         self.commands.server_of(name)
     }
 
-    fn suspect(&self) {
+    pub(crate) fn suspect(&self) {
         self.commands.suspect();
     }
 
-    fn is_down(&self, name: &str) -> bool {
+    pub(crate) fn is_down(&self, name: &str) -> bool {
         self.commands.is_down(name)
     }
 
-    fn close(&self) {
-        self.leave();
-    }
-
-    fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         let (commands, breaker, reason) = self.commands.link();
         Health {
             topology: self.connections.topology,
@@ -295,112 +272,120 @@ impl Store for RedisStore {
         }
     }
 
-    fn longest_entry(&self) -> usize {
+    pub(crate) fn longest_entry(&self) -> usize {
         self.commands.longest_argument()
     }
 
-    fn went_without(&self) {
+    pub(crate) fn went_without(&self) {
         self.connections.connector.outages.load();
     }
 
-    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
-        Box::pin(doctor::examine(self, ask))
+    pub(crate) async fn examine(&self, ask: Examine) -> Vec<Finding> {
+        doctor::examine(self, ask).await
     }
 }
 
 /// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
 const MARK: Duration = Duration::from_secs(4);
 
-impl TagStore for RedisStore {
-    fn look_up_tagged<'a>(
-        &'a self,
-        keys: &'a [Key],
-        tags: &'a [Key],
+impl RedisStore {
+    pub(crate) async fn look_up_tagged(
+        &self,
+        keys: &[Key],
+        tags: &[Key],
         within: Duration,
-    ) -> Reply<'a, TaggedLookUp> {
-        Box::pin(async move {
-            let mut values = self.mget(keys, tags, within).await?;
-            let ids = values.split_off(keys.len()).into_iter().map(id).collect();
-            let entries = values.into_iter().map(|value| match value {
-                Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
-                Value::Nil => Ok(None),
-                _ => Err(refused(unexpected())),
-            });
-            Ok((entries.collect::<Result<_, _>>()?, ids))
-        })
+    ) -> Result<TaggedLookUp, StoreError> {
+        let mut values = self.mget(keys, tags, within).await?;
+        let ids = values.split_off(keys.len()).into_iter().map(id).collect();
+        let entries = values.into_iter().map(|value| match value {
+            Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+            Value::Nil => Ok(None),
+            _ => Err(refused(unexpected())),
+        });
+        Ok((entries.collect::<Result<_, _>>()?, ids))
     }
 
-    fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
-        Box::pin(async move { Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect()) })
+    pub(crate) async fn present_ids(
+        &self,
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<Vec<Option<u64>>, StoreError> {
+        Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect())
     }
 
-    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
+    pub(crate) async fn tag_ids(
+        &self,
+        tags: &[Key],
+        life: Duration,
+        within: Duration,
+    ) -> Result<Vec<u64>, StoreError> {
         // One script each, because tags need not share a slot; all are sent at once.
-        Box::pin(try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))))
+        try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))).await
     }
 
-    fn forget_tag<'a>(
-        &'a self,
-        tag: &'a Key,
-        announcement: &'a Announcement,
+    pub(crate) async fn forget_tag(
+        &self,
+        tag: &Key,
+        announcement: &Announcement,
         within: Duration,
-    ) -> Reply<'a, Announced> {
-        Box::pin(self.changing(announcement, within, |attempt, left| self.forget_id(tag, attempt, left)))
+    ) -> Result<Announced, StoreError> {
+        self.changing(announcement, within, |attempt, left| self.forget_id(tag, attempt, left)).await
     }
 
-    fn enlist<'a>(
-        &'a self,
-        list: &'a Key,
+    pub(crate) async fn enlist(
+        &self,
+        list: &Key,
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Reply<'a, bool> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(&member[..]).arg(most).arg(millis(life));
-            };
-            match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, self.command_timeout()).await?
-            {
-                Value::Int(listed) => Ok(listed == 1),
-                _ => Err(refused(unexpected())),
-            }
-        })
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(&member[..]).arg(most).arg(millis(life));
+        };
+        match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, within).await? {
+            Value::Int(listed) => Ok(listed == 1),
+            _ => Err(refused(unexpected())),
+        }
     }
 
-    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
-        Box::pin(async move {
-            let until = Instant::now() + within;
-            let left = || until.saturating_duration_since(Instant::now());
-            let permit = timeout(within, self.replicating.acquire()).await;
-            let Ok(Ok(_permit)) = permit else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
-            // WAIT needs its own connection: the server answers no other command on a connection that waits, so the guard
-            // would take its shared connection for dead. The mark is written on the guard's connection. If this connection
-            // finds it, it leads to the server with the change. WAIT waits for the write that removes the mark, and so for
-            // all writes before it.
-            let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
-            let mut leave = Cmd::with_capacity(5, mark.len() + 24);
-            leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
-            match self.commands.send(key.name(), &leave, self.command_timeout().min(left())).await? {
-                Value::Okay => {}
-                _ => return Err(refused(unexpected())),
-            }
-            let connector = self.commands.connector(key.name());
-            let connector = connector.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
-            let (mut connection, _) =
-                bounded(left().min(MARK / 2), connector.commands()).await.map_err(refused)?;
-            let mut remove = Cmd::with_capacity(2, mark.len() + 8);
-            remove.arg("DEL").arg(&mark);
-            let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
-            if removed.map_err(refused)? == 0 {
-                return Err(StoreError::new(StoreErrorKind::Unavailable));
-            }
-            let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
-            // At least a millisecond: 0 means for ever.
-            wait.arg("WAIT").arg(replicas).arg(millis(left));
-            // The server answers at the latest after that time, and then the answer is under way for some time.
-            let longest = left + self.command_timeout();
-            bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
-        })
+    pub(crate) async fn replicated(
+        &self,
+        key: &Key,
+        replicas: u32,
+        within: Duration,
+    ) -> Result<u32, StoreError> {
+        let until = Instant::now() + within;
+        let left = || until.saturating_duration_since(Instant::now());
+        let permit = timeout(within, self.replicating.acquire()).await;
+        let Ok(Ok(_permit)) = permit else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
+        // WAIT needs its own connection: the server answers no other command on a connection that waits, so the guard
+        // would take its shared connection for dead. The mark is written on the guard's connection. If this connection
+        // finds it, it leads to the server with the change. WAIT waits for the write that removes the mark, and so for
+        // all writes before it.
+        let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
+        let mut leave = Cmd::with_capacity(5, mark.len() + 24);
+        leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
+        match self.commands.send(key.name(), &leave, self.command_timeout().min(left())).await? {
+            Value::Okay => {}
+            _ => return Err(refused(unexpected())),
+        }
+        let connector = self.commands.connector(key.name());
+        let connector = connector.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
+        let (mut connection, _) =
+            bounded(left().min(MARK / 2), connector.commands()).await.map_err(refused)?;
+        let mut remove = Cmd::with_capacity(2, mark.len() + 8);
+        remove.arg("DEL").arg(&mark);
+        let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
+        if removed.map_err(refused)? == 0 {
+            return Err(StoreError::new(StoreErrorKind::Unavailable));
+        }
+        let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
+        // At least a millisecond: 0 means for ever.
+        wait.arg("WAIT").arg(replicas).arg(millis(left));
+        // The server answers at the latest after that time, and then the answer is under way for some time.
+        let longest = left + self.command_timeout();
+        bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
     }
 }
 
@@ -480,43 +465,44 @@ pub(super) fn id(value: Value) -> Option<u64> {
     }
 }
 
-impl VolumeStore for RedisStore {
-    fn renew_membership<'a>(
-        &'a self,
-        volume: &'a Key,
+impl RedisStore {
+    pub(crate) async fn renew_membership(
+        &self,
+        volume: &Key,
         renewal: Renewal,
         within: Duration,
-    ) -> Reply<'a, Renewed> {
-        Box::pin(async move {
-            self.inbox.open();
-            renew_member(&self.commands, volume, self.node(), renewal, within).await
-        })
+    ) -> Result<Renewed, StoreError> {
+        self.inbox.open();
+        renew_member(&self.commands, volume, self.node(), renewal, within).await
     }
 
-    fn announce<'a>(
-        &'a self,
-        announcement: &'a Announcement,
-        name: &'a ChangedName,
+    pub(crate) async fn announce(
+        &self,
+        announcement: &Announcement,
+        name: &ChangedName,
         within: Duration,
-    ) -> Reply<'a, Announced> {
+    ) -> Result<Announced, StoreError> {
         let announcing = Announcing { announcement, announcer: self.node() };
-        Box::pin(announce(&self.commands, announcing, name, within))
+        announce(&self.commands, announcing, name, within).await
     }
 
-    fn remove_member<'a>(&'a self, volume: &'a Key, member: Member, within: Duration) -> Reply<'a, ()> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                push_id(cmd, member.node);
-                cmd.arg(member.stamp);
-            };
-            match run(&self.commands, &scripts::REMOVE_MEMBER, volume.name(), 64, args, within).await? {
-                Value::Int(_) => Ok(()),
-                _ => Err(refused(unexpected())),
-            }
-        })
+    pub(crate) async fn remove_member(
+        &self,
+        volume: &Key,
+        member: Member,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        let args = |cmd: &mut Cmd| {
+            push_id(cmd, member.node);
+            cmd.arg(member.stamp);
+        };
+        match run(&self.commands, &scripts::REMOVE_MEMBER, volume.name(), 64, args, within).await? {
+            Value::Int(_) => Ok(()),
+            _ => Err(refused(unexpected())),
+        }
     }
 
-    fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+    pub(crate) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
         // Without a runtime no command can be sent; the announcer waits until this node's right has ended.
         let Ok(runtime) = Handle::try_current() else { return };
         let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
@@ -529,19 +515,17 @@ impl VolumeStore for RedisStore {
         });
     }
 
-    fn listen(&self, listener: Weak<dyn VolumeListener>) {
+    pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         self.inbox.listen(listener);
     }
 
-    fn until_received(&self, within: Duration) -> Reply<'_, ()> {
-        Box::pin(async move {
-            self.inbox.open();
-            if within.is_zero() {
-                return Ok(());
-            }
-            let settled = timeout(within, self.inbox.settled()).await;
-            settled.map_err(|_| StoreError::new(StoreErrorKind::TimedOut))
-        })
+    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+        self.inbox.open();
+        if within.is_zero() {
+            return Ok(());
+        }
+        let settled = timeout(within, self.inbox.settled()).await;
+        settled.map_err(|_| StoreError::new(StoreErrorKind::TimedOut))
     }
 }
 
@@ -564,161 +548,167 @@ impl RedisStore {
     /// Runs a step that frees a lock. While this process receives no messages, the scripts pass over its waiters in the
     /// queue, and its first waiter retries twice a second. So if this process itself frees the lock, it notifies that waiter
     /// at once.
-    fn freeing<'a, T: 'a>(
-        &'a self,
-        name: &'a LockName,
-        step: impl Future<Output = Result<T, StoreError>> + Send + 'a,
-    ) -> Reply<'a, T> {
-        Box::pin(async move {
-            let freed = step.await;
-            if !self.inbox.hears() {
-                drop(self.grants.notify_missed(&name.key, None));
-            }
-            freed
-        })
+    async fn freeing<T>(
+        &self,
+        name: &LockName,
+        step: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let freed = step.await;
+        if !self.inbox.hears() {
+            drop(self.grants.notify_missed(&name.key, None));
+        }
+        freed
+    }
+
+    /// LEAVE of one waiter in a command of its own.
+    async fn leave_alone(
+        &self,
+        name: &LockName,
+        Leave { token, ttl }: Leave<'_>,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        match name.is_semaphore() {
+            true => self.free_permit(name, token, ttl.unwrap_or_default(), within).await.map(drop),
+            false => self.free_mutex(name, token, ttl, within).await.map(drop),
+        }
     }
 }
 
-impl LockStore for RedisStore {
-    fn take_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: Take<'a>,
+impl RedisStore {
+    pub(crate) async fn take_mutex(
+        &self,
+        name: &LockName,
+        ask: Take<'_>,
         within: Duration,
-    ) -> Reply<'a, MutexTaken> {
-        Box::pin(async move {
-            self.inbox.open();
-            let again = self.grants.begin_take(ask.token);
-            let (taken, remarks) = lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?;
-            self.handle_take_answer(name, ask.token, remarks);
-            Ok(taken)
-        })
+    ) -> Result<MutexTaken, StoreError> {
+        self.inbox.open();
+        let again = self.grants.begin_take(ask.token);
+        let (taken, remarks) = lock_steps::take_mutex(&self.commands, name, (ask, again), within).await?;
+        self.handle_take_answer(name, ask.token, remarks);
+        Ok(taken)
     }
 
-    fn free_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(crate) async fn free_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Reply<'a, bool> {
-        self.freeing(name, lock_steps::free_mutex(&self.commands, name, token, ttl, within))
+    ) -> Result<bool, StoreError> {
+        self.freeing(name, lock_steps::free_mutex(&self.commands, name, token, ttl, within)).await
     }
 
-    fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
-        Box::pin(async move {
-            let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
-            let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
-            if matches!(joined, LeaveRole::Removed) {
-                return Ok(());
+    pub(crate) async fn leave(
+        &self,
+        name: &LockName,
+        leave: Leave<'_>,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
+        let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
+        if matches!(joined, LeaveRole::Removed) {
+            return Ok(());
+        }
+        self.leave_alone(name, leave, within).await?;
+        if let LeaveRole::First(mut job) = joined {
+            while job.remove_others(&self.commands, name, within).await? {
+                // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
+                // lock on.
+                self.leave_alone(name, leave, within).await?;
             }
-            leave_alone(self, name, leave, within).await?;
-            if let LeaveRole::First(mut job) = joined {
-                while job.remove_others(&self.commands, name, within).await? {
-                    // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
-                    // lock on.
-                    leave_alone(self, name, leave, within).await?;
-                }
-            }
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
-    fn extend_mutex<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(crate) async fn extend_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Reply<'a, bool> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(token.as_str()).arg(end(ttl));
-            };
-            LockStep::extending(name).run(&self.commands, args, within, yes).await
-        })
+    ) -> Result<bool, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str()).arg(end(ttl));
+        };
+        LockStep::extending(name).run(&self.commands, args, within, yes).await
     }
 
-    fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>> {
-        Box::pin(LockStep::alone(&scripts::MUTEX_LOOK, name).run(
-            &self.commands,
-            |_| {},
-            within,
-            mutex_holder,
-        ))
-    }
-
-    fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
-        Box::pin(lock_steps::break_mutex(&self.commands, name, within))
-    }
-
-    fn take_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        ask: TakePermit<'a>,
+    pub(crate) async fn look_at_mutex(
+        &self,
+        name: &LockName,
         within: Duration,
-    ) -> Reply<'a, PermitTaken> {
-        Box::pin(async move {
-            self.inbox.open();
-            let again = self.grants.begin_take(ask.token);
-            let (taken, remarks) =
-                lock_steps::take_permit(&self.commands, name, (ask, again), within).await?;
-            self.handle_take_answer(name, ask.token, remarks);
-            Ok(taken)
-        })
+    ) -> Result<Option<MutexHolder>, StoreError> {
+        LockStep::alone(&scripts::MUTEX_LOOK, name).run(&self.commands, |_| {}, within, mutex_holder).await
     }
 
-    fn free_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
+        lock_steps::break_mutex(&self.commands, name, within).await
+    }
+
+    pub(crate) async fn take_permit(
+        &self,
+        name: &LockName,
+        ask: TakePermit<'_>,
+        within: Duration,
+    ) -> Result<PermitTaken, StoreError> {
+        self.inbox.open();
+        let again = self.grants.begin_take(ask.token);
+        let (taken, remarks) = lock_steps::take_permit(&self.commands, name, (ask, again), within).await?;
+        self.handle_take_answer(name, ask.token, remarks);
+        Ok(taken)
+    }
+
+    pub(crate) async fn free_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, PermitFreed> {
-        self.freeing(name, lock_steps::free_permit(&self.commands, name, token, lease, within))
+    ) -> Result<PermitFreed, StoreError> {
+        self.freeing(name, lock_steps::free_permit(&self.commands, name, token, lease, within)).await
     }
 
-    fn refresh_permit<'a>(
-        &'a self,
-        name: &'a LockName,
-        token: &'a Token,
+    pub(crate) async fn refresh_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Reply<'a, bool> {
-        Box::pin(lock_steps::refresh_permit(&self.commands, name, token, lease, within))
+    ) -> Result<bool, StoreError> {
+        lock_steps::refresh_permit(&self.commands, name, token, lease, within).await
     }
 
-    fn look_at_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
+    pub(crate) async fn look_at_semaphore(
+        &self,
+        name: &LockName,
         within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
+    ) -> Result<Option<SemaphoreState>, StoreError> {
         let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
-        Box::pin(look.run(&self.commands, |_| {}, within, semaphore_state))
+        look.run(&self.commands, |_| {}, within, semaphore_state).await
     }
 
-    fn change_semaphore<'a>(
-        &'a self,
-        name: &'a LockName,
+    pub(crate) async fn change_semaphore(
+        &self,
+        name: &LockName,
         change: SemaphoreChange,
         within: Duration,
-    ) -> Reply<'a, Option<SemaphoreState>> {
-        Box::pin(lock_steps::change_semaphore(&self.commands, name, change, within))
+    ) -> Result<Option<SemaphoreState>, StoreError> {
+        lock_steps::change_semaphore(&self.commands, name, change, within).await
     }
 
-    fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+    pub(crate) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.grants.register(name, token)
     }
 
-    fn grants_arrive(&self) -> bool {
+    pub(crate) fn grants_arrive(&self) -> bool {
         self.inbox.hears() && self.keyspace.hears()
     }
 
-    fn grants_are_claims(&self) -> bool {
-        self.commands.is_spread()
-    }
-
-    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, KeyspaceAnswer> {
-        Box::pin(self.keyspace.announce(&name.key, within))
+    pub(crate) async fn announce_key_changes(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<KeyspaceAnswer, StoreError> {
+        self.keyspace.announce(&name.key, within).await
     }
 }

@@ -9,7 +9,7 @@ use super::commands::entry_steps::Executed;
 use super::commands::lock_steps;
 use super::errors::{classify, reason, store_error};
 use super::{contract, doctor, endpoint, inbox, keyspace};
-use crate::store::lock_store::Taken;
+use crate::store::Taken;
 use crate::store::{Acquired, Token};
 
 pub(crate) const READERS: &crate::fuzzed::Readers =

@@ -21,12 +21,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::observe::log;
-use crate::store::lock_store::KeyspaceAnswer;
 use crate::store::redis::commands::{Commands, refused};
 use crate::store::redis::connection::connector::{Connector, Inbound};
 use crate::store::redis::errors::{bounded, classify, reason, store_error, unexpected};
-use crate::store::wake::lock_waiters::LockWaiters;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::wake_locks::LockWaiters;
+use crate::store::{KeyspaceAnswer, StoreError, StoreErrorKind};
 use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 

@@ -42,6 +42,6 @@ mod subscriber;
 #[cfg(all(test, feature = "cluster"))]
 pub(in crate::store) use cluster::slots::slot_of;
 pub(crate) use login::Login;
-pub(crate) use redis_store::{Connections, RedisStore};
+pub(crate) use redis_store::{Connections, RedisServers, RedisStore};
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelClients;

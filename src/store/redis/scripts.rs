@@ -12,8 +12,7 @@ use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 use uuid::Uuid;
 
-use crate::store::attempt::{AttemptNumber, VOIDED_FOR};
-use crate::store::names::LockName;
+use crate::store::{AttemptNumber, LockName, VOIDED_FOR};
 
 /// A script and the keys it is called with.
 pub(super) struct Script {

@@ -125,7 +125,7 @@ async fn giving_way_passes_over_the_dead(world: &World) {
     for _ in 0..2 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
         drop(wait);
-        world.dead(node.store).await;
+        world.dead(node).await;
     }
     let again = Asker::on(&holder.node, &mutex("k"));
     let (taken, was_held) = again.take_instead_of(&holder).await;
@@ -146,7 +146,7 @@ async fn giving_way_to_a_holder_without_an_expiry_says_so(world: &World) {
 }
 
 async fn fences_grow_over_bumps(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     let (mut holder, mut last) = (Asker::on(&node, &mutex("k")), 0);
     holder.must_take().await;
     for _ in 0..20 {

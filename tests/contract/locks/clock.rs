@@ -16,15 +16,15 @@ const SHORT: Duration = Duration::from_millis(400);
 const MINUTE: &str = "60700";
 
 /// An asker with a token that says for how long it wants the lock.
-fn wanting(node: &StoreHandle, name: &LockName, ttl: Duration) -> Asker {
+fn wanting(node: &Store, name: &LockName, ttl: Duration) -> Asker {
     let token = Token::mint_for(node.node(), ttl);
-    let wait = node.locks().await_grant(name, &token);
+    let wait = node.await_grant(name, &token);
     Asker { node: node.clone(), name: name.clone(), token, wait }
 }
 
 /// A holder of the mutex, and another asker, each on a separate node.
 async fn holder_and_waiter(world: &World, ttl: Duration) -> (Asker, Asker) {
-    let (one, two) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (one, two) = (world.node().await, world.node().await);
     let holder = wanting(&one, &mutex("k"), ttl);
     assert!(matches!(holder.take_for(Some(ttl)).await, Taken::Granted { .. }));
     (holder, wanting(&two, &mutex("k"), LEASE))
@@ -95,7 +95,7 @@ async fn a_renewed_mutex_keeps_its_time(world: &World) {
 /// Scores are moments of the server's clock: when the clock is set back by a minute, they are a minute too late.
 async fn permits_with_more_time_than_their_leases_are_cut(world: &World) {
     let server = world.home(&semaphore("k").tag);
-    let (one, two) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (one, two) = (world.node().await, world.node().await);
     let dead: Vec<_> = (0..3).map(|_| wanting(&one, &semaphore("k"), SHORT)).collect();
     for holder in &dead {
         let taken = holder.permit(TakePermit { lease: SHORT, ..holder.ask_permit(3) }).await;
@@ -117,7 +117,7 @@ async fn permits_with_more_time_than_their_leases_are_cut(world: &World) {
 }
 
 async fn a_permit_with_a_longer_lease_than_the_others_keeps_it(world: &World) {
-    let (one, two) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (one, two) = (world.node().await, world.node().await);
     let holder = wanting(&one, &semaphore("k"), ms(20_000));
     assert!(holder.permit(TakePermit { lease: ms(20_000), ..holder.ask_permit(1) }).await.granted);
     let waiter = wanting(&two, &semaphore("k"), SHORT);

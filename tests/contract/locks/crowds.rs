@@ -182,7 +182,7 @@ async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     }
     let name = semaphore("k");
     let create = Create { capacity: 1, idle_ttl: LEASE };
-    let (holder, node) = (Asker::apart(world, &name).await, world.node_with_locks().await);
+    let (holder, node) = (Asker::apart(world, &name).await, world.node().await);
     holder.must_take_permit(1).await;
     fill(world, "sq", 300, 300);
     let waiters: Vec<_> = (0..250).map(|_| Asker::on(&node, &name)).collect();

@@ -53,7 +53,7 @@ impl Side<'_> {
             0..=3 => {
                 let instead = (what == 3).then_some(&self.asker(peer).token);
                 let ask = Take { ttl, queue, instead, ..asker.ask() };
-                let answer = asker.node.locks().take_mutex(&asker.name, ask, WITHIN).await.expect("take");
+                let answer = asker.node.take_mutex(&asker.name, ask, WITHIN).await.expect("take");
                 match answer.taken {
                     Taken::Granted { .. } => format!("granted, {}", answer.was_held),
                     Taken::Busy { remaining } => {
@@ -62,7 +62,7 @@ impl Side<'_> {
                 }
             }
             4..=6 => {
-                let freed = asker.node.locks().free_mutex(&asker.name, &asker.token, ttl, WITHIN).await;
+                let freed = asker.node.free_mutex(&asker.name, &asker.token, ttl, WITHIN).await;
                 format!("freed {}", freed.expect("free"))
             }
             7 => format!("extended {}", asker.extend(ttl).await),
@@ -132,8 +132,8 @@ async fn random_steps_are_answered_alike() {
 
     let (memory, redis) = (World::memory(), World::Redis(RedisServer::start()));
     let World::Redis(server) = &redis else { unreachable!("made above") };
-    let nodes = [redis.node_with_locks().await, redis.node_with_locks().await];
-    let memory_node = memory.node_with_locks().await;
+    let nodes = [redis.node().await, redis.node().await];
+    let memory_node = memory.node().await;
     let mut askers = Vec::new();
     for lock in 0..LOCKS {
         let name = if lock < LOCKS / 2 { mutex(&lock.to_string()) } else { semaphore(&lock.to_string()) };

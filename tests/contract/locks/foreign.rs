@@ -56,7 +56,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
 async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
     let world = World::redis();
     let server = world_of(&world);
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     for kind in ["m", "mq", "mf"] {
         for foreign in [&["HSET", "f", "v"][..], &["ZADD", "1", "v"], &["SADD", "v"], &["SET", "v"]] {
             if kind == "m" && foreign[0] == "SET" {
@@ -69,7 +69,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
             server.run::<()>(&["PEXPIRE", &key, "600000"]);
             let before: Vec<u8> = server.run(&["DUMP", &key]);
             let (one, two) = (Asker::on(&node, &name), Asker::on(&node, &name));
-            let locks = node.locks();
+            let locks = &node;
             let taken = locks.take_mutex(&name, one.ask(), WITHIN).await.map(|answer| answer.taken);
             let second = locks.take_mutex(&name, two.ask(), WITHIN).await.map(|answer| answer.taken);
             match kind {
@@ -109,7 +109,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
 async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
     let world = World::redis();
     let server = world_of(&world);
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     // The last is a layout of a later version (S4.30).
     let kinds = [&["HSET", "f", "v"][..], &["SADD", "v"], &["SET", "v"], &["SET", "2 5 0 60000"]];
     for kind in ["sh", "sq", "sm"] {
@@ -125,7 +125,7 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
                 server.run::<()>(&write);
                 server.run::<()>(&["PEXPIRE", &key, "600000"]);
                 let before: Vec<u8> = server.run(&["DUMP", &key]);
-                let locks = node.locks();
+                let locks = &node;
                 refused(locks.take_permit(&name, asker.ask_permit(1), WITHIN).await);
                 refused(locks.free_permit(&name, &asker.token, LEASE, WITHIN).await);
                 refused(locks.refresh_permit(&name, &asker.token, LEASE, WITHIN).await);

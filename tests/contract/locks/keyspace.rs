@@ -3,14 +3,15 @@
 use super::super::on_redis::world_of;
 use super::super::support::redis_server::RedisServer;
 use super::*;
-use crate::store::lock_store::KeyspaceAnswer;
+use crate::store::KeyspaceAnswer;
 use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
 
 /// A connected node that receives messages, so that its askers receive none about the connection.
-async fn connected(url: &str) -> StoreHandle {
-    let node = StoreHandle::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
+async fn connected(url: &str) -> Store {
+    let node =
+        Store::Redis(Arc::new(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000))));
     node.connect(WITHIN).await.expect("connects");
     node
 }
@@ -27,11 +28,11 @@ fn channels(server: &RedisServer) -> usize {
 
 impl Asker {
     async fn announced(&self) -> KeyspaceAnswer {
-        self.node.locks().announce(&self.name, WITHIN).await.expect("an answer")
+        self.node.announce_key_changes(&self.name, WITHIN).await.expect("an answer")
     }
 
     /// An asker that waits behind a foreign holder, and was promised announcements.
-    async fn behind_a_foreign_holder(server: &RedisServer, node: &StoreHandle, name: &LockName) -> Self {
+    async fn behind_a_foreign_holder(server: &RedisServer, node: &Store, name: &LockName) -> Self {
         server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
         let asker = Self::on(node, name);
         assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
@@ -109,7 +110,7 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("the minimal user may not") };
     assert!(why.contains("CONFIG"), "{why}");
     assert_eq!(flags(server), "");
-    assert!(asker.node.locks().grants_arrive(), "nothing was promised");
+    assert!(asker.node.grants_arrive(), "nothing was promised");
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
     asker.must_wait().await;
     assert!(holder.free().await);
@@ -213,7 +214,7 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     server.restart();
     until(async || {
-        let locks = node.locks();
+        let locks = &node;
         locks.look_at_mutex(&name, WITHIN).await.is_ok() && locks.grants_arrive() && channels(&server) == 1
     })
     .await;
@@ -234,16 +235,16 @@ async fn announcements_that_may_be_missed_are_known() {
     let node = connected(&server.url()).await;
     let asker = Asker::on(&node, &mutex("k"));
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
-    assert!(node.locks().grants_arrive());
+    assert!(node.grants_arrive());
     server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
     server.kill_pubsub();
     // The inbox is back at once; the announcements are not.
     while !asker.notified().await.missed {}
     until(async || matches!(asker.announced().await, KeyspaceAnswer::No { .. })).await;
-    assert!(!node.locks().grants_arrive());
+    assert!(!node.grants_arrive());
     drop(asker);
-    until(async || node.locks().grants_arrive()).await;
+    until(async || node.grants_arrive()).await;
     node.close();
     let late = Asker::on(&node, &mutex("k"));
-    assert!(node.locks().announce(&late.name, WITHIN).await.is_err());
+    assert!(node.announce_key_changes(&late.name, WITHIN).await.is_err());
 }

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 
 use super::super::on_redis::at;
 use super::*;
-use crate::store::lock_store::Leave;
+use crate::store::Leave;
 
 on_servers! {
     waiters_that_leave_together_leave_the_others_in_their_order,
@@ -15,7 +15,7 @@ on_servers! {
 
 async fn leave(asker: &Asker) {
     let leave = Leave { token: &asker.token, ttl: Some(LEASE) };
-    asker.node.locks().leave(&asker.name, leave, WITHIN).await.expect("left");
+    asker.node.leave(&asker.name, leave, WITHIN).await.expect("left");
 }
 
 fn queue(world: &World) -> Vec<String> {
@@ -25,7 +25,7 @@ fn queue(world: &World) -> Vec<String> {
 /// Queues waiters of two nodes in turn. Those of the first node leave, and the others keep their order.
 async fn in_turn(world: &World, each: usize) {
     let server = world.home(&mutex("k").tag);
-    let (one, other) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (one, other) = (world.node().await, world.node().await);
     let mut askers = Vec::new();
     for number in 0..2 * each {
         let asker = Asker::on(if number % 2 == 0 { &one } else { &other }, &mutex("k"));
@@ -60,7 +60,7 @@ async fn of_a_queue_of_thousands_a_few_leave_in_one_call(world: &World) {
         pipeline.cmd("RPUSH").arg(at("mq", "k")).arg(format!("{}60000", other.as_str())).ignore();
     }
     pipeline.query::<()>(&mut world.home(&mutex("k").tag).conn()).expect("filled");
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     let askers: Vec<_> = (0..40).map(|_| Asker::on(&node, &mutex("k"))).collect();
     for asker in &askers {
         asker.must_wait().await;
@@ -73,7 +73,7 @@ async fn of_a_queue_of_thousands_a_few_leave_in_one_call(world: &World) {
 
 async fn a_leaving_waiter_gives_back_a_grant_that_it_did_not_receive(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     let askers: Vec<_> = (0..10).map(|_| Asker::on(&node, &mutex("k"))).collect();
     for asker in &askers {
         asker.must_wait().await;
@@ -87,7 +87,7 @@ async fn a_leaving_waiter_gives_back_a_grant_that_it_did_not_receive(world: &Wor
 
 async fn permits_of_waiters_that_leave_go_to_the_next(world: &World) {
     let server = world.home(&semaphore("k").tag);
-    let (one, other) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (one, other) = (world.node().await, world.node().await);
     let holder = Asker::on(&other, &semaphore("k"));
     holder.must_take_permit(1).await;
     let askers: Vec<_> = (0..20).map(|_| Asker::on(&one, &semaphore("k"))).collect();

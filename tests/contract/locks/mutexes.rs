@@ -38,7 +38,7 @@ async fn a_free_mutex_is_granted_and_a_held_one_says_for_how_long(world: &World)
 }
 
 async fn of_simultaneous_callers_one_is_granted(world: &World) {
-    let nodes = [world.node_with_locks().await, world.node_with_locks().await, world.node_with_locks().await];
+    let nodes = [world.node().await, world.node().await, world.node().await];
     let askers: Vec<_> = (0..60).map(|i| Asker::on(&nodes[i % 3], &mutex("k"))).collect();
     let taken = join_all(askers.iter().map(|asker| asker.take(asker.ask()))).await;
     assert_eq!(taken.iter().filter(|taken| matches!(taken, Taken::Granted { .. })).count(), 1);
@@ -109,7 +109,7 @@ async fn a_free_by_a_token_that_never_held_changes_nothing(world: &World) {
 
 /// S1.22: a token that takes it after the expiry keeps it, whenever the free comes.
 async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
-    let (node, other) = (world.node_with_locks().await, world.node_with_locks().await);
+    let (node, other) = (world.node().await, world.node().await);
     for round in 0..60 {
         let name = mutex(&format!("race {round}"));
         let (old, new) = (Asker::on(&node, &name), Asker::on(&other, &name));
@@ -175,7 +175,7 @@ async fn a_look_names_the_holder_and_leaves_nothing(world: &World) {
 
 /// S3.16.
 async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     let mut last = 0;
     let mut check = |fence: u64, how: &str| {
         assert!(fence > last, "after {how}: {fence} after {last}");
@@ -234,7 +234,7 @@ async fn mutexes_are_independent(world: &World) {
 
 /// S0.4: for any time to live there is an answer, and no key that stays for ever.
 async fn any_time_to_live_is_accepted(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     for ttl in [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::from_secs(1 << 40), Duration::MAX] {
         let (holder, waiter) = (Asker::on(&node, &mutex("k")), Asker::on(&node, &mutex("k")));
         assert!(matches!(holder.take_for(Some(ttl)).await, Taken::Granted { .. }), "{ttl:?}");
@@ -242,7 +242,7 @@ async fn any_time_to_live_is_accepted(world: &World) {
         let _ = waiter.take_for(Some(ttl)).await;
         holder.extend(Some(ttl)).await;
         for asker in [holder, waiter] {
-            let freed = asker.node.locks().free_mutex(&asker.name, &asker.token, Some(ttl), WITHIN).await;
+            let freed = asker.node.free_mutex(&asker.name, &asker.token, Some(ttl), WITHIN).await;
             freed.expect("free");
         }
         until(async || Asker::on(&node, &mutex("k")).look().await.is_none()).await;
@@ -276,7 +276,7 @@ async fn a_closed_node_says_so(world: &World) {
     let closed = Asker::apart(world, &mutex("k")).await;
     closed.must_take().await;
     closed.node.close();
-    let locks = closed.node.locks();
+    let locks = &closed.node;
     let kinds = [
         locks.take_mutex(&closed.name, closed.ask(), WITHIN).await.map(|_| ()),
         locks.free_mutex(&closed.name, &closed.token, Some(LEASE), WITHIN).await.map(|_| ()),

@@ -222,7 +222,7 @@ async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
         assert!(asker.notified().await.missed);
     }
     // Once for the loss, and once for the new subscription.
-    until(async || waiter.node.locks().grants_arrive() && holder.node.locks().grants_arrive()).await;
+    until(async || waiter.node.grants_arrive() && holder.node.grants_arrive()).await;
     assert!(waiter.notified().await.missed);
     waiter.must_wait().await;
     assert!(holder.free().await);
@@ -243,10 +243,10 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     let transient = |refused: Result<MutexTaken, crate::store::StoreError>| {
         assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
     };
-    transient(late.node.locks().take_mutex(&late.name, late.ask(), WITHIN).await);
+    transient(late.node.take_mutex(&late.name, late.ask(), WITHIN).await);
     let beside = probe_beside(&mutex("k").tag, |text| mutex(text).tag.to_string());
     let other = Asker::apart(world, &mutex(&beside)).await;
-    transient(other.node.locks().take_mutex(&other.name, other.ask(), WITHIN).await);
+    transient(other.node.take_mutex(&other.name, other.ask(), WITHIN).await);
     assert!(holder.extend(Some(LEASE)).await);
     assert!(holder.free().await);
     waiter.granted().await;
@@ -274,10 +274,8 @@ async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
     assert!(holder.free().await);
     // Before or after the grant was received.
     server.kill_clients();
-    until(async || {
-        holder.node.locks().look_at_mutex(&mutex("k"), WITHIN).await.is_ok_and(|held| held.is_none())
-    })
-    .await;
+    until(async || holder.node.look_at_mutex(&mutex("k"), WITHIN).await.is_ok_and(|held| held.is_none()))
+        .await;
     drop(node);
 }
 
@@ -313,7 +311,7 @@ async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
         waiter.must_wait_for_permit(2).await;
         if is_dead {
             // As if its process had died.
-            drop(one.node.locks().await_grant(&name, &one.token));
+            drop(one.node.await_grant(&name, &one.token));
         }
         let freed = two.free_permit().await;
         assert_eq!(freed, PermitFreed { was_held: true, available: 0 });

@@ -28,7 +28,7 @@ contract! {
 async fn waiters_are_served_first_come_first(world: &World) {
     let mut nodes = Vec::new();
     for _ in 0..4 {
-        nodes.push(world.node_with_locks().await);
+        nodes.push(world.node().await);
     }
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let mut waiters = Vec::new();
@@ -133,7 +133,7 @@ async fn dead_nodes_are_passed_over(world: &World) {
     for _ in 0..3 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
         drop(wait);
-        world.dead(node.store).await;
+        world.dead(node).await;
     }
     let alive = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
@@ -142,7 +142,7 @@ async fn dead_nodes_are_passed_over(world: &World) {
     let dead = Asker::waiting(world, &mutex("k")).await;
     let Asker { node, wait, .. } = dead;
     drop(wait);
-    world.dead(node.store).await;
+    world.dead(node).await;
     assert!(alive.free().await);
     assert!(alive.look().await.is_none(), "no waiter is left");
 }
@@ -155,9 +155,9 @@ async fn behind_several_dead_waiters_a_live_one_is_notified(world: &World) {
         drop(wait);
         if world.gives_claims() {
             // There the server need not have noticed.
-            node.store.close();
+            node.close();
         } else {
-            world.dead(node.store).await;
+            world.dead(node).await;
         }
     }
     let alive = Asker::waiting(world, &mutex("k")).await;
@@ -173,7 +173,7 @@ async fn behind_several_dead_waiters_a_live_one_is_notified(world: &World) {
 
 async fn waiters_that_have_left_are_passed_over(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     for _ in 0..3 {
         Asker::on(&node, &mutex("k")).must_wait().await;
     }
@@ -187,7 +187,7 @@ async fn after_an_expiry_dead_waiters_are_passed_over_for_the_caller(world: &Wor
     let (_dead, [waiter]) = left_by_the_dead(world).await;
     let Asker { node, name, wait, .. } = waiter;
     drop(wait);
-    world.dead(node.store).await;
+    world.dead(node).await;
     let late = Asker::apart(world, &name).await;
     late.must_take().await;
     assert!(late.owns().await);
@@ -223,7 +223,7 @@ async fn a_grant_before_the_waiter_looks_is_retained(world: &World) {
 async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     let waiters: Vec<_> = (0..50).map(|_| Asker::on(&node, &mutex("k"))).collect();
     for waiter in &waiters {
         waiter.must_wait().await;

@@ -30,7 +30,7 @@ fn create(capacity: u32) -> Create {
 
 /// S4.3, S4.34: fifty simultaneous takes create it once.
 async fn at_most_capacity_tokens_hold_permits(world: &World) {
-    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let nodes = [world.node().await, world.node().await];
     let askers: Vec<_> = (0..50).map(|i| Asker::on(&nodes[i % 2], &semaphore("k"))).collect();
     let taken = join_all(askers.iter().map(|asker| asker.permit(asker.ask_permit(5)))).await;
     assert_eq!(taken.iter().filter(|taken| taken.granted).count(), 5);
@@ -79,7 +79,7 @@ async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     let late = async || {
         // For a token that is registered anew, no earlier take is known.
         let Asker { node, name, token, .. } = &holder;
-        let late = Asker { wait: node.locks().await_grant(name, token), ..Asker::on(node, name) };
+        let late = Asker { wait: node.await_grant(name, token), ..Asker::on(node, name) };
         late.permit(TakePermit { token, ..late.ask_permit(2) }).await
     };
     holder.must_take_permit(2).await;
@@ -97,7 +97,7 @@ async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
 async fn permits_are_served_first_come_first(world: &World) {
     let mut nodes = Vec::new();
     for _ in 0..4 {
-        nodes.push(world.node_with_locks().await);
+        nodes.push(world.node().await);
     }
     let askers: Vec<_> = (0..20).map(|number| Asker::on(&nodes[number * 3 % 4], &semaphore("k"))).collect();
     for (number, asker) in askers.iter().enumerate() {
@@ -169,9 +169,9 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
         dead.must_wait_for_permit(1).await;
         let Asker { node, wait, .. } = dead;
         drop(wait);
-        world.dead(node.store).await;
+        world.dead(node).await;
     }
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     Asker::on(&node, &semaphore("k")).must_wait_for_permit(1).await;
     let alive = Asker::apart(world, &semaphore("k")).await;
     alive.must_wait_for_permit(1).await;
@@ -185,7 +185,7 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
 
 /// S4.18, S4.19: recovering a stale permit and its late free make one permit, not two.
 async fn a_lease_that_ended_is_recovered_once(world: &World) {
-    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let nodes = [world.node().await, world.node().await];
     let [stale, steady] = after_the_stale([&nodes[0], &nodes[1]], "k", 1, 3).await;
     assert_eq!(steady.state().await.expect("there").available, 2, "a look says what a take would find");
     let mut recovered = 0;
@@ -199,7 +199,7 @@ async fn a_lease_that_ended_is_recovered_once(world: &World) {
 
 /// S4.16, S4.17: by any token's take, or by a sweep, but always in the queue's order.
 async fn recovered_permits_go_to_the_waiters(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     for by in ["take", "sweep", "free", "refresh"] {
         let [one, two, three, four, five] = after_the_stale([&node; 5], by, 2, 2).await;
         let (stale, waiters) = ([one, two], [three, four, five]);
@@ -349,7 +349,7 @@ async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {
 }
 
 async fn any_lease_and_capacity_is_accepted(world: &World) {
-    let node = world.node_with_locks().await;
+    let node = world.node().await;
     for (number, time) in
         [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::MAX].into_iter().enumerate()
     {

@@ -78,7 +78,7 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
     let renewal = Renewal { stamp: 2, mark: Some(first.newest), known_registry: None, term: TERM };
     let renewed = loop {
         // The first may be sent on the connection that was cut.
-        match tier.store.volumes().renew_membership(&volume(), renewal, WITHIN).await {
+        match tier.store.renew_membership(&volume(), renewal, WITHIN).await {
             Ok(renewed) => break renewed,
             Err(error) => assert!(started.elapsed() < WITHIN, "{error}"),
         }
@@ -130,10 +130,10 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
     for kind in ["a", "n"] {
         server.run::<()>(&["SET", &at(kind), "foreign", "PX", "600000"]);
         let refused = |error: StoreError| error.kind == StoreErrorKind::Refused;
-        let volumes = one.store.volumes();
+        let volumes = &one.store;
         let renewal = Renewal { stamp: 2, mark: None, known_registry: None, term: TERM };
         assert!(refused(volumes.renew_membership(&volume(), renewal, WITHIN).await.expect_err("no right")));
-        let announced = two.store.volumes().announce(&announcement(false), &value("a"), WITHIN).await;
+        let announced = two.store.announce(&announcement(false), &value("a"), WITHIN).await;
         assert!(refused(announced.expect_err("the caller is told")));
         assert_eq!(server.run::<String>(&["GET", &at(kind)]), "foreign");
         server.run::<()>(&["DEL", &at(kind)]);
@@ -204,7 +204,7 @@ async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_sepa
         let answer = two.store.invalidate(&key("k"), Some(insert), &announcement, WITHIN).await;
         assert!(matches!(answer, Ok(Announced::Separately)), "{answer:?}");
         assert_eq!(two.store.look_up(&key("k"), WITHIN).await.expect("look up"), Some(bytes("v")));
-        let answer = two.store.tags().forget_tag(&key("t"), &announcement, WITHIN).await;
+        let answer = two.store.forget_tag(&key("t"), &announcement, WITHIN).await;
         assert!(matches!(answer, Ok(Announced::Separately)), "{answer:?}");
         let to = audience(two.announce_as(&announcement, &value("k")).await);
         assert_eq!(to.members, [one.member_with(1)]);
@@ -217,6 +217,6 @@ async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_sepa
 #[test]
 fn an_acknowledgement_without_a_runtime_is_dropped() {
     let client = ::redis::Client::open("redis://127.0.0.1:1/").expect("an address");
-    let store = StoreHandle::redis(RedisStore::new(client, ms(100)));
-    store.volumes().acknowledge(Uuid::new_v4(), Uuid::new_v4());
+    let store = Store::Redis(Arc::new(RedisStore::new(client, ms(100))));
+    store.acknowledge(Uuid::new_v4(), Uuid::new_v4());
 }

@@ -14,10 +14,9 @@ use crate::observe::FlightId;
 use crate::policy::Budget;
 use crate::policy::Policy;
 use crate::read_through::lease::Lease;
-use crate::store::Token;
-use crate::store::TokenCheck;
 use crate::store::memory::MemoryStore;
-use crate::store::wake::lease_waiters::Hints;
+use crate::store::wake_leases::Hints;
+use crate::store::{Token, TokenCheck};
 use crate::value::FlightOutcome;
 use crate::value::StoredEntry;
 use crate::value::entry::Expiry;
@@ -249,7 +248,7 @@ mod on_chaos;
 mod keep {
     use super::*;
     use crate::read_through::lease::LeaseEvent;
-    use crate::store::wake::lease_waiters::{Hint, LeaseWaiters};
+    use crate::store::wake_leases::{Hint, LeaseWaiters};
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
 

@@ -8,9 +8,8 @@ use bytes::Bytes;
 use super::MemoryStore;
 use super::records::AROUND;
 use crate::key::{CacheKey, Key};
-use crate::store::tag_store::TagStore as _;
-use crate::store::{Acquire, Fail, OlderEntry, Store as _, Token};
-use crate::{Policy, StampedeGuard};
+use crate::store::{Acquire, Fail, OlderEntry, Token};
+use crate::{Backend, Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -62,7 +61,7 @@ async fn records_of_loads_that_stored_nothing_are_dropped() {
 async fn leases_and_queues_of_dead_processes_are_dropped() {
     const AT_ONCE: u32 = 10_000;
     let store = MemoryStore::new();
-    let node = store.clone().into_node();
+    let node = Backend::from(store.clone()).node(MINUTE);
     for number in 0..5 * AT_ONCE {
         let key = Key::new("ns", &CacheKey::from(("key", number)));
         for _ in 0..2 {
@@ -79,7 +78,7 @@ async fn leases_and_queues_of_dead_processes_are_dropped() {
 }
 
 async fn fail(store: &MemoryStore, number: u32, outcome: usize) -> Token {
-    let node = store.clone().into_node();
+    let node = Backend::from(store.clone()).node(MINUTE);
     let (key, token) = (Key::new("ns", &CacheKey::from(("key", number))), Token::mint(node.node()));
     let ask = Acquire { token: &token, lease: MINUTE, seen: None, behind: None, queue: true };
     node.acquire(&key, ask, MINUTE).await.expect("asks");
@@ -132,7 +131,7 @@ async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
     const CAPACITY: usize = 16_384;
     let store = MemoryStore::with_capacity(CAPACITY);
     let guard = StampedeGuard::new(store.clone());
-    let node = store.clone().into_node();
+    let node = Backend::from(store.clone()).node(MINUTE);
     guard.insert_with_tags("old", &1u8, ["other"]).await.expect("stored");
     for number in 0..2_000u32 {
         guard.insert_with_tags(("key", number), &1u8, [("tag", number)]).await.expect("stored");
@@ -158,7 +157,7 @@ async fn an_id_that_is_read_outlives_those_that_are_not() {
     let guard = StampedeGuard::new(store.clone());
     let hot = guard.with_policy(Policy::builder().tags(["hot"]).build().expect("valid"));
     hot.insert("hot", &1u8).await.expect("stored");
-    let node = store.clone().into_node();
+    let node = Backend::from(store.clone()).node(MINUTE);
     for number in 0..10_000u32 {
         node.tag_ids(&[tag(number)], MINUTE * 60, MINUTE).await.expect("made");
         if number % 100 == 0 {
@@ -171,7 +170,7 @@ async fn an_id_that_is_read_outlives_those_that_are_not() {
 #[tokio::test]
 async fn each_of_many_tags_costs_as_much_as_the_first() {
     const MANY: u32 = 30_000;
-    let node = MemoryStore::new().into_node();
+    let node = Backend::from(MemoryStore::new()).node(MINUTE);
     let started = std::time::Instant::now();
     for number in 0..MANY {
         node.tag_ids(&[tag(number)], MINUTE, MINUTE).await.expect("made");
@@ -183,7 +182,7 @@ async fn each_of_many_tags_costs_as_much_as_the_first() {
 #[tokio::test(start_paused = true)]
 async fn unused_ids_and_lists_are_dropped() {
     let store = MemoryStore::new();
-    let node = store.clone().into_node();
+    let node = Backend::from(store.clone()).node(MINUTE);
     for number in 0..50_000 {
         node.tag_ids(&[tag(number)], MINUTE, MINUTE).await.expect("made");
         node.enlist(&tag(number), [0; 8], 1, MINUTE).await.expect("listed");

@@ -20,10 +20,9 @@ use uuid::Uuid;
 
 use super::Commands;
 use super::lock_steps::{LockStep, mutex_holder};
-use crate::store::names::LockName;
 use crate::store::redis::scripts;
-use crate::store::wake::lock_waiters::{AbsentWaiters, LockWaiters};
-use crate::store::{StoreError, Token};
+use crate::store::wake_locks::{AbsentWaiters, LockWaiters};
+use crate::store::{LockName, StoreError, Token};
 use crate::sync::lock;
 
 /// How many waiters leave in one call: their queue entries are its arguments.

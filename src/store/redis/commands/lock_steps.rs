@@ -14,15 +14,13 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::{Commands, refused, run_call};
-use crate::store::lock_store::{
-    Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState, Take,
-    TakePermit, Taken,
-};
-use crate::store::names::LockName;
 use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{
+    Create, LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState,
+    StoreError, StoreErrorKind, Take, TakePermit, Taken, Token,
+};
 
 /// The nodes that did not receive a message, so that later calls do not notify them again.
 #[derive(Debug, Default)]

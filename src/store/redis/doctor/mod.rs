@@ -26,7 +26,7 @@ use super::endpoint::{TimedReading, host_ms, read_clock};
 use super::errors::{bounded, unquoted};
 use super::subscriber::channel;
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
-use crate::store::{Examine, Store as _, StoreError};
+use crate::store::{Examine, StoreError};
 
 /// How long the whole examination may take.
 const TOTAL: Duration = Duration::from_secs(10);

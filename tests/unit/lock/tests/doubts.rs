@@ -7,7 +7,7 @@ use super::faulty::{Fate, Faulty, Script};
 use super::*;
 use crate::lock::LockTarget as _;
 use crate::store::StoreErrorKind;
-use crate::store::wake::lock_waiters::LockHints;
+use crate::store::wake_locks::LockHints;
 
 /// A holder in doubt asks the store. A store that hangs does not delay the end of the lease.
 #[tokio::test(start_paused = true)]
@@ -41,7 +41,7 @@ async fn a_doubt_outlives_the_listener_that_took_it() {
         waiting(async move { hold_state.lost().await })
     };
     let other = listens().await;
-    let locks = target.registry().store.locks();
+    let locks = &target.registry().store;
     // Frees the lock without a message to its holder.
     let freed = locks.free_mutex(target.name(), &hold.hold_state.token, target.ttl(), ms(1000)).await;
     assert!(freed.expect("asks"));

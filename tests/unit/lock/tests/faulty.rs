@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::LockRegistry;
 use crate::lock::{LockTarget, MutexTarget};
-use crate::store::lock_store::MutexTaken;
-use crate::store::names::LockName;
+use crate::store::MutexTaken;
+use crate::store::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// The fate of one command.
@@ -100,7 +100,7 @@ impl Faulty {
 
     pub(super) async fn is_locked(&self) -> bool {
         let MutexTarget { registry, name, .. } = &self.mutex;
-        registry.store.locks().look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
+        registry.store.look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
     }
 }
 

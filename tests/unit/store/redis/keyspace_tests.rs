@@ -1,9 +1,8 @@
 use super::*;
 use crate::store::contract::support::proxy::{Mode, Proxy};
 use crate::store::contract::support::redis_server::RedisServer;
-use crate::store::names::LockName;
 use crate::store::redis::RedisStore;
-use crate::store::{Store as _, Token};
+use crate::store::{LockName, Token};
 
 #[test]
 fn existing_flags_are_retained() {

@@ -16,7 +16,7 @@ async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection
     assert_eq!(store.inbox.link(), LinkState::Connecting);
     drop(listener);
     let key = Key::new("ns", &CacheKey::from("k"));
-    store.get(&key, Duration::from_secs(10)).await.expect_err("the port is closed");
+    store.look_up(&key, Duration::from_secs(10)).await.expect_err("the port is closed");
     assert_eq!(store.inbox.link(), LinkState::Down);
     store.inbox.close();
     assert_eq!(store.inbox.link(), LinkState::Closed);

@@ -1,6 +1,6 @@
 //! Registry of this process's waiters for locks, and their messages: grants and others, by token.
 //!
-//! A waiter registers before its first take (invariant 4 of [`lock_store`](crate::store::lock_store)), so it also receives
+//! A waiter registers before its first take (invariant 4 of locks in [`store`](crate::store)), so it also receives
 //! a grant that comes before the take's answer.
 //!
 //! Of all waiters for one lock in this process ([`WaitLine`]), only the first watches the clock ([`LockWaiter::watch`]):
@@ -11,7 +11,7 @@
 
 mod absent_waiters;
 #[cfg(test)]
-#[path = "../../../../tests/unit/store/lock_waiters_tests.rs"]
+#[path = "../../../tests/unit/store/lock_waiters_tests.rs"]
 mod tests;
 
 use std::collections::HashSet;
@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::absent_waiters::AbsentWaiters;
-use crate::store::names::{LockName, Token};
+use crate::store::{LockName, Token};
 use crate::sync::lock;
 
 /// All registered waiters.
@@ -135,6 +135,7 @@ impl LockWaiters {
     }
 
     /// Whether there is a waiter or a holder with this token.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_registered(&self, token: &Token) -> bool {
         lock(&self.registry).by_token.contains_key(token)
     }
@@ -539,6 +540,9 @@ impl RegisteredLockWaiter {
         self.woken.notify_one();
     }
 }
+
+/// Whether the sender of a message believes that it was received, and the wake-up of its receiver.
+pub(crate) type Notification = (bool, Option<Wake>);
 
 /// Wakes waiters when it is dropped. So a message can be recorded in a step under the store's lock, while waking, which
 /// runs foreign code, comes after the lock.

@@ -1,15 +1,10 @@
 //! The store of one node, and the connections that the nodes of one backend share.
 
-#[cfg(feature = "cluster")]
-mod cluster;
-#[cfg(feature = "sentinel")]
-mod sentinel;
-
 use std::fmt;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::Client;
@@ -27,10 +22,12 @@ use super::keyspace::Keyspace;
 use super::login::Login;
 use super::subscriber::Subscriber;
 use crate::health::Topology;
+use crate::store::StoreError;
+use crate::store::credentials::CredentialsProvider;
 use crate::store::volume::{Announced, Announcement};
-use crate::store::wake::lease_waiters::LeaseWaiters;
-use crate::store::wake::lock_waiters::LockWaiters;
-use crate::store::{Store as _, StoreError};
+use crate::store::wake_leases::LeaseWaiters;
+use crate::store::wake_locks::LockWaiters;
+use crate::sync::lock;
 
 /// How many invalidations of one node wait for replicas at once. While a replica is down, each holds a connection for as
 /// long as its caller allows; without a limit they could use up the server's connections.
@@ -82,12 +79,12 @@ impl RedisStore {
     }
 
     /// The deadline of one command.
-    pub(super) fn command_timeout(&self) -> Duration {
+    pub(crate) fn command_timeout(&self) -> Duration {
         self.connections.connector.answer
     }
 
     /// Ends the node, and its use of the connections.
-    pub(super) fn leave(&self) {
+    pub(crate) fn close(&self) {
         if self.commands.end() {
             self.inbox.close();
             self.keyspace.close();
@@ -125,7 +122,7 @@ impl RedisStore {
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        self.leave();
+        self.close();
     }
 }
 
@@ -139,15 +136,47 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+/// Servers, and the connections to them that all nodes share.
+pub(crate) struct RedisServers {
+    connect: Arc<Connect>,
+    provider: Option<CredentialsProvider>,
+    /// The connections of the nodes so far. Weak: they are closed with the last node.
+    latest: Mutex<Weak<Connections>>,
+}
+
+/// Makes new connections, none of which is open yet.
+type Connect = dyn Fn(Duration, Login) -> Connections + Send + Sync;
+
+impl RedisServers {
+    pub(crate) fn new(connect: Arc<Connect>, provider: Option<CredentialsProvider>) -> Self {
+        Self { connect, provider, latest: Mutex::default() }
+    }
+
+    /// The same servers, on connections of their own, which log in with the provider's credentials.
+    pub(crate) fn logging_in(&self, provider: CredentialsProvider) -> Self {
+        Self::new(Arc::clone(&self.connect), Some(provider))
+    }
+
+    /// A new node, on the connections of the nodes before it.
+    pub(crate) fn node(&self, command_timeout: Duration) -> RedisStore {
+        let mut latest = lock(&self.latest);
+        let shared = latest.upgrade().filter(|connections| connections.join());
+        let connections = shared
+            .unwrap_or_else(|| Arc::new((self.connect)(command_timeout, Login::by(self.provider.clone()))));
+        *latest = Arc::downgrade(&connections);
+        RedisStore::on(connections)
+    }
+}
+
 /// One connection for commands (in a cluster one to each master) and one for messages, each opened when it is first needed.
 pub(crate) struct Connections {
     /// Digest of the server's address and the database.
-    pub(in crate::store::redis) store_id: u64,
-    pub(in crate::store::redis) topology: Topology,
+    pub(super) store_id: u64,
+    pub(super) topology: Topology,
     /// Opens connections for messages.
-    pub(in crate::store::redis) connector: Connector,
-    pub(in crate::store::redis) commands: Commands,
-    pub(in crate::store::redis) subscriber: Arc<Subscriber>,
+    pub(super) connector: Connector,
+    pub(super) commands: Commands,
+    pub(super) subscriber: Arc<Subscriber>,
     /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
@@ -162,6 +191,34 @@ impl Connections {
         info.redis_settings().db().hash(&mut store_id);
         let connector = Connector::new(client, command_timeout).logging_in(&login);
         Self::of(connector, None, Topology::Single, store_id.finish())
+    }
+
+    /// As [`single`](Self::single), to the server that these sentinels report as the primary.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn watched(
+        clients: &super::sentinel::SentinelClients,
+        command_timeout: Duration,
+        login: Login,
+    ) -> Self {
+        // The client does not show its servers, so each call counts as a separate backend.
+        let store_id = fastrand::u64(..);
+        let endpoint = super::sentinel::SentinelEndpoint::new(clients.clone(), login.clone());
+        let connector = Connector::to(Arc::new(endpoint), command_timeout).logging_in(&login);
+        Self::of(connector, None, Topology::Sentinel, store_id)
+    }
+
+    /// As [`single`](Self::single), to the nodes of a cluster.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn spread(
+        client: redis::cluster::ClusterClient,
+        command_timeout: Duration,
+        login: Login,
+    ) -> Self {
+        let cluster = super::cluster::Cluster::logging_in(client, command_timeout, login);
+        let mut store_id = DefaultHasher::new();
+        cluster.cluster_nodes().described().hash(&mut store_id);
+        let inbox = cluster.any_node(command_timeout);
+        Self::of(inbox, Some(super::commands::Route::Cluster(cluster).into()), Topology::Cluster, store_id.finish())
     }
 
     /// `connector` opens connections for messages; and for commands, if `commands` is `None`.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use super::LockWaiters;
 use super::WaitLine;
 use super::{LockHints, RegisteredLockWaiter};
-use crate::store::names::{LockName, Token};
+use crate::store::{LockName, Token};
 use crate::sync::lock;
 
 /// The waiters of one lock except the first; those that are found in the queue are removed.

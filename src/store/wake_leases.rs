@@ -4,13 +4,10 @@
 //! that comes before the acquire's answer. Hints are merged: a waiter takes all hints since the last time as one
 //! [`Hints`].
 
-#[cfg(feature = "testing")]
-mod for_tests;
-
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::store::names::Token;
+use crate::store::Token;
 use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 
 /// The hints to a waiter since it last took them.
@@ -111,6 +108,24 @@ impl LeaseWaiters {
         }
     }
 
+    /// Whether there is a waiter for `name`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn any(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Whether there is a waiter with this token.
+    #[cfg(test)]
+    pub(crate) fn has(&self, token: &Token) -> bool {
+        self.lock().values().flatten().any(|waiter| waiter.token == *token)
+    }
+
+    /// Whether there is no waiter.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<LeaseWaiter>>>> {
         // No user code runs under this lock, and no update can stop halfway.
         lock(&self.by_name)
@@ -147,6 +162,13 @@ impl LeaseWatch {
     pub(crate) fn close(mut self) -> Hints {
         self.unregister();
         std::mem::take(&mut *self.waiter.hints())
+    }
+
+    /// Drops `companion` together with the registration.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with(mut self, companion: impl std::any::Any + Send + Sync) -> Self {
+        self.companion = Some(Box::new(companion));
+        self
     }
 
     fn unregister(&mut self) {

@@ -2,21 +2,20 @@
 //! that jumps. For [`testing`](crate::testing).
 
 use std::fmt;
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::MemoryStore;
-use super::records::ExpiringMap;
-use super::records::{KeyRecord, KeyRecords};
-use super::relay::Relay;
+use super::records::{ExpiringMap, KeyRecord, KeyRecords};
 use super::volume_table::Volume;
-use crate::store::Token;
-use crate::store::wake::lock_waiters::LockHint;
+use super::{MemoryShared, MemoryStore, Notifier};
+use crate::store::protocol::Token;
+use crate::store::wake_locks::LockHint;
+use crate::sync::lock;
 
 /// A copy of one key's record.
 pub(crate) struct KeySnapshot(Option<KeyRecord>);
@@ -27,10 +26,16 @@ impl fmt::Debug for KeySnapshot {
     }
 }
 
+impl MemoryShared {
+    pub(super) fn notifier(&self) -> Option<Arc<dyn Notifier>> {
+        self.faults.notifier.get().and_then(Weak::upgrade)
+    }
+}
+
 impl MemoryStore {
-    /// Also notifies waiters through this relay, unless there is a relay already.
-    pub(crate) fn relay_to(&self, relay: Weak<dyn Relay>) {
-        let _ = self.shared.faults.relay.set(relay);
+    /// Sends messages to waiters through this notifier, unless there is one already.
+    pub(crate) fn notify_through(&self, notifier: Weak<dyn Notifier>) {
+        let _ = self.shared.faults.notifier.set(notifier);
     }
 
     /// The lease's holder and its remaining time.
@@ -77,22 +82,24 @@ impl MemoryStore {
         records.lists = ExpiringMap::default();
         records.voided = ExpiringMap::default();
         drop(records);
-        self.shared.volumes.flush();
+        lock(&self.shared.volumes.by_name).clear();
     }
 
     /// A copy of the registry and the log of a volume.
     pub(crate) fn volume(&self, name: &str) -> Volume {
-        self.shared.volumes.snapshot(name)
+        lock(&self.shared.volumes.by_name).get(name).cloned().unwrap_or_default()
     }
 
     /// Restores a volume to the snapshot.
     pub(crate) fn restore_volume(&self, name: &str, snapshot: Volume) {
-        self.shared.volumes.restore(name, snapshot);
+        lock(&self.shared.volumes.by_name).insert(name.into(), snapshot);
     }
 
     /// Evicts a volume's registry, or its log alone; returns whether there was one.
     pub(crate) fn evict_volume(&self, name: &str, registry: bool) -> bool {
-        self.shared.volumes.evict(name, registry)
+        let mut volumes = lock(&self.shared.volumes.by_name);
+        let Some(volume) = volumes.get_mut(name) else { return false };
+        if registry { volume.registry.take().is_some() } else { !std::mem::take(&mut volume.log).is_empty() }
     }
 
     /// Changes one byte of the entry; returns whether there is one.

@@ -1,0 +1,511 @@
+//! The data of the fleet protocol with a store: errors; tokens and names of locks; the order of attempts at changes; the
+//! arguments and answers of the commands about entries, leases, tags, lists and locks. That of volumes: [`volume`](super::volume).
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::key::Key;
+use crate::observe::FlightId;
+use crate::sync::lock;
+
+/// How long after its deadline an acquire or a change may run. The server's clock may be ahead of the guard's estimate,
+/// which is made once a minute, and in a cluster from one master only.
+pub(crate) const LATEST: Duration = Duration::from_secs(1);
+
+/// Why a store did not answer.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreError {
+    pub(crate) kind: StoreErrorKind,
+    pub(crate) source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The kinds of [`StoreError`], by whether the command may have run and whether a retry can help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreErrorKind {
+    /// No connection: the command was not sent.
+    Unavailable,
+    /// The connection broke under the command, which may have run.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
+    Broken,
+    /// No answer within the command's deadline; the command may have run or may still run.
+    TimedOut,
+    /// The server refuses now and may accept later (out of memory, loading, busy).
+    Transient,
+    /// The server refuses until its configuration or this user's rights change.
+    Refused,
+    /// The store was closed.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
+    Closed,
+}
+
+impl StoreError {
+    pub(crate) fn new(kind: StoreErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+
+    /// Whether a retry would get the same error.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Closed)
+    }
+}
+
+impl StoreErrorKind {
+    /// Whether the command may have run, or may still run.
+    pub(crate) fn is_ambiguous(self) -> bool {
+        matches!(self, Self::Broken | Self::TimedOut)
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            StoreErrorKind::Unavailable => "the store is unavailable",
+            StoreErrorKind::Broken => "the connection to the store broke",
+            StoreErrorKind::TimedOut => "the store did not answer in time",
+            StoreErrorKind::Transient => "the store refused the command for now",
+            StoreErrorKind::Refused => "the store refused the command",
+            StoreErrorKind::Closed => "the store is closed",
+        })
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// The holder of a lease, or a waiter for one: `<node>:<flight>`, both random.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Token(Arc<str>);
+
+impl Token {
+    /// 32 hex digits, a colon, 32 hex digits.
+    pub(crate) const LEN: usize = 65;
+
+    /// A new token of this node.
+    pub(crate) fn mint(node: Uuid) -> Self {
+        Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
+    }
+
+    /// A new token that contains the longest duration of its lease or lock. So an ACQUIRE under another policy,
+    /// or a TAKE, notices if the remaining time is longer than its holder has ever requested. 90 bits of the
+    /// second half are random. A token for more than 49 days contains no duration.
+    pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
+        let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
+        let mut flight = *Uuid::new_v4().as_bytes();
+        flight[..4].copy_from_slice(&longest.to_be_bytes());
+        // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
+        flight[6] = flight[6] & 0x0f | 0x80;
+        Self(format!("{}:{}", node.simple(), Uuid::from_bytes(flight).simple()).into())
+    }
+
+    /// Parses a value of the store; `None` for anything that is not a token.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let shaped = text.len() == Self::LEN
+            && text
+                .bytes()
+                .enumerate()
+                .all(|(at, byte)| if at == 32 { byte == b':' } else { byte.is_ascii_hexdigit() });
+        shaped.then(|| Self(text.into()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The id of the load under this token's lease in traces.
+    pub(crate) fn flight(&self) -> FlightId {
+        FlightId::of(&self.0)
+    }
+
+    /// The node's half.
+    pub(crate) fn node(&self) -> &str {
+        &self.0[..32]
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Never the token itself: any process that knows it can end its lease.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// The keys of a lock. The key alone identifies the lock.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct LockName {
+    /// The mutex's own key, as foreign clients see it; for a semaphore, the key of its holders.
+    pub(crate) key: Arc<str>,
+    /// The text between the braces of all other keys of this lock, so that they share its slot.
+    pub(crate) tag: Arc<str>,
+}
+
+impl LockName {
+    /// A mutex with a key of this crate.
+    pub(crate) fn mutex(tag: &str) -> Self {
+        Self { key: format!("sg1:m:{{{tag}}}").into(), tag: tag.into() }
+    }
+
+    /// A mutex under a key that foreign clients know. A key without braces hashes whole, so the key is the tag.
+    pub(crate) fn prefixed(key: &str) -> Self {
+        Self { key: key.into(), tag: key.into() }
+    }
+
+    /// The mutex that has this key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_mutex_key(key: &str) -> Self {
+        match key.strip_prefix("sg1:m:{").and_then(|tag| tag.strip_suffix('}')) {
+            Some(tag) => Self::mutex(tag),
+            None => Self::prefixed(key),
+        }
+    }
+
+    /// A semaphore. It may have a mutex's tag: all their keys differ.
+    pub(crate) fn semaphore(tag: &str) -> Self {
+        Self { key: format!("sg1:sh:{{{tag}}}").into(), tag: tag.into() }
+    }
+
+    /// The lock that has this key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_key(key: &str) -> Self {
+        match key.strip_prefix("sg1:sh:{").and_then(|tag| tag.strip_suffix('}')) {
+            Some(tag) => Self::semaphore(tag),
+            None => Self::of_mutex_key(key),
+        }
+    }
+
+    pub(crate) fn is_semaphore(&self) -> bool {
+        self.key.starts_with("sg1:sh:{")
+    }
+}
+
+impl fmt::Debug for LockName {
+    /// Never the name itself: it may contain data that must not appear in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LockName(..)")
+    }
+}
+
+/// For how long an attempt voids earlier ones, and for how long after an attempt without an answer the next ones do so. Longer than an
+/// attempt can be late: it has the deadline of one command and [`LATEST`].
+pub(crate) const VOIDED_FOR: Duration = Duration::from_secs(60);
+
+/// The number of an attempt among those of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttemptNumber {
+    pub(crate) number: u64,
+    /// It voids the attempts with lower numbers. False if each of them had an answer: then there is nothing to void, and nothing is
+    /// written for it.
+    pub(crate) voids_earlier: bool,
+}
+
+/// The attempts of one node.
+///
+/// Numbers the attempts at changes, in the order in which a process sends them, so that a late attempt cannot undo a newer
+/// change.
+///
+/// A process sends a change again if an attempt has no answer. That attempt may still run later: after another attempt at the
+/// same change was confirmed, and after newer changes were acknowledged. So attempts are numbered, and an attempt *voids* the
+/// earlier ones of its node at the same name: it leaves its number in the store, and an attempt with a lower number changes
+/// nothing.
+///
+/// Invariant: *if an attempt A has ended without an answer, and an attempt B at the same name was sent after that and is
+/// confirmed, then A changes nothing from then on.* Proof: A has the lower number, because a number is taken before the
+/// attempt is sent. A was noted as unanswered when it ended, so B was sent as one that voids earlier attempts; B ran, and left
+/// its number in the same step. If A comes after that, it finds the number for [`VOIDED_FOR`]. On a server each attempt also
+/// has a latest moment at which it may run, and that moment is before the number expires.
+///
+/// A voided attempt gets the same answer as one that came too late, so a change that is still needed is sent again under a
+/// higher number. Therefore it does not matter which change the later attempt was for.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    latest: AtomicU64,
+    /// Attempts that are sent before this moment must void earlier ones.
+    void_until: Mutex<Option<Instant>>,
+}
+
+impl Attempts {
+    /// The next attempt, to be called before it is sent.
+    pub(crate) fn next(&self) -> AttemptNumber {
+        // The number is taken first: what is noted as unanswered by now has a lower one.
+        let number = self.latest.fetch_add(1, Ordering::SeqCst) + 1;
+        let voids_earlier = lock(&self.void_until).is_some_and(|until| Instant::now() < until);
+        AttemptNumber { number, voids_earlier }
+    }
+
+    /// Begins to track an attempt that is sent now.
+    pub(crate) fn sent(&self) -> SentAttempt<'_> {
+        SentAttempt { of: self, is_answered: false }
+    }
+}
+
+/// An attempt that is on its way. If it is dropped before it is answered, it may run later.
+#[derive(Debug)]
+pub(crate) struct SentAttempt<'a> {
+    of: &'a Attempts,
+    is_answered: bool,
+}
+
+impl SentAttempt<'_> {
+    pub(crate) fn answered(mut self) {
+        self.is_answered = true;
+    }
+}
+
+impl Drop for SentAttempt<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            *lock(&self.of.void_until) = Some(Instant::now() + VOIDED_FOR);
+        }
+    }
+}
+
+/// The settings that a store is examined for.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow, and grants all rights"))]
+pub(crate) struct Examine {
+    /// A key that no load uses.
+    pub(crate) key: Key,
+    /// How much of a request's time the store may cost.
+    pub(crate) coordination_budget: Duration,
+    pub(crate) lease: Duration,
+    /// How many replicas an invalidation waits for.
+    pub(crate) replicas: u32,
+}
+
+/// The arguments of an ACQUIRE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquire<'a> {
+    pub(crate) token: &'a Token,
+    pub(crate) lease: Duration,
+    /// The stored bytes this caller has read and will not use.
+    pub(crate) seen: Option<&'a Bytes>,
+    /// The holder this caller has waited behind: its outcome answers this caller, too.
+    pub(crate) behind: Option<&'a Token>,
+    /// Whether to queue if the lease is held.
+    pub(crate) queue: bool,
+}
+
+/// The answer to an ACQUIRE.
+#[derive(Clone, Debug)]
+pub(crate) enum Acquired {
+    /// An entry other than the one seen.
+    Found(Bytes),
+    /// The outcome of a holder that has ended without an entry, as it was passed to FAIL.
+    Ended(Bytes),
+    /// This token holds the lease.
+    Granted,
+    /// Another token holds the lease for `remaining` more.
+    Held { remaining: Duration, holder: Token },
+}
+
+/// The arguments of a FAIL.
+#[derive(Clone, Debug)]
+pub(crate) struct Fail<'a> {
+    pub(crate) token: &'a Token,
+    /// The encoded outcome.
+    pub(crate) outcome: Bytes,
+    /// How long the outcome is stored for the waiters.
+    pub(crate) keep: Duration,
+    /// How long newcomers may read it, too; zero for never.
+    pub(crate) replay: Duration,
+    pub(crate) older: OlderEntry,
+    pub(crate) seen: Option<&'a Bytes>,
+}
+
+/// What a FAIL does with the entry that was `seen`. It leaves any other entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OlderEntry {
+    Stays,
+    Ends,
+    /// A marker with this lifetime replaces it, or is stored where there is no entry.
+    Marked(Bytes, Duration),
+}
+
+/// An entry that replaces another.
+#[derive(Clone, Debug)]
+pub(crate) struct Insert {
+    pub(crate) entry: Bytes,
+    pub(crate) keep: Duration,
+    /// The only entry that it may replace; otherwise nothing is stored. A repeated step whose first answer was lost also
+    /// finds its own entry.
+    pub(crate) over: Option<Bytes>,
+}
+
+/// The server that has a name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NamedServer {
+    /// Its index among the store's servers.
+    pub(crate) number: usize,
+    /// How long the latest reading of its clock took: in the last minute, or as it connected.
+    pub(crate) round_trip: Duration,
+}
+
+/// Whether the token still held the lease, so that the step took effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenCheck {
+    Held,
+    Lost,
+    /// It held the lease, but the entry's key has foreign data: the waiters get the value, later callers do not.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "in memory there is no data of other programs")
+    )]
+    ForeignData,
+}
+
+/// How to hand over a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandOver {
+    /// The lease of the new holder.
+    pub(crate) lease: Duration,
+    /// How many loads of this wave have vanished.
+    pub(crate) hops: u8,
+    /// The token's node is shutting down: its waiters leave, too, and are passed over.
+    pub(crate) is_leaving: bool,
+}
+
+/// Where a HAND OVER has left the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandedOver {
+    /// A waiter holds it.
+    ToWaiter,
+    /// There was no waiter; it is free.
+    Freed,
+    /// The token did not hold it any more.
+    NotMine,
+}
+
+/// The arguments of a TAKE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Take<'a> {
+    pub(crate) token: &'a Token,
+    /// `None` for a mutex that does not expire.
+    pub(crate) ttl: Option<Duration>,
+    /// Whether to queue if the mutex is held.
+    pub(crate) queue: bool,
+    /// A token that gives up the mutex for this one, with the same time to live. Done before this token gets the mutex.
+    pub(crate) instead: Option<&'a Token>,
+}
+
+/// The position in the queue that a LEAVE gives up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leave<'a> {
+    pub(crate) token: &'a Token,
+    /// The time to live of a mutex, or the lease of a permit, that the token was queued with.
+    pub(crate) ttl: Option<Duration>,
+}
+
+/// The answer to a TAKE of a mutex.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MutexTaken {
+    pub(crate) taken: Taken,
+    /// Whether the token in `instead` held the mutex until then. A repeated take answers false.
+    pub(crate) was_held: bool,
+}
+
+/// Whether the mutex was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// This token holds the mutex.
+    Granted { fence: u64 },
+    /// Another token holds it, for `remaining` more; `None` if it never expires.
+    Busy { remaining: Option<Duration> },
+}
+
+/// The holder of a mutex.
+#[derive(Clone, Debug)]
+pub(crate) struct MutexHolder {
+    /// The value of the key: a token of ours, or a foreign client's value.
+    pub(crate) token: Bytes,
+    pub(crate) remaining: Option<Duration>,
+}
+
+/// The arguments of a TAKE of a permit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TakePermit<'a> {
+    pub(crate) token: &'a Token,
+    pub(crate) lease: Duration,
+    pub(crate) semaphore: Create,
+    pub(crate) queue: bool,
+}
+
+/// The settings with which the first caller creates a semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    pub(crate) capacity: u32,
+    /// How long it outlives its last use; never less than the longest lease.
+    pub(crate) idle_ttl: Duration,
+}
+
+/// The answer to a TAKE of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PermitTaken {
+    pub(crate) granted: bool,
+    pub(crate) available: u32,
+    /// The capacity the semaphore was created with, which may differ from the requested one.
+    pub(crate) created_with: u32,
+    /// When the next lease ends, if it is not renewed.
+    pub(crate) next_expiry: Option<Duration>,
+}
+
+/// The answer to a FREE of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PermitFreed {
+    pub(crate) was_held: bool,
+    pub(crate) available: u32,
+}
+
+/// A semaphore at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct SemaphoreState {
+    pub(crate) created_with: u32,
+    /// Including the permits that were added.
+    pub(crate) capacity: u32,
+    pub(crate) available: u32,
+    pub(crate) waiting: u32,
+    /// The holders with a running lease, and its remaining time, the earliest first.
+    pub(crate) holders: Vec<(Token, Duration)>,
+    /// Whether this step created it.
+    pub(crate) created: bool,
+    /// How many permits this step took back because their leases had ended.
+    pub(crate) recovered: u32,
+}
+
+/// A change of a semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SemaphoreChange {
+    /// Create it, if there is none.
+    Ensure(Create),
+    /// Create it if there is none, and add `permits` permits.
+    Add { permits: u32, semaphore: Create },
+    /// Take back the permits with an ended lease.
+    Sweep,
+    /// Remove it; all waiters receive `closed`.
+    Delete,
+}
+
+/// Whether the server announces changes of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyspaceAnswer {
+    Yes,
+    /// It does not; the reason, as one sentence for a log.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
+    No {
+        why: &'static str,
+    },
+}
+
+/// Identifies a member of a list.
+pub(crate) type ListMember = [u8; 8];
+
+/// The result of a look-up with tags: the entries in the order of their keys, the ids in the order of their tags.
+pub(crate) type TaggedLookUp = (Vec<Option<Bytes>>, Vec<Option<u64>>);
