@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::change::{ChangeAttempt, LONGEST};
+use super::change::{Change, LONGEST};
 use super::load_many::paired;
 use super::typed::{SharedReader, TypedReader};
 use crate::error::{Error, ErrorKind, LoadError};
@@ -200,8 +200,8 @@ impl StampedeGuard {
         let Self { state, policy, .. } = self;
         // The program has a newer value, so the older one is outdated even if the newer one can not be stored.
         let not_stored = async |error: Error| {
-            let removal = ChangeAttempt::invalidation(self, ChangeTarget::value(key.clone()));
-            removal.make(until, None).await?;
+            let removal = Change::invalidation(self, ChangeTarget::value(key.clone()));
+            removal.run(until, None).await?;
             Err(error)
         };
         let (encoding, payload) = match policy.codec.encode(value) {
@@ -229,9 +229,9 @@ impl StampedeGuard {
             return not_stored(over_limit(most)).await;
         }
         // A failed insertion is not retained as an invalidation: the program may have no loader that could load the value again.
-        let attempt = ChangeAttempt::of_value(self, key, "the insertion", false);
+        let attempt = Change::of_value(self, key, "the insertion", false);
         attempt.detach_flights();
-        let inserted = attempt.make(until, Some(Insert { entry, keep, over: None })).await;
+        let inserted = attempt.run(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
             // The limit of the server became known only by this attempt.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
@@ -267,7 +267,10 @@ impl StampedeGuard {
     /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
     /// at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        self.invalidation().key(key).send().await
+        let guard = self.current();
+        let change = Change::invalidation(&guard, ChangeTarget::value(guard.key(key)?));
+        // Boxed, because otherwise the caller's future would be as large as this one.
+        Box::pin(change.run(Instant::now() + LONGEST, None)).await
     }
 
     /// Marks the value of `key` stale: the next caller loads, and the values of loads that are running are not stored. The old
@@ -293,10 +296,10 @@ impl StampedeGuard {
         let until = Instant::now() + LONGEST;
         // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
         // that is retained after the read.
-        let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
+        let attempt = Change::of_value(&guard, &key, "the expiry", true);
         let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // The read itself counts its errors.
-        let read = guard.retry_until(&key, until, |_| Box::pin(read_entry(call))).await;
+        let read = guard.retry_until(&key, until, |_| read_entry(call)).await;
         let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
@@ -308,7 +311,7 @@ impl StampedeGuard {
             _ => None,
         };
         attempt.detach_flights();
-        attempt.make(until, expired).await
+        attempt.run(until, expired).await
     }
 
     /// Removes every value with this tag by one command, however many values there are; the values of loads that are running are not
@@ -379,8 +382,8 @@ impl StampedeGuard {
             return Ok(TagList::new(&[]));
         }
         let life = policy.tag_life();
-        let ids = |within| self.count_errors(state.tagged(tags.clone(), life, within));
-        let tagged = self.retry_until(key, until, |within| Box::pin(ids(within))).await;
+        let ids = async |within| self.count_errors(state.tagged(tags.clone(), life, within).await);
+        let tagged = self.retry_until(key, until, ids).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
