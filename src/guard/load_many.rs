@@ -36,9 +36,9 @@ use crate::sync::lock;
 use crate::value::entry::Storage;
 
 /// The result of one call of a caller's `load`.
-type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
-pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
-type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+type RoundResult<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
+pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = RoundResult<K, T, E>> + Send>>;
+type RoundLoader<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
 /// How many keys one call of a caller's `load` receives at most. Even a slow server grants this many leases, and stores this many values,
 /// in much less time than the shortest lease.
@@ -87,7 +87,7 @@ enum CallEnd<K, T, E> {
 struct Parts<K, T, E> {
     keys: Vec<K>,
     awaited: Vec<Mutex<Option<Awaits<T, E>>>>,
-    load: Arc<Load<K, T, E>>,
+    load: Arc<RoundLoader<K, T, E>>,
 }
 
 /// Converts a loader that returns pairs to one that returns a result for each key.
@@ -116,11 +116,11 @@ impl StampedeGuard {
         T: Serialize + DeserializeOwned + Clone + Send + 'static,
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Loaded<K, T, E>> + Send + 'static,
+        Fut: Future<Output = RoundResult<K, T, E>> + Send + 'static,
     {
         // `load` is called in an async block: a panic of the call itself is then handled like a panic of its future.
         let load = Arc::new(load);
-        let load: Load<K, T, E> = Box::new(move |keys| {
+        let load: RoundLoader<K, T, E> = Box::new(move |keys| {
             let load = Arc::clone(&load);
             Box::pin(async move { load(keys).await })
         });
@@ -150,7 +150,11 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: Arc<Load<K, T, E>>) -> Vec<KeyAnswer<T, E>>
+    async fn load_distinct<K, T, E>(
+        &self,
+        keys: Vec<K>,
+        load: Arc<RoundLoader<K, T, E>>,
+    ) -> Vec<KeyAnswer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -262,7 +266,7 @@ where
     E: fmt::Display + Send + Sync + 'static,
 {
     /// Makes the batch of these keys, with a member for each.
-    fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
+    fn batch(keys: Vec<K>, load: &Arc<RoundLoader<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
         let size = keys.len();
         let awaited = keys.iter().map(|_| Mutex::default()).collect();
         let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });
