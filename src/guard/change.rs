@@ -335,7 +335,7 @@ impl StampedeGuard {
     }
 }
 
-/// The task's reference to the guard. Weak: dropping the guard ends its task.
+/// The task that sends retained invalidations. Its reference to the guard is weak: dropping the guard ends the task.
 struct Resending {
     state: Weak<GuardState>,
     /// Whether the task has ended on purpose: all invalidations are sent, and later ones start another task; or the store is closed, and
@@ -357,48 +357,45 @@ impl Drop for Resending {
 impl Resending {
     async fn run(mut self) {
         let mut pause = PAUSE;
-        loop {
-            let Some(state) = self.state.upgrade() else { return };
-            let mut retained = state.retained.to_send();
-            // In a cluster each key may be on a different server.
-            let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
-            let Some(first) = retained.iter().find(is_up).or_else(|| retained.first()) else {
-                self.is_over = true;
-                return;
-            };
-            // Waits for a reconnect.
-            if let Err(error) = state.store.reach(first.target.key.name(), REACHES).await {
-                self.is_over = error.kind == StoreErrorKind::Closed;
-                if self.is_over {
+        while let Some(state) = self.state.upgrade() {
+            let round = send_all(&state, &mut pause).await;
+            drop(state);
+            match round {
+                None => {
+                    self.is_over = true;
                     return;
                 }
-                drop(state);
-                sleep(PAUSE).await;
-                continue;
-            }
-            if pause > PAUSE {
-                // None was confirmed in the last round: probe the store with one at a time, and not always the same one.
-                let one = retained.swap_remove(fastrand::usize(..retained.len()));
-                retained = vec![one];
-            }
-            let all = retained.len();
-            let sent =
-                stream::iter(retained).map(|retained| send(&state, retained)).buffer_unordered(AT_ONCE);
-            let sent: Vec<_> = sent.collect().await;
-            self.is_over = sent.iter().flatten().any(|error| error.kind == StoreErrorKind::Closed);
-            if self.is_over {
-                return;
-            }
-            drop(state);
-            match sent.iter().filter(|error| error.is_some()).count() {
-                0 => pause = PAUSE,
-                failed => {
-                    pause = if failed == all { (pause * 2).min(LONGEST_PAUSE) } else { PAUSE };
-                    sleep(pause).await;
-                }
+                Some(Duration::ZERO) => {}
+                Some(before_next) => sleep(before_next).await,
             }
         }
     }
+}
+
+/// Sends all retained invalidations once. Returns the pause before the next round; `None` if there is no need for one, because all are sent
+/// or the store is closed. `pause` is the one after a round without any confirmation.
+async fn send_all(state: &Arc<GuardState>, pause: &mut Duration) -> Option<Duration> {
+    let mut retained = state.retained.to_send();
+    // In a cluster each key may be on a different server.
+    let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
+    let first = retained.iter().find(is_up).or_else(|| retained.first())?;
+    // Waits for a reconnect.
+    if let Err(error) = state.store.reach(first.target.key.name(), REACHES).await {
+        return (error.kind != StoreErrorKind::Closed).then_some(PAUSE);
+    }
+    if *pause > PAUSE {
+        // None was confirmed in the last round: probe the store with one at a time, and not always the same one.
+        let one = retained.swap_remove(fastrand::usize(..retained.len()));
+        retained = vec![one];
+    }
+    let all = retained.len();
+    let sent = stream::iter(retained).map(|retained| send(state, retained)).buffer_unordered(AT_ONCE);
+    let failed: Vec<_> = sent.filter_map(std::future::ready).collect().await;
+    if failed.iter().any(|error| error.kind == StoreErrorKind::Closed) {
+        return None;
+    }
+    *pause = if !failed.is_empty() && failed.len() == all { (*pause * 2).min(LONGEST_PAUSE) } else { PAUSE };
+    Some(if failed.is_empty() { Duration::ZERO } else { *pause })
 }
 
 /// Sends one invalidation, unless its server is known to be down. Returns the error if it is still retained.
