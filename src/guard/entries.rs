@@ -1,10 +1,7 @@
-//! Calls that read, store and remove entries directly, without a loader; calls for many keys at once, with and without a loader; and
-//! [`SharedDeadline`], which bounds a call that makes many changes.
+//! Calls that read, store and remove entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call
+//! that makes many changes.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::future::Future;
-use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,9 +12,8 @@ use tokio::time::Instant;
 
 use super::StampedeGuard;
 use super::change::{Change, LONGEST};
-use super::load_many::paired;
 use super::typed::{SharedReader, TypedReader};
-use crate::error::{Error, ErrorKind, LoadError};
+use crate::error::{Error, ErrorKind};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
@@ -187,13 +183,7 @@ impl StampedeGuard {
     }
 
     /// Stores a value with these tags besides the policy's, under this handle's policy.
-    pub(super) async fn insert_until<T>(
-        &self,
-        key: &Key,
-        value: &T,
-        tags: Vec<Key>,
-        until: Instant,
-    ) -> Result<(), Error>
+    async fn insert_until<T>(&self, key: &Key, value: &T, tags: Vec<Key>, until: Instant) -> Result<(), Error>
     where
         T: Serialize + Sync + 'static,
     {
@@ -397,131 +387,6 @@ fn too_long(length: usize, setting: &str, most: usize) -> Error {
 }
 
 impl StampedeGuard {
-    /// Returns the stored values of many keys, and loads the missing ones, by one call of `load` for each thousand: each key once
-    /// in the whole fleet.
-    ///
-    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked up together, many by one
-    /// command. Then each missing key has its own lease: `load` receives exactly the keys for which this call got the lease, and returns
-    /// their values in any order. Meanwhile the call waits for the values of the other keys, which other callers load, in this process
-    /// or in another.
-    /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
-    /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
-    ///
-    /// A key for which `load` returns no value is answered with `None`, which is stored for the policy's
-    /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
-    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not requested is ignored.
-    ///
-    /// `load` is called again only for keys that another caller began to load without success: its process died, its load panicked, or
-    /// its value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
-    /// one permit, for all its keys; its [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load.
-    /// [`Stats::loads`](crate::Stats::loads) counts keys.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; for keys that fail
-    /// separately, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
-    /// `answers.into_iter().collect::<Result<Vec<_>, _>>()?`.
-    ///
-    /// # Panics
-    ///
-    /// Outside a Tokio runtime with time.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key: a call of `load` that has begun goes on and its values are stored.
-    ///
-    /// # Consistency
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::collections::HashMap;
-    /// use stampede_guard::StampedeGuard;
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// guard.insert(("price", 1), &499_u32).await?;
-    /// let prices = guard
-    ///     .get_or_load_many([("price", 1), ("price", 2), ("price", 3)], |missing| async move {
-    ///         // SELECT id, price FROM prices WHERE id IN (..)
-    ///         let rows: HashMap<_, u32> = missing.into_iter().filter(|(_, id)| *id < 3).map(|key| (key, 250)).collect();
-    ///         Ok::<_, std::io::Error>(rows)
-    ///     })
-    ///     .await;
-    /// let prices = prices.into_iter().collect::<Result<Vec<_>, _>>()?;
-    /// assert_eq!(prices, [Some(499), Some(250), None]);
-    /// # Ok(()) }
-    /// ```
-    pub async fn get_or_load_many<K, T, E, F, Fut, V>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-        load: F,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<V, E>> + Send + 'static,
-        V: IntoIterator<Item = (K, T)>,
-    {
-        let answers = self.load_many(keys.into_iter().collect(), paired(load)).await;
-        answers.into_iter().map(|answer| answer.result).collect()
-    }
-
-    /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Panics
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// use stampede_guard::StampedeGuard;
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// let answers = guard
-    ///     .get_or_load_many_each(["a", "b"], |missing| async move {
-    ///         missing.into_iter().map(|key| (key, if key == "a" { Ok(1_u32) } else { Err("refused") })).collect::<Vec<_>>()
-    ///     })
-    ///     .await;
-    /// assert_eq!(answers[0].as_ref().ok(), Some(&Some(1)));
-    /// assert!(answers[1].is_err());
-    /// # }
-    /// ```
-    pub async fn get_or_load_many_each<K, T, E, F, Fut, V>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-        load: F,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = V> + Send + 'static,
-        V: IntoIterator<Item = (K, Result<T, E>)>,
-    {
-        let load = move |keys| {
-            let loading = load(keys);
-            async move { Ok(loading.await.into_iter().collect()) }
-        };
-        let answers = self.load_many(keys.into_iter().collect(), load).await;
-        answers.into_iter().map(|answer| answer.result).collect()
-    }
-
     /// Returns the stored values of many keys, in their order; never loads. One read looks up all keys.
     ///
     /// # Errors
