@@ -295,34 +295,34 @@ pub struct LoadContext<T> {
 
 /// A loader's settings for its value.
 #[derive(Debug)]
-pub(crate) struct LoadSettings {
+pub(super) struct LoadSettings {
     lifetimes: Lifetimes,
-    pub(crate) validator: Bytes,
-    pub(crate) tags: Vec<TagId>,
+    validator: Bytes,
+    tags: Vec<TagId>,
     negative_for: Duration,
     /// Whether the value must not be stored, whatever the other settings say: because the loader says so, or because the id of one of
     /// its tags could not be read, so that the value would outlive the tag's invalidation.
     unstored: bool,
     /// Whether the loader has called `fresh_for` or `do_not_store`. Then the policy's rule for negative values does not apply.
-    pub(crate) decided: bool,
+    decided: bool,
     /// Whether the value is negative: it says "there is nothing".
-    pub(crate) negative: bool,
+    negative: bool,
 }
 
 impl LoadSettings {
-    pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
+    pub(super) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
         let [unstored, decided, negative] = [false; 3];
         Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
     }
 
     /// The value's lifetimes, after the loader has ended.
-    pub(crate) fn lifetimes(&self) -> Lifetimes {
+    fn lifetimes(&self) -> Lifetimes {
         if self.unstored { Lifetimes::default() } else { self.lifetimes }
     }
 
     /// Marks the value as negative, with the policy's lifetime for such values.
-    pub(crate) fn make_negative(&mut self) {
+    fn make_negative(&mut self) {
         self.lifetimes.fresh_for = self.negative_for;
         self.negative = true;
     }

@@ -221,7 +221,7 @@ impl GuardState {
     }
 
     /// Records the longest payload that a policy allows. The policy is used from now on.
-    pub(crate) fn note_longest_payload(&self, bytes: usize) {
+    fn note_longest_payload(&self, bytes: usize) {
         self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
     }
 

@@ -109,9 +109,7 @@ impl LocalTier {
     pub(crate) fn knows_of_copies(&self) -> bool {
         self.is_in_use() || self.known_registries.any()
     }
-}
 
-impl LocalTier {
     /// Announces a change that no caller waits for, if other processes may have copies.
     pub(crate) fn announce_later(self: &Arc<Self>, name: ChangedName) {
         if !self.knows_of_copies() {
