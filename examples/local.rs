@@ -105,8 +105,8 @@ async fn hit_times(guard: &StampedeGuard) -> Outcome<()> {
         .await?;
     row("get_or_load with local_for", guard, async || guard.get_or_load("report", load).await.map(drop))
         .await?;
-    row("get_or_load_shared with local_for", guard, async || {
-        guard.get_or_load_shared("report", load).await.map(drop)
+    row("load().get_shared with local_for", guard, async || {
+        guard.load("report").get_shared(move |_| load()).await.map(drop)
     })
     .await
 }
@@ -155,7 +155,7 @@ async fn price(guard: &StampedeGuard, database: &Path) -> Outcome<Arc<u32>> {
     let database = database.to_owned();
     let load =
         || async move { std::fs::read_to_string(database)?.trim().parse().map_err(std::io::Error::other) };
-    Ok(guard.get_or_load_shared("price", load).await?)
+    Ok(guard.load("price").get_shared(move |_| load()).await?.value)
 }
 
 /// Asks for the price until it comes from memory.

@@ -130,7 +130,7 @@ pub mod bounds {
 
 pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::invalidation::Invalidation;
-pub use crate::guard::load::AnswerInfo;
+pub use crate::guard::load::{AnswerInfo, Load, Loaded};
 pub use crate::guard::load_many::Warmed;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
 pub use crate::guard::typed::LoadContext;

@@ -100,7 +100,7 @@ fn calls(guard: StampedeGuard) -> JoinHandle<()> {
 
 async fn ask(guard: &StampedeGuard) {
     let load = || async { Ok::<_, Infallible>("a value".to_owned()) };
-    guard.get_or_load_shared(KEY, load).await.expect("infallible");
+    guard.load(KEY).get_shared(move |_| load()).await.expect("infallible");
 }
 
 /// The commands of an invalidation by a process without a tier, in a namespace where no process has one.

@@ -26,7 +26,7 @@ pub(crate) fn crowded(table: &mut Table) {
     let times = readers_of(KEYS);
     let ratio = times.throughput(GUARD, QUICK);
     table.add(Row {
-        what: "local hit: `get_or_load_shared`, 64 readers, 2 threads / quick_cache's `get` of an `Arc`"
+        what: "local hit: `load(..).get_shared`, 64 readers, 2 threads / quick_cache's `get` of an `Arc`"
             .into(),
         unit: Unit::Ratio,
         must: Limit::AtLeast(0.4),
@@ -42,7 +42,7 @@ pub(crate) fn hot(table: &mut Table) {
     for (control, name) in [(MOKA, "moka"), (FOYER, "foyer"), (QUICK, "quick_cache")] {
         let ratio = times.throughput(GUARD, control);
         table.add(Row {
-            what: format!("in_memory(), one hot key: `get_or_load_shared`, 64 callers, 2 threads / {name}"),
+            what: format!("in_memory(), one hot key: `load(..).get_shared`, 64 callers, 2 threads / {name}"),
             unit: Unit::Ratio,
             must: Limit::None,
             aim: Limit::None,
@@ -64,7 +64,7 @@ pub(crate) fn alone(table: &mut Table) {
     let times = in_turn(sides);
     let (guard, control, ratio) = (times.of(GUARD), times.of(QUICK), times.throughput(GUARD, QUICK));
     table.add(Row {
-        what: "local hit: `get_or_load_shared`, time per hit on one thread".into(),
+        what: "local hit: `load(..).get_shared`, time per hit on one thread".into(),
         unit: Unit::Nanos,
         must: Limit::AtMost(300.0),
         aim: Limit::AtMost(150.0),
@@ -118,5 +118,5 @@ async fn filled(number: u32) -> StampedeGuard {
 
 async fn hit(guard: &StampedeGuard, key: &str) -> Arc<User> {
     let load = || async { Err::<User, _>("this is a hit") };
-    guard.get_or_load_shared(key, load).await.expect("a hit")
+    guard.load(key).get_shared(move |_| load()).await.expect("a hit").value
 }

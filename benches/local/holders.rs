@@ -81,7 +81,7 @@ async fn hold(guard: &StampedeGuard) -> bool {
     let (began, before) = (Instant::now(), guard.stats().local_hits);
     while began.elapsed() < Duration::from_secs(30) {
         let load = || async { Ok::<_, Infallible>("a value".to_owned()) };
-        guard.get_or_load_shared(KEY, load).await.expect("infallible");
+        guard.load(KEY).get_shared(move |_| load()).await.expect("infallible");
         if guard.stats().local_hits > before {
             return true;
         }

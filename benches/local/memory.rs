@@ -71,7 +71,7 @@ pub(crate) fn rows(table: &mut Table) {
         let name = match form {
             Form::Bytes => "`get_or_load` of `Bytes`",
             Form::Slice => "`get_or_load` of `Bytes` that are a slice of 4 KiB",
-            Form::Decoded => "`get_or_load_shared` of a record, decoded",
+            Form::Decoded => "`load(..).get_shared` of a record, decoded",
         };
         let arenas = if one_arena { ", one arena of the allocator" } else { "" };
         table.add(Row {
@@ -171,7 +171,11 @@ async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
                         }
                         Form::Decoded => {
                             let load = move || async move { Ok::<_, Infallible>(Record::new(number)) };
-                            guard.get_or_load_shared(("key", number), load).await.expect("infallible");
+                            guard
+                                .load(("key", number))
+                                .get_shared(move |_| load())
+                                .await
+                                .expect("infallible");
                         }
                     }
                 }

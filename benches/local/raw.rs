@@ -28,8 +28,8 @@ pub(crate) fn rows(table: &mut Table) {
         async move {
             for call in 0..calls {
                 let load = || async { Err::<User, _>("this is a hit") };
-                let value = guard.get_or_load_shared(key(&texts, caller, call), load).await;
-                black_box(value.expect("a hit"));
+                let value = guard.load(key(&texts, caller, call)).get_shared(move |_| load()).await;
+                black_box(value.expect("a hit").value);
                 lets_others_run(call).await;
             }
         }
@@ -47,7 +47,7 @@ pub(crate) fn rows(table: &mut Table) {
     let (local, all) = (after.local_hits - before.local_hits, after.loads_saved() - before.loads_saved());
     let ratio = times.throughput(0, 1);
     table.add(Row {
-        what: "local hit: `get_or_load_shared` on Redis / raw GET over redis-rs, 64 callers, one thread"
+        what: "local hit: `load(..).get_shared` on Redis / raw GET over redis-rs, 64 callers, one thread"
             .into(),
         unit: Unit::Ratio,
         must: Limit::AtLeast(10.0),

@@ -97,13 +97,13 @@ async fn call(guard: StampedeGuard, origin: MultiplexedConnection, keys: usize, 
         let load = move || async move {
             redis::cmd("GET").arg(origin_key(key)).query_async::<u64>(&mut origin).await
         };
-        let version = guard.get_or_load_shared(("version", key), load).await;
+        let version = guard.load(("version", key)).get_shared(move |_| load()).await;
         {
             let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
             match version {
                 Ok(version) => {
                     notes.reads += 1;
-                    let latest = notes.latest.entry((key, *version)).or_default();
+                    let latest = notes.latest.entry((key, *version.value)).or_default();
                     *latest = began.max(*latest);
                 }
                 Err(_) => notes.failed += 1,

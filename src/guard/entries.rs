@@ -1,10 +1,7 @@
-//! Calls that read, store and remove entries directly, without a loader; calls for many keys at once, with and without a loader; and
-//! [`SharedDeadline`], which bounds a call that makes many changes.
+//! Calls that read, store and remove entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call
+//! that makes many changes.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::future::Future;
-use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,10 +11,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::change::{ChangeAttempt, LONGEST};
-use super::load_many::paired;
+use super::change::{Change, LONGEST};
 use super::typed::{SharedReader, TypedReader};
-use crate::error::{Error, ErrorKind, LoadError};
+use crate::error::{Error, ErrorKind};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
@@ -187,21 +183,15 @@ impl StampedeGuard {
     }
 
     /// Stores a value with these tags besides the policy's, under this handle's policy.
-    pub(super) async fn insert_until<T>(
-        &self,
-        key: &Key,
-        value: &T,
-        tags: Vec<Key>,
-        until: Instant,
-    ) -> Result<(), Error>
+    async fn insert_until<T>(&self, key: &Key, value: &T, tags: Vec<Key>, until: Instant) -> Result<(), Error>
     where
         T: Serialize + Sync + 'static,
     {
         let Self { state, policy, .. } = self;
         // The program has a newer value, so the older one is outdated even if the newer one can not be stored.
         let not_stored = async |error: Error| {
-            let removal = ChangeAttempt::invalidation(self, ChangeTarget::value(key.clone()));
-            removal.make(until, None).await?;
+            let removal = Change::invalidation(self, ChangeTarget::value(key.clone()));
+            removal.run(until, None).await?;
             Err(error)
         };
         let (encoding, payload) = match policy.codec.encode(value) {
@@ -229,9 +219,9 @@ impl StampedeGuard {
             return not_stored(over_limit(most)).await;
         }
         // A failed insertion is not retained as an invalidation: the program may have no loader that could load the value again.
-        let attempt = ChangeAttempt::of_value(self, key, "the insertion", false);
+        let attempt = Change::of_value(self, key, "the insertion", false);
         attempt.detach_flights();
-        let inserted = attempt.make(until, Some(Insert { entry, keep, over: None })).await;
+        let inserted = attempt.run(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
             // The limit of the server became known only by this attempt.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
@@ -267,7 +257,10 @@ impl StampedeGuard {
     /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
     /// at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        self.invalidation().key(key).send().await
+        let guard = self.current();
+        let change = Change::invalidation(&guard, ChangeTarget::value(guard.key(key)?));
+        // Boxed, because otherwise the caller's future would be as large as this one.
+        Box::pin(change.run(Instant::now() + LONGEST, None)).await
     }
 
     /// Marks the value of `key` stale: the next caller loads, and the values of loads that are running are not stored. The old
@@ -293,10 +286,10 @@ impl StampedeGuard {
         let until = Instant::now() + LONGEST;
         // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
         // that is retained after the read.
-        let attempt = ChangeAttempt::of_value(&guard, &key, "the expiry", true);
+        let attempt = Change::of_value(&guard, &key, "the expiry", true);
         let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // The read itself counts its errors.
-        let read = guard.retry_until(&key, until, |_| Box::pin(read_entry(call))).await;
+        let read = guard.retry_until(&key, until, |_| read_entry(call)).await;
         let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
@@ -308,7 +301,7 @@ impl StampedeGuard {
             _ => None,
         };
         attempt.detach_flights();
-        attempt.make(until, expired).await
+        attempt.run(until, expired).await
     }
 
     /// Removes every value with this tag by one command, however many values there are; the values of loads that are running are not
@@ -379,8 +372,8 @@ impl StampedeGuard {
             return Ok(TagList::new(&[]));
         }
         let life = policy.tag_life();
-        let ids = |within| self.count_errors(state.tagged(tags.clone(), life, within));
-        let tagged = self.retry_until(key, until, |within| Box::pin(ids(within))).await;
+        let ids = async |within| self.count_errors(state.tagged(tags.clone(), life, within).await);
+        let tagged = self.retry_until(key, until, ids).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
@@ -394,131 +387,6 @@ fn too_long(length: usize, setting: &str, most: usize) -> Error {
 }
 
 impl StampedeGuard {
-    /// Returns the stored values of many keys, and loads the missing ones, by one call of `load` for each thousand: each key once
-    /// in the whole fleet.
-    ///
-    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked up together, many by one
-    /// command. Then each missing key has its own lease: `load` receives exactly the keys for which this call got the lease, and returns
-    /// their values in any order. Meanwhile the call waits for the values of the other keys, which other callers load, in this process
-    /// or in another.
-    /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
-    /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
-    ///
-    /// A key for which `load` returns no value is answered with `None`, which is stored for the policy's
-    /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
-    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not requested is ignored.
-    ///
-    /// `load` is called again only for keys that another caller began to load without success: its process died, its load panicked, or
-    /// its value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
-    /// one permit, for all its keys; its [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load.
-    /// [`Stats::loads`](crate::Stats::loads) counts keys.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; for keys that fail
-    /// separately, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
-    /// `answers.into_iter().collect::<Result<Vec<_>, _>>()?`.
-    ///
-    /// # Panics
-    ///
-    /// Outside a Tokio runtime with time.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key: a call of `load` that has begun goes on and its values are stored.
-    ///
-    /// # Consistency
-    ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::collections::HashMap;
-    /// use stampede_guard::StampedeGuard;
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// guard.insert(("price", 1), &499_u32).await?;
-    /// let prices = guard
-    ///     .get_or_load_many([("price", 1), ("price", 2), ("price", 3)], |missing| async move {
-    ///         // SELECT id, price FROM prices WHERE id IN (..)
-    ///         let rows: HashMap<_, u32> = missing.into_iter().filter(|(_, id)| *id < 3).map(|key| (key, 250)).collect();
-    ///         Ok::<_, std::io::Error>(rows)
-    ///     })
-    ///     .await;
-    /// let prices = prices.into_iter().collect::<Result<Vec<_>, _>>()?;
-    /// assert_eq!(prices, [Some(499), Some(250), None]);
-    /// # Ok(()) }
-    /// ```
-    pub async fn get_or_load_many<K, T, E, F, Fut, V>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-        load: F,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<V, E>> + Send + 'static,
-        V: IntoIterator<Item = (K, T)>,
-    {
-        let answers = self.load_many(keys.into_iter().collect(), paired(load)).await;
-        answers.into_iter().map(|answer| answer.result).collect()
-    }
-
-    /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Panics
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// use stampede_guard::StampedeGuard;
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// let answers = guard
-    ///     .get_or_load_many_each(["a", "b"], |missing| async move {
-    ///         missing.into_iter().map(|key| (key, if key == "a" { Ok(1_u32) } else { Err("refused") })).collect::<Vec<_>>()
-    ///     })
-    ///     .await;
-    /// assert_eq!(answers[0].as_ref().ok(), Some(&Some(1)));
-    /// assert!(answers[1].is_err());
-    /// # }
-    /// ```
-    pub async fn get_or_load_many_each<K, T, E, F, Fut, V>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-        load: F,
-    ) -> Vec<Result<Option<T>, LoadError<E>>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = V> + Send + 'static,
-        V: IntoIterator<Item = (K, Result<T, E>)>,
-    {
-        let load = move |keys| {
-            let loading = load(keys);
-            async move { Ok(loading.await.into_iter().collect()) }
-        };
-        let answers = self.load_many(keys.into_iter().collect(), load).await;
-        answers.into_iter().map(|answer| answer.result).collect()
-    }
-
     /// Returns the stored values of many keys, in their order; never loads. One read looks up all keys.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::future::Future;
 use futures_util::stream::{self, StreamExt as _};
 
 use super::StampedeGuard;
-use super::change::ChangeAttempt;
+use super::change::Change;
 use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::retained::ChangeTarget;
@@ -126,7 +126,7 @@ impl Invalidation {
         let mut begin = |target: ChangeTarget| match positions.entry(target) {
             hash_map::Entry::Occupied(position) => *position.get(),
             hash_map::Entry::Vacant(vacant) => {
-                attempts.push(Ok(ChangeAttempt::invalidation(&guard, vacant.key().clone())));
+                attempts.push(Ok(Change::invalidation(&guard, vacant.key().clone())));
                 *vacant.insert(attempts.len() - 1)
             }
         };
@@ -145,7 +145,7 @@ impl Invalidation {
 pub(crate) struct BegunInvalidation {
     guard: StampedeGuard,
     /// Each change once. `Err`: it was retained without an attempt to send it.
-    attempts: Vec<Result<ChangeAttempt, FailedChange>>,
+    attempts: Vec<Result<Change, FailedChange>>,
     targets: Vec<BegunTarget>,
 }
 
@@ -194,10 +194,10 @@ impl BegunInvalidation {
     pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
         let Self { guard, attempts, targets } = self;
         let deadline = &SharedDeadline::new(&guard.policy);
-        let make = async |attempt: Result<ChangeAttempt, FailedChange>| {
+        let make = async |attempt: Result<Change, FailedChange>| {
             let attempt = attempt?;
             let (key, is_unreachable) = (attempt.target.key.clone(), attempt.is_unreachable());
-            let make = async |until| attempt.make(until, None).await;
+            let make = async |until| attempt.run(until, None).await;
             let made = Box::pin(deadline.holds(is_unreachable, make)).await;
             made.map_err(|error| FailedChange { key, error })
         };

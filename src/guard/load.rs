@@ -1,4 +1,5 @@
-//! Calls with a loader for one key; some of them also return how the caller was answered, and how old the value is ([`AnswerInfo`]).
+//! Calls with a loader for one key: [`StampedeGuard::get_or_load`], and those of [`Load`], whose loaders take a [`LoadContext`] and which also
+//! return how the caller was answered and how old the value is ([`AnswerInfo`]).
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
-use super::typed::{LoadContext, OwnResult, SharedReader, TypedReader, loader, loader_with};
+use super::typed::{LoadContext, OwnResult, SharedReader, TypedReader, loader};
 use crate::error::LoadError;
 use crate::key::CacheKey;
 use crate::observe::Outcome;
@@ -85,27 +86,100 @@ impl StampedeGuard {
         };
         let guard = self.current();
         let key = guard.key(key)?;
+        let load = |mut context: LoadContext<T>| {
+            // The validator of the previous value says nothing about the value of a loader that cannot see it.
+            context.set_validator("");
+            load()
+        };
         let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
         guard.answer(&key, &reader, audits, loader, |own, _| own).await.1
     }
 
-    /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process receive one decoded value.
+    /// Begins a call with a loader that takes a [`LoadContext`]: [`Load::get`], [`Load::get_shared`] or [`Load::refresh`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use stampede_guard::{LoadContext, Outcome, StampedeGuard};
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// let load = |mut cx: LoadContext<u64>| async move {
+    ///     cx.fresh_for(Duration::from_secs(5));
+    ///     Ok::<_, std::io::Error>(499)
+    /// };
+    /// let price = guard.load(("price", 7)).get(load).await?;
+    /// assert_eq!((price.value, price.info.outcome), (499, Outcome::Led));
+    /// let price = guard.load(("price", 7)).get(load).await?;
+    /// assert_eq!((price.value, price.info.outcome), (499, Outcome::Hit));
+    /// // Clients may keep the price for as long as the guard does.
+    /// let header = format!("max-age={}", price.info.fresh_for.as_secs());
+    /// # let _ = header;
+    /// # Ok(()) }
+    /// ```
+    pub fn load(&self, key: impl Into<CacheKey>) -> Load<'_> {
+        Load { guard: self, key: key.into() }
+    }
+}
+
+/// A call with a loader for one key, made by [`StampedeGuard::load`].
+#[must_use = "nothing is loaded before `get`, `get_shared` or `refresh`"]
+#[derive(Clone, Debug)]
+pub struct Load<'a> {
+    guard: &'a StampedeGuard,
+    key: CacheKey,
+}
+
+/// A value, and how its caller was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Loaded<T> {
+    /// The value.
+    pub value: T,
+    /// Where the value came from, and how old it is.
+    pub info: AnswerInfo,
+}
+
+impl Load<'_> {
+    /// As [`get_or_load`](StampedeGuard::get_or_load), with a [`LoadContext`] for the loader: the previous value and its validator, the
+    /// deadline of the load, and setters for how long its value is stored. Also returns how the caller was answered and how old its value
+    /// is, at no extra cost.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    pub async fn get<T, E, F, Fut>(self, load: F) -> Result<Loaded<T>, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        self.answer(TimedReader(TypedReader::new()), load, |own| own).await
+    }
+
+    /// As [`get`](Self::get), for values that are shared: the callers of this process receive one decoded value.
     ///
     /// A hit of the local tier (`PolicyBuilder::local_for`) neither decodes nor copies: all its callers have the
     /// same `Arc`.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load).
+    /// As [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](Self::get_or_load).
+    /// As [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Consistency
     ///
-    /// As [`get_or_load`](Self::get_or_load). A local hit is as current as a read of the store: once an invalidation has returned, no
-    /// later caller in any process receives an older value.
+    /// As [`get_or_load`](StampedeGuard::get_or_load). A local hit is as current as a read of the store: once an invalidation has returned,
+    /// no later caller in any process receives an older value.
     ///
     /// # Examples
     ///
@@ -117,95 +191,37 @@ impl StampedeGuard {
     ///
     /// let policy = Policy::builder().local_for(Duration::from_secs(30)).build()?;
     /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
-    /// let load = || async { Ok::<_, std::io::Error>(vec![1_u64, 2, 3]) };
-    /// let report: Arc<Vec<u64>> = guard.get_or_load_shared("report", load).await?;
+    /// let load = async || Ok::<_, std::io::Error>(vec![1_u64, 2, 3]);
+    /// let report: Arc<Vec<u64>> = guard.load("report").get_shared(move |_| load()).await?.value;
     /// assert_eq!(*report, [1, 2, 3]);
     /// # Ok(()) }
     /// ```
-    pub async fn get_or_load_shared<T, E, F, Fut>(
-        &self,
-        key: impl Into<CacheKey>,
-        load: F,
-    ) -> Result<Arc<T>, LoadError<E>>
+    pub async fn get_shared<T, E, F, Fut>(self, load: F) -> Result<Loaded<Arc<T>>, LoadError<E>>
     where
         T: Serialize + DeserializeOwned + Send + Sync + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: FnOnce() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let (key, reader) = (key.into(), SharedReader(TypedReader::new()));
-        let audits = match self.hit_at_once(&key, &reader) {
-            Ok(value) => return Ok(value),
-            Err(audits) => audits,
-        };
-        let guard = self.current();
-        let key = guard.key(key)?;
-        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, audits, loader, |own, _| Arc::new(own)).await.1
-    }
-
-    /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
-    /// and its validator, the deadline of the load, and setters for how long its value is stored.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    /// use stampede_guard::{LoadContext, StampedeGuard};
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// let price = guard
-    ///     .get_or_load_with(("price", 7), |mut cx: LoadContext<u64>| async move {
-    ///         cx.fresh_for(Duration::from_secs(5));
-    ///         Ok::<_, std::io::Error>(499)
-    ///     })
-    ///     .await?;
-    /// assert_eq!(price, 499);
-    /// # Ok(()) }
-    /// ```
-    pub async fn get_or_load_with<T, E, F, Fut>(
-        &self,
-        key: impl Into<CacheKey>,
-        load: F,
-    ) -> Result<T, LoadError<E>>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let guard = self.current();
-        let key = guard.key(key)?;
-        let reader = TypedReader::new();
-        let loader = |own: &OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, guard.policy.audit.is_due(), loader, |own, _| own).await.1
+        self.answer(TimedReader(SharedReader(TypedReader::new())), load, Arc::new).await
     }
 
-    /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
+    /// Loads the key now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
     ///
     /// A load of the key that is running already counts as this one, and so does one that failed less than
     /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
-    /// [`invalidate`](Self::invalidate) instead. Meanwhile other callers are served the stored value.
+    /// [`invalidate`](StampedeGuard::invalidate) instead. Meanwhile other callers are served the stored value.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
+    /// As [`get_or_load`](StampedeGuard::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
     /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes have local copies
     /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was reachable and does not confirm the announcement
     /// to them within two seconds.
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](Self::get_or_load).
+    /// As [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Consistency
     ///
@@ -225,45 +241,46 @@ impl StampedeGuard {
     ///
     /// let guard = StampedeGuard::in_memory();
     /// guard.insert("rate", &107_u32).await?;
-    /// guard.refresh("rate", || async { Ok::<_, std::io::Error>(108_u32) }).await?;
+    /// guard.load("rate").refresh(|_| async { Ok::<_, std::io::Error>(108_u32) }).await?;
     /// assert_eq!(guard.get("rate").await?, Some(108_u32));
     /// # Ok(()) }
     /// ```
-    pub async fn refresh<T, E, F, Fut>(&self, key: impl Into<CacheKey>, load: F) -> Result<T, LoadError<E>>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: FnOnce() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let guard = self.current();
-        let key = guard.key(key)?;
-        guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
-    }
-
-    /// As [`refresh`](Self::refresh), for a loader that takes a [`LoadContext`].
-    ///
-    /// # Errors
-    ///
-    /// As [`refresh`](Self::refresh).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`refresh`](Self::refresh).
-    pub async fn refresh_with<T, E, F, Fut>(
-        &self,
-        key: impl Into<CacheKey>,
-        load: F,
-    ) -> Result<T, LoadError<E>>
+    pub async fn refresh<T, E, F, Fut>(self, load: F) -> Result<Loaded<T>, LoadError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let guard = self.current();
+        let guard = self.guard.current();
+        let key = guard.key(self.key)?;
+        guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
+    }
+
+    async fn answer<T, E, F, Fut, R>(
+        self,
+        reader: TimedReader<R>,
+        load: F,
+        own: impl FnOnce(T) -> R::Value,
+    ) -> Result<Loaded<R::Value>, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+        R: EntryReader,
+    {
+        let Self { guard, key } = self;
+        let audits = match guard.hit_at_once(&key, &reader) {
+            Ok((value, times)) => return Ok(Loaded { value, info: times.with(Outcome::LocalHit) }),
+            Err(audits) => audits,
+        };
+        let guard = guard.current();
         let key = guard.key(key)?;
-        guard.load_anyway(&key, |own| loader_with(load, &guard.state, &guard.policy, &key, own)).await
+        let loader = |result: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
+        let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
+        let (outcome, result) = guard.answer(&key, &reader, audits, loader, own).await;
+        result.map(|(value, times)| Loaded { value, info: times.with(outcome) })
     }
 }
 
@@ -298,7 +315,7 @@ impl Times {
     }
 
     /// The times of a value that was just loaded; `None` if no other caller may have the value.
-    fn of_loaded(entry: Option<&Entry>) -> Self {
+    pub(super) fn of_loaded(entry: Option<&Entry>) -> Self {
         entry.map_or_else(Self::default, |entry| Self::of(entry, entry.stored_at))
     }
 
@@ -313,7 +330,7 @@ impl Times {
 }
 
 /// Reads a value with its times.
-struct TimedReader<R>(R);
+pub(super) struct TimedReader<R>(pub(super) R);
 
 impl<R: EntryReader> EntryReader for TimedReader<R> {
     type Value = (R::Value, Times);
@@ -325,98 +342,12 @@ impl<R: EntryReader> EntryReader for TimedReader<R> {
     fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
         self.0.serves(entry, now, shared)
     }
-}
 
-impl StampedeGuard {
-    /// As [`get_or_load`](Self::get_or_load), and also returns how the caller was answered and how old its value is, at no extra cost.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{Outcome, StampedeGuard};
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// let load = || async { Ok::<_, std::io::Error>(499_u32) };
-    /// let (_, info) = guard.get_or_load_with_outcome("price", load).await?;
-    /// assert_eq!(info.outcome, Outcome::Led);
-    /// let (price, info) = guard.get_or_load_with_outcome("price", load).await?;
-    /// assert_eq!((price, info.outcome), (499, Outcome::Hit));
-    /// // Clients may keep the price for as long as the guard does.
-    /// let header = format!("max-age={}", info.fresh_for.as_secs());
-    /// # let _ = header;
-    /// # Ok(()) }
-    /// ```
-    pub async fn get_or_load_with_outcome<T, E, F, Fut>(
-        &self,
-        key: impl Into<CacheKey>,
-        load: F,
-    ) -> Result<(T, AnswerInfo), LoadError<E>>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: FnOnce() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let reader = TypedReader::new();
-        self.with_outcome(key.into(), TimedReader(reader), load, |own| own).await
+    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
+        self.0.stands_in(entry, now)
     }
 
-    /// As [`get_or_load_shared`](Self::get_or_load_shared), and also returns how the caller was answered and how old its value is.
-    ///
-    /// # Errors
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`get_or_load`](Self::get_or_load).
-    pub async fn get_or_load_shared_with_outcome<T, E, F, Fut>(
-        &self,
-        key: impl Into<CacheKey>,
-        load: F,
-    ) -> Result<(Arc<T>, AnswerInfo), LoadError<E>>
-    where
-        T: Serialize + DeserializeOwned + Send + Sync + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: FnOnce() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-    {
-        let reader = SharedReader(TypedReader::new());
-        self.with_outcome(key.into(), TimedReader(reader), load, Arc::new).await
-    }
-
-    async fn with_outcome<T, E, F, Fut, R>(
-        &self,
-        key: CacheKey,
-        reader: TimedReader<R>,
-        load: F,
-        own: impl FnOnce(T) -> R::Value,
-    ) -> Result<(R::Value, AnswerInfo), LoadError<E>>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: FnOnce() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<T, E>> + Send + 'static,
-        R: EntryReader,
-    {
-        let audits = match self.hit_at_once(&key, &reader) {
-            Ok((value, times)) => return Ok((value, times.with(Outcome::LocalHit))),
-            Err(audits) => audits,
-        };
-        let guard = self.current();
-        let key = guard.key(key)?;
-        let loader = |result: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
-        let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
-        let (outcome, result) = guard.answer(&key, &reader, audits, loader, own).await;
-        result.map(|(value, times)| (value, times.with(outcome)))
+    fn goes_on_alone(&self) -> bool {
+        self.0.goes_on_alone()
     }
 }

@@ -36,20 +36,20 @@ use crate::sync::lock;
 use crate::value::entry::Storage;
 
 /// The result of one call of a caller's `load`.
-type Loaded<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
-pub(super) type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = Loaded<K, T, E>> + Send>>;
-type Load<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+type RoundResult<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
+type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = RoundResult<K, T, E>> + Send>>;
+type RoundLoader<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
 /// How many keys one call of a caller's `load` receives at most. Even a slow server grants this many leases, and stores this many values,
 /// in much less time than the shortest lease.
 const MOST_TOGETHER: usize = 1_000;
 
 /// How one key's caller was answered.
-pub(super) struct KeyAnswer<T, E> {
-    pub(super) outcome: Outcome,
+struct KeyAnswer<T, E> {
+    outcome: Outcome,
     /// Whether the value is stored, if this caller has loaded it.
-    pub(super) storage: Storage,
-    pub(super) result: Result<Option<T>, LoadError<E>>,
+    storage: Storage,
+    result: Result<Option<T>, LoadError<E>>,
 }
 
 // Not derived: a derived implementation would require `E: Clone`.
@@ -87,13 +87,11 @@ enum CallEnd<K, T, E> {
 struct Parts<K, T, E> {
     keys: Vec<K>,
     awaited: Vec<Mutex<Option<Awaits<T, E>>>>,
-    load: Arc<Load<K, T, E>>,
+    load: Arc<RoundLoader<K, T, E>>,
 }
 
 /// Converts a loader that returns pairs to one that returns a result for each key.
-pub(super) fn paired<K, T, E, F, Fut, V>(
-    load: F,
-) -> impl Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static
+fn paired<K, T, E, F, Fut, V>(load: F) -> impl Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static
 where
     K: Eq + Hash + 'static,
     T: 'static,
@@ -109,18 +107,143 @@ where
 }
 
 impl StampedeGuard {
-    /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
-    pub(super) async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<KeyAnswer<T, E>>
+    /// Returns the stored values of many keys, and loads the missing ones, by one call of `load` for each thousand: each key once
+    /// in the whole fleet.
+    ///
+    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked up together, many by one
+    /// command. Then each missing key has its own lease: `load` receives exactly the keys for which this call got the lease, and returns
+    /// their values in any order. Meanwhile the call waits for the values of the other keys, which other callers load, in this process
+    /// or in another.
+    /// A value is stored under its own key, with its own lifetime, so [`get_or_load`](Self::get_or_load) of an `Option<T>`,
+    /// [`invalidate`](Self::invalidate) and [`get`](Self::get) find it.
+    ///
+    /// A key for which `load` returns no value is answered with `None`, which is stored for the policy's
+    /// [`negative_for`](crate::PolicyBuilder::negative_for); or with an error, under
+    /// [`OnAbsent::Fail`](crate::OnAbsent::Fail). A pair with a key that was not requested is ignored.
+    ///
+    /// `load` is called again only for keys that another caller began to load without success: its process died, its load panicked, or
+    /// its value could not be stored. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each call of `load` takes
+    /// one permit, for all its keys; its [`load_timeout`](crate::PolicyBuilder::load_timeout) is that of one load.
+    /// [`Stats::loads`](crate::Stats::loads) counts keys.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; for keys that fail
+    /// separately, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
+    /// `answers.into_iter().collect::<Result<Vec<_>, _>>()?`.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime with time.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](Self::get_or_load), for each key: a call of `load` that has begun goes on and its values are stored.
+    ///
+    /// # Consistency
+    ///
+    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::collections::HashMap;
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert(("price", 1), &499_u32).await?;
+    /// let prices = guard
+    ///     .get_or_load_many([("price", 1), ("price", 2), ("price", 3)], |missing| async move {
+    ///         // SELECT id, price FROM prices WHERE id IN (..)
+    ///         let rows: HashMap<_, u32> = missing.into_iter().filter(|(_, id)| *id < 3).map(|key| (key, 250)).collect();
+    ///         Ok::<_, std::io::Error>(rows)
+    ///     })
+    ///     .await;
+    /// let prices = prices.into_iter().collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(prices, [Some(499), Some(250), None]);
+    /// # Ok(()) }
+    /// ```
+    pub async fn get_or_load_many<K, T, E, F, Fut, V>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        load: F,
+    ) -> Vec<Result<Option<T>, LoadError<E>>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Clone + Send + 'static,
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Loaded<K, T, E>> + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        V: IntoIterator<Item = (K, T)>,
+    {
+        let answers = self.load_many(keys.into_iter().collect(), paired(load)).await;
+        answers.into_iter().map(|answer| answer.result).collect()
+    }
+
+    /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load_many`](Self::get_or_load_many).
+    ///
+    /// # Panics
+    ///
+    /// As [`get_or_load_many`](Self::get_or_load_many).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load_many`](Self::get_or_load_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// let answers = guard
+    ///     .get_or_load_many_each(["a", "b"], |missing| async move {
+    ///         missing.into_iter().map(|key| (key, if key == "a" { Ok(1_u32) } else { Err("refused") })).collect::<Vec<_>>()
+    ///     })
+    ///     .await;
+    /// assert_eq!(answers[0].as_ref().ok(), Some(&Some(1)));
+    /// assert!(answers[1].is_err());
+    /// # }
+    /// ```
+    pub async fn get_or_load_many_each<K, T, E, F, Fut, V>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+        load: F,
+    ) -> Vec<Result<Option<T>, LoadError<E>>>
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Clone + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = V> + Send + 'static,
+        V: IntoIterator<Item = (K, Result<T, E>)>,
+    {
+        let load = move |keys| {
+            let loading = load(keys);
+            async move { Ok(loading.await.into_iter().collect()) }
+        };
+        let answers = self.load_many(keys.into_iter().collect(), load).await;
+        answers.into_iter().map(|answer| answer.result).collect()
+    }
+
+    /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
+    async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<KeyAnswer<T, E>>
+    where
+        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
+        T: Serialize + DeserializeOwned + Clone + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = RoundResult<K, T, E>> + Send + 'static,
     {
         // `load` is called in an async block: a panic of the call itself is then handled like a panic of its future.
         let load = Arc::new(load);
-        let load: Load<K, T, E> = Box::new(move |keys| {
+        let load: RoundLoader<K, T, E> = Box::new(move |keys| {
             let load = Arc::clone(&load);
             Box::pin(async move { load(keys).await })
         });
@@ -150,7 +273,11 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: Arc<Load<K, T, E>>) -> Vec<KeyAnswer<T, E>>
+    async fn load_distinct<K, T, E>(
+        &self,
+        keys: Vec<K>,
+        load: Arc<RoundLoader<K, T, E>>,
+    ) -> Vec<KeyAnswer<T, E>>
     where
         K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -262,7 +389,7 @@ where
     E: fmt::Display + Send + Sync + 'static,
 {
     /// Makes the batch of these keys, with a member for each.
-    fn batch(keys: Vec<K>, load: &Arc<Load<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
+    fn batch(keys: Vec<K>, load: &Arc<RoundLoader<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
         let size = keys.len();
         let awaited = keys.iter().map(|_| Mutex::default()).collect();
         let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });

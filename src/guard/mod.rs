@@ -125,7 +125,7 @@ impl StampedeGuard {
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
     /// [`Stats::bypassed`], and over HTTP each request passes through. Stored values stay, loads that are running are stored, and changes
-    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](Self::refresh) returns the value of its own load,
+    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its own load,
     /// and stores it if the lease of its key is free.
     ///
     /// For a flag that an operator can change without a restart. [`get`](Self::get) still returns the stored value.

@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
+use super::load::{Loaded, TimedReader, Times};
 use super::typed::{ForcedReader, OwnResult, StorageReader, TypedReader};
 use crate::error::{Failure, LoadError};
 use crate::key::Key;
@@ -125,14 +126,14 @@ impl StampedeGuard {
         &self,
         key: &Key,
         loader: impl FnOnce(&OwnResult<T, E>) -> Loader,
-    ) -> Result<T, LoadError<E>>
+    ) -> Result<Loaded<T>, LoadError<E>>
     where
         T: DeserializeOwned + 'static,
         E: Send + Sync + 'static,
     {
         let call = Call { state: &self.state, policy: &self.policy, key };
         let own = OwnResult::default();
-        let reader = ForcedReader(StorageReader(TypedReader::new()));
+        let reader = TimedReader(ForcedReader(StorageReader(TypedReader::new())));
         let lookup = look_past(call).await;
         let is_away = lookup.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
         let answer = match (lookup, self.passes_by()) {
@@ -143,19 +144,21 @@ impl StampedeGuard {
             (_, true) => MissOutcome::Alone(loader(&own)),
             (Err(failure), false) => MissOutcome::Failed(failure),
         };
-        let (outcome, result) = self.conclude(key, answer, &own, with_storage).await;
+        let with_times = |value, entry: Option<&Entry>| (with_storage(value, entry), Times::of_loaded(entry));
+        let (outcome, result) = self.conclude(key, answer, &own, with_times).await;
+        let loaded = |value, times: Times| Loaded { value, info: times.with(outcome) };
         let result = match result {
             // The store cannot be reached and has not stored the value: do not wait for it.
-            Ok((value, storage)) if storage == Storage::Unleased || is_away && self.passes_by() => {
+            Ok(((value, storage), times)) if storage == Storage::Unleased || is_away && self.passes_by() => {
                 self.state.local.forget(&ChangedName::value(key));
                 self.state.local.announce_later(ChangedName::value(key));
-                Ok(value)
+                Ok(loaded(value, times))
             }
             // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
             // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
-            Ok((value, _)) => {
+            Ok(((value, _), times)) => {
                 self.state.late_commits.ended(key).await;
-                self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
+                self.announce_refresh(key).await.map(|()| loaded(value, times)).map_err(LoadError::Guard)
             }
             Err(error) => Err(error),
         };

@@ -5,7 +5,7 @@ use std::any::type_name;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -116,53 +116,14 @@ pub(crate) fn loader<T, E, F, Fut>(
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    F: FnOnce() -> Fut + Send + 'static,
-    Fut: Future<Output = Result<T, E>> + Send + 'static,
-{
-    let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
-    Loader::new(move |input| async move {
-        let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
-        let loaded = load().await.map_err(Arc::new);
-        let (result, own_result) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
-        *lock(&own) = Some(own_result);
-        result.into()
-    })
-}
-
-/// Boxes a caller's `load` that takes a context.
-pub(crate) fn loader_with<T, E, F, Fut>(
-    load: F,
-    state: &Arc<GuardState>,
-    policy: &Arc<Policy>,
-    key: &Key,
-    own: &OwnResult<T, E>,
-) -> Loader
-where
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
     Loader::new(move |input| async move {
-        let LoadInput { mode, previous, deadline, lost, announcer: _ } = input;
-        let (previous, validator) = match previous {
-            Some(entry) => (Codec::decode(entry.encoding, &entry.payload), Bytes::from(entry.validator)),
-            None => (None, Bytes::new()),
-        };
-        // A validator without its value is useless: "not modified" would then yield no value.
-        let validator = if previous.is_some() { validator } else { Bytes::new() };
-        let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, validator)));
-        let (context_state, context_policy) = (Arc::clone(&state), Arc::clone(&policy));
-        let context = LoadContext::new(
-            previous,
-            deadline,
-            lost,
-            Arc::clone(&settings),
-            context_state,
-            mode,
-            context_policy,
-        );
+        let mode = input.mode;
+        let context = LoadContext::new(input, Arc::clone(&state), Arc::clone(&policy));
+        let settings = Arc::clone(&context.settings);
         let loaded = load(context).await.map_err(Arc::new);
         let (result, own_result) = concluded(&key, loaded, mode, &state, &policy, &settings);
         *lock(&own) = Some(own_result);
@@ -286,7 +247,7 @@ const LONGEST_VALIDATOR: usize = 1024;
 /// One load, as its loader sees it: the previous value, the deadline of the load, and setters for how the
 /// new value is stored.
 ///
-/// Passed to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
+/// Passed to the loaders of [`StampedeGuard::load`](crate::StampedeGuard::load). Settings replace the
 /// policy's for this value; if two conflict, the last call counts, and [`do_not_store`](Self::do_not_store) wins over all.
 ///
 /// # Examples
@@ -315,13 +276,15 @@ const LONGEST_VALIDATOR: usize = 1024;
 ///         (None, None) => Err(std::io::Error::other("nothing to be unmodified")),
 ///     }
 /// };
-/// assert_eq!(guard.get_or_load_with("report", load).await?, "the report");
-/// assert_eq!(guard.refresh_with("report", load).await?, "the report");
+/// assert_eq!(guard.load("report").get(load).await?.value, "the report");
+/// assert_eq!(guard.load("report").refresh(load).await?.value, "the report");
 /// # Ok(()) }
 /// ```
 pub struct LoadContext<T> {
-    previous: Option<T>,
-    validator: Option<String>,
+    /// The previous value. Its validator is empty if the value cannot be decoded: "not modified" would then yield no value.
+    previous: Option<Entry>,
+    /// The previous value, decoded when it is first needed.
+    decoded: OnceLock<Option<T>>,
     deadline: Instant,
     lost: watch::Receiver<bool>,
     settings: Arc<Mutex<LoadSettings>>,
@@ -332,68 +295,78 @@ pub struct LoadContext<T> {
 
 /// A loader's settings for its value.
 #[derive(Debug)]
-pub(crate) struct LoadSettings {
+pub(super) struct LoadSettings {
     lifetimes: Lifetimes,
-    pub(crate) validator: Bytes,
-    pub(crate) tags: Vec<TagId>,
+    validator: Bytes,
+    tags: Vec<TagId>,
     negative_for: Duration,
     /// Whether the value must not be stored, whatever the other settings say: because the loader says so, or because the id of one of
     /// its tags could not be read, so that the value would outlive the tag's invalidation.
     unstored: bool,
     /// Whether the loader has called `fresh_for` or `do_not_store`. Then the policy's rule for negative values does not apply.
-    pub(crate) decided: bool,
+    decided: bool,
     /// Whether the value is negative: it says "there is nothing".
-    pub(crate) negative: bool,
+    negative: bool,
 }
 
 impl LoadSettings {
-    pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
+    pub(super) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
         let [unstored, decided, negative] = [false; 3];
         Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
     }
 
     /// The value's lifetimes, after the loader has ended.
-    pub(crate) fn lifetimes(&self) -> Lifetimes {
+    fn lifetimes(&self) -> Lifetimes {
         if self.unstored { Lifetimes::default() } else { self.lifetimes }
     }
 
     /// Marks the value as negative, with the policy's lifetime for such values.
-    pub(crate) fn make_negative(&mut self) {
+    fn make_negative(&mut self) {
         self.lifetimes.fresh_for = self.negative_for;
         self.negative = true;
     }
 }
 
-impl<T> LoadContext<T> {
-    pub(crate) fn new(
-        previous: Option<T>,
-        deadline: Instant,
-        lost: watch::Receiver<bool>,
-        settings: Arc<Mutex<LoadSettings>>,
-        state: Arc<GuardState>,
-        mode: LeaseState,
-        policy: Arc<Policy>,
-    ) -> Self {
-        let validator = lock(&settings).validator.clone();
-        let validator = String::from_utf8(validator.to_vec()).ok().filter(|text| !text.is_empty());
-        Self { previous, validator, deadline, lost, settings, state, mode, policy }
+impl<T: DeserializeOwned + 'static> LoadContext<T> {
+    fn new(input: LoadInput, state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
+        let LoadInput { mode, previous, deadline, lost, .. } = input;
+        let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, Bytes::new())));
+        let decoded = OnceLock::new();
+        let mut context = Self { previous, decoded, deadline, lost, settings, state, mode, policy };
+        if context.previous.as_ref().is_some_and(|entry| !entry.validator.is_empty()) {
+            let is_decoded = context.previous().is_some();
+            match &mut context.previous {
+                Some(entry) if is_decoded => {
+                    lock(&context.settings).validator = entry.validator.clone().into()
+                }
+                Some(entry) => entry.validator = Box::default(),
+                None => {}
+            }
+        }
+        context
     }
 
     /// The older value that this load replaces, if the store still has it.
     pub fn previous(&self) -> Option<&T> {
-        self.previous.as_ref()
+        let decode =
+            || self.previous.as_ref().and_then(|entry| Codec::decode(entry.encoding, &entry.payload));
+        self.decoded.get_or_init(decode).as_ref()
     }
 
     /// Takes the previous value, so that the loader can return it again: it is then stored as if it had been loaded now.
     pub fn take_previous(&mut self) -> Option<T> {
-        self.previous.take()
+        self.previous();
+        self.decoded.get_mut().and_then(Option::take)
     }
+}
 
+impl<T> LoadContext<T> {
     /// The validator that was [set](Self::set_validator) when the previous value was loaded: an entity tag, a
     /// version, a time. `None` without a previous value.
     pub fn validator(&self) -> Option<&str> {
-        self.validator.as_deref()
+        let validator = std::str::from_utf8(&self.previous.as_ref()?.validator).ok();
+        validator.filter(|text| !text.is_empty())
     }
 
     /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets none keeps
@@ -499,7 +472,7 @@ impl<T> LoadContext<T> {
 
 impl<T> fmt::Debug for LoadContext<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { previous, validator: _, deadline, lost: _, settings: _, state: _, mode: _, policy: _ } =
+        let Self { previous, decoded: _, deadline, lost: _, settings: _, state: _, mode: _, policy: _ } =
             self;
         f.debug_struct("LoadContext")
             .field("has_previous", &previous.is_some())

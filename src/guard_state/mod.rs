@@ -372,7 +372,7 @@ impl GuardState {
     pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
         let name = ChangedName::value(key);
         let announced = {
-            let change = self.local.change(name.clone(), false);
+            let mut change = self.local.change(name.clone(), false);
             self.store.invalidate(key, None, &change.attempt(), within).await?
         };
         self.local.forget(&name);

@@ -208,23 +208,15 @@ impl RetainedInvalidations {
     }
 
     fn log_overflow(&self, misses_values: bool) {
-        let most = self.most;
-        if misses_values {
-            tracing::error!(
-                target: log::GUARD,
-                most,
-                "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated \
-                 instead, except for what was stored under a policy without invalidate_all(true). This process serves none of that \
-                 either; other processes may serve it until it expires: delete this namespace's keys (sg1:*{{namespace:*) in the \
-                 store once it answers, and build the policies with invalidate_all(true)"
-            );
+        let text = if misses_values {
+            "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated instead, \
+             except for what was stored under a policy without invalidate_all(true). This process serves none of that either; other \
+             processes may serve it until it expires: delete this namespace's keys (sg1:*{namespace:*) in the store once it answers, \
+             and build the policies with invalidate_all(true)"
         } else {
-            tracing::error!(
-                target: log::GUARD,
-                most,
-                "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated instead"
-            );
-        }
+            "more invalidations than most_kept_invalidations are not confirmed: everything in the namespace is invalidated instead"
+        };
+        tracing::error!(target: log::GUARD, most = self.most, "{text}");
     }
 
     /// Called when an attempt with this number was confirmed. `until` returns, for a `load_timeout`, the moment of the store's clock by

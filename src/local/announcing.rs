@@ -1,6 +1,6 @@
 //! Announces a change to the nodes that keep copies, and waits until each has dropped its copies or has lost its right.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,9 +10,9 @@ use uuid::Uuid;
 
 use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
+use crate::store::SentAttempt;
+use crate::store::StoreError;
 use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
-use crate::store::{SentAttempt, StoreError};
-use crate::sync::lock;
 
 /// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);
@@ -20,7 +20,8 @@ const INBOX_OPENS: Duration = Duration::from_millis(500);
 /// How long one ANNOUNCE may take, and the FORGET of a silent member.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// A change and its announcement, which is repeated under new ids until one has an answer.
+/// A change and its announcement, which is repeated under new ids until one has an answer. It belongs to one task, so the attempt that has
+/// the answer is the latest one.
 #[derive(Debug)]
 pub(crate) struct AnnouncedChange<'a> {
     tier: &'a Arc<LocalTier>,
@@ -28,17 +29,16 @@ pub(crate) struct AnnouncedChange<'a> {
     /// Whether other processes keep copies although none is known.
     expected: bool,
     /// The ids of all attempts, whose acknowledgements are collected until the change is dropped.
-    attempts: Mutex<Vec<Uuid>>,
+    attempts: Vec<Uuid>,
     /// The wait for members, while it goes on.
-    unfinished: Mutex<Option<MemberWait>>,
+    unfinished: Option<MemberWait>,
 }
 
 impl Drop for AnnouncedChange<'_> {
     /// If the caller leaves during the wait for a silent member, the wait goes on in a task: no other caller may ever wait to the end.
     fn drop(&mut self) {
-        let attempts = std::mem::take(&mut *lock(&self.attempts));
-        let (unfinished, runtime) = (lock(&self.unfinished).take(), Handle::try_current());
-        match (unfinished, runtime) {
+        let attempts = std::mem::take(&mut self.attempts);
+        match (self.unfinished.take(), Handle::try_current()) {
             (Some(wait), Ok(runtime)) if self.tier.finishes_alone(&wait) => {
                 let finishing = Finishing { tier: Arc::downgrade(self.tier), attempts };
                 runtime.spawn(async move {
@@ -95,13 +95,7 @@ impl MemberWait {
 impl LocalTier {
     /// A change of this name. With `expected`, other processes keep copies although none is known.
     pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> AnnouncedChange<'_> {
-        AnnouncedChange {
-            tier: self,
-            name,
-            expected,
-            attempts: Mutex::default(),
-            unfinished: Mutex::default(),
-        }
+        AnnouncedChange { tier: self, name, expected, attempts: Vec::new(), unfinished: None }
     }
 
     /// Records an attempt at a change as in flight, until the reply to it is known.
@@ -113,9 +107,7 @@ impl LocalTier {
     pub(crate) fn knows_of_copies(&self) -> bool {
         self.is_in_use() || self.known_registries.any()
     }
-}
 
-impl LocalTier {
     /// Announces a change that no caller waits for, if other processes may have copies.
     pub(crate) fn announce_later(self: &Arc<Self>, name: ChangedName) {
         if !self.knows_of_copies() {
@@ -123,7 +115,7 @@ impl LocalTier {
         }
         let tier = Arc::clone(self);
         tokio::spawn(async move {
-            let change = tier.change(name, false);
+            let mut change = tier.change(name, false);
             let announcement = change.attempt();
             match tier.store.announce(&announcement, &change.name, WITHIN).await {
                 Ok(Announced::To(audience)) => drop(tier.note(&audience)),
@@ -160,11 +152,11 @@ impl LocalTier {
 
 impl AnnouncedChange<'_> {
     /// The announcement of the next attempt at the change.
-    pub(crate) fn attempt(&self) -> Announcement {
+    pub(crate) fn attempt(&mut self) -> Announcement {
         let tier = self.tier;
         let id = Uuid::from_u128(fastrand::u128(..));
         tier.pending.await_acknowledgements(id);
-        lock(&self.attempts).push(id);
+        self.attempts.push(id);
         let known_registry = tier.known_registries.known_registry(tier.term);
         // An earlier attempt may have found a registry that no longer exists.
         let creates = self.expected || tier.knows_of_copies();
@@ -172,23 +164,14 @@ impl AnnouncedChange<'_> {
         Announcement { volume: tier.volume.clone(), id, attempt, creates, known_registry, term: tier.term }
     }
 
-    /// Announces a change that was made without an announcement, and waits.
-    ///
-    /// # Errors
-    ///
-    /// As [`reaches_all`](Self::reaches_all).
-    pub(crate) async fn announce_and_wait(&self, until: Instant) -> Result<(), StoreError> {
-        self.reaches_all((Uuid::nil(), Announced::Separately), until).await
-    }
-
-    /// After the change was made: waits until no process serves an older copy. Takes the id of the answered attempt, and its answer.
+    /// After the change was made: waits until no process serves an older copy. Takes the answer to the announcement of the latest attempt.
     ///
     /// # Errors
     ///
     /// The change was made, and the announcement has no answer by `until`.
     pub(crate) async fn reaches_all(
-        &self,
-        (mut id, mut announced): (Uuid, Announced),
+        mut self,
+        mut announced: Announced,
         until: Instant,
     ) -> Result<(), StoreError> {
         let mut is_receiving = self.tier.store.hints_arrive();
@@ -201,7 +184,7 @@ impl AnnouncedChange<'_> {
                 Announced::To(audience) => {
                     let mature = self.apply_answer(&audience);
                     if is_receiving || audience.members.is_empty() {
-                        self.wait(id, &audience, mature).await;
+                        self.wait(&audience, mature).await;
                         return Ok(());
                     }
                 }
@@ -212,25 +195,23 @@ impl AnnouncedChange<'_> {
                 let _ = self.tier.store.until_received(INBOX_OPENS).await;
                 is_receiving = true;
             }
-            (id, announced) = self.announce(until).await?;
+            announced = self.announce(until).await?;
         }
     }
 
     /// Sends ANNOUNCE until it is answered.
-    async fn announce(&self, until: Instant) -> Result<(Uuid, Announced), StoreError> {
+    async fn announce(&mut self, until: Instant) -> Result<Announced, StoreError> {
+        let tier = self.tier;
         loop {
             let announcement = self.attempt();
             let left = until.saturating_duration_since(Instant::now());
-            let error = match self.tier.store.announce(&announcement, &self.name, WITHIN.min(left)).await {
-                Ok(announced) => return Ok((announcement.id, announced)),
-                Err(error) => error,
-            };
-            self.tier.count(GuardCount::store_errors);
-            if error.is_final() || left.is_zero() {
-                return Err(error);
+            let announced = tier.store.announce(&announcement, &self.name, WITHIN.min(left)).await;
+            let announced = announced.inspect_err(|_| tier.count(GuardCount::store_errors));
+            if announced.as_ref().map_or_else(|error| error.is_final() || left.is_zero(), |_| true) {
+                return announced;
             }
             tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
-            let _ = self.tier.store.reach(announcement.volume.name(), left).await;
+            let _ = tier.store.reach(announcement.volume.name(), left).await;
         }
     }
 
@@ -243,16 +224,17 @@ impl AnnouncedChange<'_> {
     }
 
     /// Waits, from the answer on and by this process's clock, for each member until it has acknowledged or its right has ended.
-    async fn wait(&self, id: Uuid, audience: &Audience, mature: Option<Instant>) {
+    async fn wait(&mut self, audience: &Audience, mature: Option<Instant>) {
+        let id = self.attempts.last().copied().unwrap_or_default();
         let wait = MemberWait {
             members: audience.members[..].into(),
             acknowledgements: self.tier.pending.of(id),
             until: Instant::now() + announcer_waits(audience.registry.term),
         };
-        *lock(&self.unfinished) = Some(wait.clone());
+        self.unfinished = Some(wait.clone());
         wait.ended().await;
         self.tier.remove_silent(&wait).await;
-        *lock(&self.unfinished) = None;
+        self.unfinished = None;
         if let Some(mature) = mature {
             sleep_until(mature).await;
         }

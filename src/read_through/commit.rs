@@ -147,7 +147,7 @@ fn notify_waiters(
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
 /// A load's outcome, and whether it is stored.
-struct Loaded {
+struct LoadedOutcome {
     outcome: FlightOutcome,
     /// The outcome for other processes, if it differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
@@ -270,7 +270,7 @@ impl FlightTask {
     }
 
     /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
-    fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Loaded {
+    fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> LoadedOutcome {
         let (outcome, elsewhere, retention) = match result {
             LoadResult::Value {
                 encoding,
@@ -311,7 +311,7 @@ impl FlightTask {
                 (FlightOutcome::Failed(failure), None, Retention::Unstored(unstored, false))
             }
         };
-        Loaded { outcome, elsewhere, retention }
+        LoadedOutcome { outcome, elsewhere, retention }
     }
 
     /// The outcome and retention of a storable value: it is not stored if its entry is longer than the server accepts.
@@ -340,7 +340,7 @@ impl FlightTask {
     }
 
     /// Decides what a load's result means.
-    fn publication(&self, Loaded { outcome, elsewhere, retention }: Loaded) -> Publication {
+    fn publication(&self, LoadedOutcome { outcome, elsewhere, retention }: LoadedOutcome) -> Publication {
         let (unstored, mark) = match retention {
             Retention::Stored(entry, keep) => {
                 return Publication { elsewhere, stored: Some((entry, keep)), ..Publication::of(outcome) };
@@ -391,7 +391,7 @@ impl FlightTask {
     /// Reads the older value, which may stand in for the failed load, and its tags again. They were first read before this flight
     /// had the lease, so the value may have been invalidated since. An invalidation after this read removes the lease or a tag's id,
     /// so that a value stored under them is known to be invalid. Returns whether the store answered.
-    async fn see_again(&mut self, result: &Loaded) -> bool {
+    async fn see_again(&mut self, result: &LoadedOutcome) -> bool {
         let Retention::Unstored(unstored, _) = result.retention else { return true };
         if self.older_value(&result.outcome, unstored, self.state.store.now()).is_none() {
             return true;

@@ -255,7 +255,7 @@ impl Origin {
         self.answered(key.to_string()).await.map(|(version, _)| version)
     }
 
-    /// The same for [`get_or_load_with`](crate::StampedeGuard::get_or_load_with): with [`Answer::DoNotStore`] the
+    /// The same for [`StampedeGuard::load`](crate::StampedeGuard::load): with [`Answer::DoNotStore`] the
     /// value goes to the waiters of the load and is not stored.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl Origin {
     /// for _ in 0..3 {
     ///     let origin = origin.clone();
     ///     let load = |mut cx: LoadContext<u64>| async move { origin.load_with(&mut cx, "k").await };
-    ///     assert_eq!(guard.get_or_load_with("k", load).await.ok(), Some(0));
+    ///     assert_eq!(guard.load("k").get(load).await.ok().map(|loaded| loaded.value), Some(0));
     /// }
     /// assert_eq!(origin.loads("k"), 2); // the first was not stored, the second was
     /// # }

@@ -165,10 +165,10 @@ async fn load(mut cx: LoadContext<String>) -> Result<String, std::io::Error> {
 #[tokio::test(start_paused = true)]
 async fn a_loader_sees_what_it_replaces() -> Result<(), Box<dyn Error>> {
     let guard = guard(Policy::builder())?;
-    assert_eq!(guard.get_or_load_with("report", load).await?, "all is well");
+    assert_eq!(guard.load("report").get(load).await?.value, "all is well");
     assert_eq!(guard.remaining_freshness("report").await?, Some(Duration::from_secs(300)));
     sleep(Duration::from_secs(310)).await;
-    assert_eq!(guard.get_or_load_with("report", load).await?, "all is well");
+    assert_eq!(guard.load("report").get(load).await?.value, "all is well");
     assert_eq!(guard.remaining_freshness("report").await?, Some(Duration::from_secs(300)));
     assert_eq!((guard.stats().loads, TRANSFERS.load(Ordering::Relaxed)), (2, 1));
     Ok(())
@@ -180,7 +180,7 @@ async fn by_hand(guard: StampedeGuard, origin: Origin) -> Result<(), Box<dyn Err
 
     // Loads now, once in the fleet; other callers are served the stored value meanwhile.
     let db = origin.clone();
-    let price = guard.refresh(("price", 7), move || async move { db.price(7).await }).await?;
+    let price = guard.load(("price", 7)).refresh(move |_| async move { db.price(7).await }).await?.value;
 
     // Stale from now on: the next caller loads; the value stands in if that load fails.
     guard.expire(("price", 7)).await?;

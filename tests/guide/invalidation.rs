@@ -108,7 +108,7 @@ async fn a_tag_that_is_part_of_the_value_is_set_before_the_value_is_loaded() -> 
     let (guard, db) = (StampedeGuard::in_memory(), Shelf::default());
     let ask = || {
         let (guard, db) = (guard.clone(), db.clone());
-        async move { guard.get_or_load_with("p", move |cx| product_name(cx, db, 7)).await }
+        async move { guard.load("p").get(move |cx| product_name(cx, db, 7)).await.map(|loaded| loaded.value) }
     };
     for moment in [5, 15] {
         let older = tokio::spawn(ask());
@@ -129,7 +129,7 @@ async fn tags_reach_many_values_at_once() -> Result<(), Box<dyn Error>> {
 
     for id in [7, 8] {
         let db = db.clone();
-        guard.get_or_load_with(("price", id), move |cx| load(cx, db, id)).await?;
+        guard.load(("price", id)).get(move |cx| load(cx, db, id)).await?;
     }
     guard.insert_with_tags(("offer", 1), &299_u64, ["sale"]).await?;
 

@@ -80,10 +80,11 @@ async fn the_answer_has_its_age() -> Result<(), Box<dyn std::error::Error>> {
     let load = || async { Ok::<_, std::io::Error>(499_u32) };
     guard.get_or_load(("price", 7), load).await?;
     sleep(Duration::from_secs(20)).await;
-    let (price, info) = guard.get_or_load_with_outcome(("price", 7), load).await?;
-    let (how, age, rest) = (info.outcome.as_str(), info.age.as_secs(), info.fresh_for.as_secs());
-    println!("{price}: {how}, {age} s old, fresh for {rest} s");
-    assert_eq!(format!("{price}: {how}, {age} s old"), "499: hit, 20 s old");
+    let price = guard.load(("price", 7)).get(move |_| load()).await?;
+    let (value, how) = (price.value, price.info.outcome.as_str());
+    let (age, rest) = (price.info.age.as_secs(), price.info.fresh_for.as_secs());
+    println!("{value}: {how}, {age} s old, fresh for {rest} s");
+    assert_eq!(format!("{value}: {how}, {age} s old"), "499: hit, 20 s old");
     assert!((39..=40).contains(&rest), "{rest}");
     Ok(())
 }

@@ -49,8 +49,8 @@ fn guard_of_the_shop(redis: redis::Client) -> Result<StampedeGuard, stampede_gua
 async fn name(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<String, StatusCode> {
     let db = shop.db.clone();
     let load = move || async move { db.product(id).await };
-    let product = shop.guard.get_or_load_shared(("product", id), load).await;
-    let product: Arc<Product> = product.map_err(|_| StatusCode::BAD_GATEWAY)?; // one value for all callers
+    let product = shop.guard.load(("product", id)).get_shared(move |_| load()).await;
+    let product: Arc<Product> = product.map_err(|_| StatusCode::BAD_GATEWAY)?.value; // one value for all callers
     Ok(product.name.clone())
 }
 
@@ -75,7 +75,7 @@ async fn warm(guard: &StampedeGuard, origin: &Origin) -> u64 {
 async fn price(guard: &StampedeGuard, origin: &Origin) -> u64 {
     let origin = origin.clone();
     let load = move || async move { origin.load("price").await };
-    *guard.get_or_load_shared("price", load).await.expect("loaded")
+    *guard.load("price").get_shared(move |_| load()).await.expect("loaded").value
 }
 
 #[tokio::test(start_paused = true)]

@@ -92,7 +92,8 @@ async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
         sleep(Duration::from_secs(1)).await;
         let version = origin.change("k");
         chaos.once(Fault::ErrorBefore);
-        let refreshed = guard.refresh("k", load(&origin)).await;
+        let load = load(&origin);
+        let refreshed = guard.load("k").refresh(move |_| load()).await.map(|loaded| loaded.value);
         assert_eq!(origin.loads("k"), loads, "{refreshed:?}");
         assert_eq!(refreshed.ok(), (loads == 2).then_some(version));
     }
@@ -108,7 +109,7 @@ async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
     chaos.inject(Fault::BlackHole, 1.0);
     let refreshes = (0..20).map(|n| {
         let (guard, load) = (guard.clone(), load(&origin));
-        async move { guard.refresh(format!("k{n}"), load).await }
+        async move { guard.load(format!("k{n}")).refresh(move |_| load()).await.map(|loaded| loaded.value) }
     });
     assert!(futures_util::future::join_all(refreshes).await.iter().all(Result::is_err));
     assert_eq!(origin.loads("k"), 0);
@@ -386,7 +387,7 @@ async fn a_shared_value_is_given_to_no_waiter_after_its_tag_is_invalidated() {
                     cx.do_not_store();
                     origin.load("k").await
                 };
-                guard.get_or_load_with("k", load).await
+                guard.load("k").get(load).await.map(|loaded| loaded.value)
             })
         };
         origin.hold();

@@ -38,7 +38,7 @@ async fn a_loader_decides_the_lifetimes_of_its_value() {
         cx.stale_while_revalidate(secs(2));
         Ok::<_, String>(1)
     };
-    assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+    assert_eq!(guard.load("key").get(load).await.ok().map(|loaded| loaded.value), Some(1));
     assert_eq!(fresh(&guard).await, Some(3));
     advance(secs(4)).await;
     assert_eq!(fresh(&guard).await, Some(0));
@@ -60,7 +60,7 @@ async fn do_not_store_shares_a_value_with_waiters_and_no_later_caller() {
                 cx.do_not_store();
                 Ok::<_, String>(1)
             };
-            guard.get_or_load_with("key", load).await.ok()
+            guard.load("key").get(load).await.ok().map(|loaded| loaded.value)
         }
     };
     let wave = tokio::spawn(join_all((0..10).map(|_| ask())));
@@ -94,7 +94,7 @@ async fn do_not_store_wins_over_every_lifetime() {
                 }
                 Ok::<_, String>(1)
             };
-            assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+            assert_eq!(guard.load("key").get(load).await.ok().map(|loaded| loaded.value), Some(1));
             let fails = guard.get_or_load("key", || async { Err::<u8, _>("down") }).await;
             assert!(fails.is_err(), "{fails:?}");
             sleep(secs(60)).await;
@@ -117,11 +117,11 @@ async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness(
             }
         }
     };
-    let ask = |asked, expected| guard.get_or_load_with("key", load(asked, expected));
-    assert_eq!(ask("first", None).await.ok().as_deref(), Some("the report"));
+    let ask = |asked, expected| guard.load("key").get(load(asked, expected));
+    assert_eq!(ask("first", None).await.expect("loaded").value, "the report");
     for _ in 0..3 {
         advance(secs(11)).await;
-        assert_eq!(ask("again", Some("\"v1\"")).await.ok().as_deref(), Some("the report"));
+        assert_eq!(ask("again", Some("\"v1\"")).await.expect("loaded").value, "the report");
         assert_eq!(fresh(&guard).await, Some(10));
     }
 }
@@ -134,13 +134,13 @@ async fn a_previous_value_of_another_type_is_dropped_with_its_validator() {
         cx.set_validator("v1");
         Ok::<_, String>("text".to_owned())
     };
-    guard.get_or_load_with("key", load).await.expect("loaded");
+    guard.load("key").get(load).await.expect("loaded");
     advance(secs(11)).await;
     let load = |cx: LoadContext<u32>| async move {
         assert_eq!((cx.previous(), cx.validator()), (None, None));
         Ok::<_, String>(7)
     };
-    assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(7));
+    assert_eq!(guard.load("key").get(load).await.ok().map(|loaded| loaded.value), Some(7));
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,7 +156,7 @@ async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     let started = tokio::time::Instant::now();
     let asked = tokio::spawn({
         let guard = guard.clone();
-        async move { guard.get_or_load_with("key", load).await.ok() }
+        async move { guard.load("key").get(load).await.ok().map(|loaded| loaded.value) }
     });
     assert_eq!(hears.recv().await, Some(started + secs(20)));
     guard.invalidate("key").await.expect("confirmed");
@@ -176,9 +176,9 @@ async fn a_negative_value_is_kept_for_negative_for() {
         cx.negative();
         Ok::<_, String>("no such user".to_owned())
     };
-    guard.refresh_with("key", load).await.expect("loaded");
+    guard.load("key").refresh(load).await.expect("loaded");
     assert_eq!(fresh(&guard).await, Some(2));
-    guard.refresh("key", || async { Ok::<_, String>(Some(1_u8)) }).await.expect("loaded");
+    guard.load("key").refresh(|_| async { Ok::<_, String>(Some(1_u8)) }).await.expect("loaded");
     assert_eq!(fresh(&guard).await, Some(10));
     assert_eq!(guard.stats().negatives, 2);
 }
@@ -195,7 +195,7 @@ async fn refresh_loads_once_for_all_its_callers_and_others_are_served_meanwhile(
                 sleep(LOAD).await;
                 Ok::<_, String>(loads.started())
             };
-            guard.refresh("key", load).await.ok()
+            guard.load("key").refresh(move |_| load()).await.ok().map(|loaded| loaded.value)
         }
     };
     let all = tokio::spawn(join_all((0..20).map(|_| refresh())));
@@ -214,13 +214,14 @@ async fn a_failed_refresh_is_an_error_and_leaves_the_stored_value() {
             sleep(LOAD).await;
             Err::<u8, _>("no route".to_owned())
         };
-        let (one, other) = tokio::join!(guard.refresh("key", fails), guard.refresh("key", fails));
+        let refresh = || guard.load("key").refresh(move |_| fails());
+        let (one, other) = tokio::join!(refresh(), refresh());
         assert_eq!(one.expect_err("fails").loader().map(String::as_str), Some("no route"));
         assert!(other.is_err(), "nothing stands in for a refresh");
         assert_eq!(guard.stats().loads, 1);
-        let panics = guard.refresh("key", || async { panic!("scripted panic") as Result<u8, String> });
+        let panics = guard.load("key").refresh(|_| async { panic!("scripted panic") as Result<u8, String> });
         assert!(panics.await.is_err());
-        let hangs = guard.refresh("key", std::future::pending::<Result<u8, String>>);
+        let hangs = guard.load("key").refresh(|_| std::future::pending::<Result<u8, String>>());
         assert!(hangs.await.is_err());
         assert_eq!(guard.get("key").await.expect("answered"), Some(0_u8));
     }
@@ -245,7 +246,7 @@ async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()));
     let calls = (0..20).map(|caller| {
         let loads = loads.clone();
-        guards[caller % 2].get_or_load_with("key", move |mut cx: LoadContext<String>| async move {
+        guards[caller % 2].load("key").get(move |mut cx: LoadContext<String>| async move {
             let _running = loads.start();
             cx.fresh_for(Duration::ZERO);
             sleep(LOAD).await;
@@ -253,7 +254,7 @@ async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
         })
     });
     let values = join_all(calls).await;
-    assert!(values.iter().all(|value| value.as_ref().is_ok_and(|value| value.len() == 200_000)));
+    assert!(values.iter().all(|value| value.as_ref().is_ok_and(|loaded| loaded.value.len() == 200_000)));
     assert_eq!(loads.started(), 1);
 }
 
@@ -301,13 +302,13 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
         cx.do_not_store();
         Ok::<_, String>(None)
     };
-    assert_eq!(guard.get_or_load_with("key", unsure).await.ok(), Some(None));
+    assert_eq!(guard.load("key").get(unsure).await.ok().map(|loaded| loaded.value), Some(None));
     assert_eq!(fresh(&guard).await, None, "it was not to be stored");
     let brief = |mut cx: LoadContext<Option<u8>>| async move {
         cx.fresh_for(secs(3));
         Ok::<_, String>(None)
     };
-    assert_eq!(guard.get_or_load_with("key", brief).await.ok(), Some(None));
+    assert_eq!(guard.load("key").get(brief).await.ok().map(|loaded| loaded.value), Some(None));
     assert_eq!(fresh(&guard).await, Some(3));
 }
 
@@ -338,7 +339,7 @@ async fn an_endless_lifetime_is_accepted() {
             cx.stale_if_error(Duration::MAX);
             Ok::<_, String>(1)
         };
-        assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+        assert_eq!(guard.load("key").get(load).await.ok().map(|loaded| loaded.value), Some(1));
         assert!(fresh(&guard).await.is_some_and(|left| left > 1 << 30), "jitter {jitter}");
     }
 }

@@ -97,7 +97,7 @@ async fn the_local_example_shows_hits_from_memory_and_invalidations_that_reach_t
         (columns[1].parse().expect("from Redis"), columns[0].parse().expect("from memory"))
     };
     assert_eq!(hits("get_or_load without copies "), (1_000, 0));
-    for name in ["get_or_load with local_for ", "get_or_load_shared with local_for "] {
+    for name in ["get_or_load with local_for ", "load().get_shared with local_for "] {
         let (redis, memory) = hits(name);
         // A renewal that is late on a busy machine sends some hits to Redis.
         assert!(redis + memory == 1_000 && memory >= 500, "{name}: {redis} and {memory}");

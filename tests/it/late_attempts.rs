@@ -105,7 +105,7 @@ async fn insertion_and_insertion<S: Into<Backend> + Clone + Send + Sync + 'stati
 
 async fn insertion_and_refresh<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     late_insertion(&two).await;
-    two.other.refresh("k", || async { Ok::<_, String>(2_u32) }).await.expect("confirmed");
+    two.other.load("k").refresh(|_| async { Ok::<_, String>(2_u32) }).await.expect("confirmed");
     two.all_have_run().await;
     two.value().await
 }

@@ -254,7 +254,7 @@ async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
     let guard = StampedeGuard::new(chaos.clone());
     let refresh = || {
         let origin = origin.clone();
-        guard.refresh("k", move || async move { origin.load("k").await })
+        guard.load("k").refresh(move |_| async move { origin.load("k").await })
     };
     for round in 1..=3 {
         // The look-up of the first caller, and the look-up of the queued ones.
@@ -300,7 +300,7 @@ async fn a_refresh_with_a_failed_look_up_loads_or_fails_as_the_policy_says() {
         let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
         let refresh = async || {
             let origin = origin.clone();
-            guard.refresh("k", move || async move { origin.load("k").await }).await
+            guard.load("k").refresh(move |_| async move { origin.load("k").await }).await
         };
         assert!(refresh().await.is_ok());
         tokio::time::sleep(Duration::from_secs(1)).await;

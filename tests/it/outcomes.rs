@@ -9,7 +9,7 @@ use std::time::Duration;
 use stampede_guard::OnWaitTimeout;
 #[cfg(feature = "testing")]
 use stampede_guard::testing::ChaosStore;
-use stampede_guard::{AnswerInfo, MemoryStore, Outcome, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::{AnswerInfo, Loaded, MemoryStore, Outcome, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 
 fn secs(secs: u64) -> Duration {
@@ -27,7 +27,8 @@ async fn ask(guard: &StampedeGuard) -> (u64, AnswerInfo) {
         sleep(secs(1)).await;
         Ok::<_, Infallible>(7)
     };
-    guard.get_or_load_with_outcome("key", load).await.expect("infallible")
+    let Loaded { value, info, .. } = guard.load("key").get(move |_| load()).await.expect("infallible");
+    (value, info)
 }
 
 fn is(info: AnswerInfo, outcome: Outcome, age: u64, fresh_for: u64) {
@@ -64,17 +65,17 @@ async fn a_hit_from_memory_is_told_from_one_of_the_store() {
     }
     is(last, Outcome::LocalHit, 20, 40);
     let load = || async { Ok::<_, Infallible>(7_u64) };
-    let (value, info) = guard.get_or_load_shared_with_outcome("key", load).await.expect("infallible");
-    assert_eq!(*value, 7);
-    is(info, Outcome::LocalHit, 20, 40);
+    let shared = guard.load("key").get_shared(move |_| load()).await.expect("infallible");
+    assert_eq!(*shared.value, 7);
+    is(shared.info, Outcome::LocalHit, 20, 40);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_value_that_is_not_stored_is_not_fresh() {
     let guard = guard(Policy::builder().max_body(1));
     let load = || async { Ok::<_, Infallible>("longer than a byte".to_owned()) };
-    let (_, info) = guard.get_or_load_with_outcome("key", load).await.expect("infallible");
-    is(info, Outcome::Led, 0, 0);
+    let loaded = guard.load("key").get(move |_| load()).await.expect("infallible");
+    is(loaded.info, Outcome::Led, 0, 0);
 }
 
 /// Without the store, with a tag that was invalidated meanwhile, with a lease that was lost, and outside the lease: the callers of the
@@ -154,7 +155,7 @@ async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
                 tokio::time::sleep(secs(1)).await;
                 Ok::<_, Infallible>(n)
             };
-            guard.refresh("key", load).await.expect("infallible")
+            guard.load("key").refresh(move |_| load()).await.expect("infallible").value
         };
         guard.insert("key", &0_u64).await.expect("stored");
         guard.set_bypass(!shadow);

@@ -160,7 +160,7 @@ async fn a_loader_adds_tags_to_its_value() {
         cx.tag([("user", 7), ("group", 1)]).await.expect("tagged");
         Ok::<_, String>(1)
     };
-    assert_eq!(guards[0].get_or_load_with("k", load).await.ok(), Some(1));
+    assert_eq!(guards[0].load("k").get(load).await.ok().map(|loaded| loaded.value), Some(1));
     assert_eq!(get(&guards[1], "k").await, Some(1));
     guards[2].invalidate_tag(("user", 8)).await.expect("confirmed");
     assert_eq!(get(&guards[1], "k").await, Some(1));
@@ -197,11 +197,11 @@ async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
             }
         };
         let case = format!("{of_policy} of the policy, {own} of its own");
-        assert_eq!(guards[0].get_or_load_with("k", load(30)).await.ok(), Some(30));
+        assert_eq!(guards[0].load("k").get(load(30)).await.ok().map(|loaded| loaded.value), Some(30));
         // In one step: a task that runs once a second would take a minute for 120 days.
         advance(DAY * 2).await;
         // A value with a shorter lifetime does not shorten the life of the tags.
-        assert_eq!(guards[1].get_or_load_with("other", load(3)).await.ok(), Some(3));
+        assert_eq!(guards[1].load("other").get(load(3)).await.ok().map(|loaded| loaded.value), Some(3));
         advance(DAY * 28 - Duration::from_secs(1)).await;
         assert_eq!((get(&guards[2], "k").await, get(&guards[2], "other").await), (Some(30), None), "{case}");
         guards[3].invalidate_tag(TAGS[invalidated]).await.expect("confirmed");
@@ -277,7 +277,7 @@ async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
             cx.tag(["its own"]).await.map_err(|error| error.to_string())?;
             Ok::<_, String>(1)
         };
-        assert_eq!(guards[0].get_or_load_with("k", own).await.ok(), Some(1));
+        assert_eq!(guards[0].load("k").get(own).await.ok().map(|loaded| loaded.value), Some(1));
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (gate, loads) = (Gate::closed(), Counter::default());
         let failing = || {
@@ -389,7 +389,7 @@ async fn a_value_has_up_to_sixteen_tags_beside_its_policys() {
             assert!(cx.tag(["one more"]).await.is_err());
             Ok::<_, String>(2)
         };
-        assert_eq!(guards[1].get_or_load_with("loaded", load).await.ok(), Some(2));
+        assert_eq!(guards[1].load("loaded").get(load).await.ok().map(|loaded| loaded.value), Some(2));
         assert_eq!((get(&guards[2], "inserted").await, get(&guards[2], "loaded").await), (Some(1), Some(2)));
         match tag {
             "" => guards[3].invalidate_all().await.expect("confirmed"),
@@ -423,5 +423,5 @@ async fn bad_tags_are_refused_by_name() {
         cx.tag(["fine"]).await.map_err(|error| error.to_string())?;
         Ok::<_, String>(1)
     };
-    assert_eq!(guard.get_or_load_with("k", load).await.ok(), Some(1));
+    assert_eq!(guard.load("k").get(load).await.ok().map(|loaded| loaded.value), Some(1));
 }

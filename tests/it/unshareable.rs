@@ -156,7 +156,7 @@ async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
         assert_eq!(cx.previous(), None);
         Ok::<_, String>(Unlucky(8))
     };
-    assert_eq!(guard.refresh_with("k", load).await.expect("loaded"), Unlucky(8));
+    assert_eq!(guard.load("k").refresh(load).await.expect("loaded").value, Unlucky(8));
     assert_eq!(guard.get::<Unlucky>("k").await.expect("replaced"), Some(Unlucky(8)));
     assert!(warnings.about("has panicked").len() <= 1, "{warnings:?}");
 }
@@ -167,7 +167,7 @@ async fn a_value_whose_serialize_panics_goes_to_its_caller_and_is_not_stored() {
     let guard = StampedeGuard::in_memory();
     let load = || async { Ok::<_, String>(Unlucky(31)) };
     assert_eq!(guard.get_or_load("k", load).await.expect("loaded"), Unlucky(31));
-    assert_eq!(guard.refresh("k", load).await.expect("loaded"), Unlucky(31));
+    assert_eq!(guard.load("k").refresh(move |_| load()).await.expect("loaded").value, Unlucky(31));
     assert_eq!(guard.get::<Unlucky>("k").await.expect("nothing"), None);
     assert_eq!(guard.stats().unshareable, 2);
     let error = guard.insert("k", &Unlucky(31)).await.expect_err("can not be encoded");

@@ -74,7 +74,7 @@ async fn a_background_refresh_whose_value_can_not_be_stored_ends_the_older_one()
         let fleet = fleet(policy().stale_while_revalidate(secs(60)).stale_if_error(secs(60)));
         insert_old(&fleet[0]).await;
         advance(secs(11)).await;
-        let value = fleet[1].get_or_load_with("k", why.load()).await.expect("served");
+        let value = fleet[1].load("k").get(why.load()).await.expect("served").value;
         assert_eq!(&value[..], OLD, "{why:?}: it is served during the refresh");
         sleep(secs(1)).await;
         has_none(&fleet, &format!("{why:?}")).await;
@@ -101,7 +101,7 @@ async fn a_value_that_is_not_stored_any_more_is_loaded_once_per_wave() {
                     sleep(secs(1)).await;
                     value
                 };
-                guard.get_or_load_with("k", load).await.expect("served")
+                guard.load("k").get(load).await.expect("served").value
             }
         };
         ask(fleet[0].clone()).await;
@@ -124,7 +124,7 @@ async fn a_refresh_whose_value_can_not_be_stored_ends_the_older_one() {
             let trial = policy().shadow(shadow).build().expect("valid");
             let refreshing = fleet[1].with_policy(trial);
             refreshing.set_bypass(bypass);
-            let value = refreshing.refresh_with("k", why.load()).await.expect("loaded");
+            let value = refreshing.load("k").refresh(why.load()).await.expect("loaded").value;
             assert_ne!(&value[..], OLD, "{case}");
             refreshing.set_bypass(false);
             has_none(&fleet, &case).await;
@@ -133,7 +133,7 @@ async fn a_refresh_whose_value_can_not_be_stored_ends_the_older_one() {
     let fleet = fleet(policy());
     insert_old(&fleet[0]).await;
     let long = || async { Ok::<_, String>(Bytes::from(vec![0; 200])) };
-    assert_eq!(fleet[0].refresh("k", long).await.expect("loaded").len(), 200);
+    assert_eq!(fleet[0].load("k").refresh(move |_| long()).await.expect("loaded").value.len(), 200);
     has_none(&fleet, "refresh").await;
 }
 
@@ -141,7 +141,7 @@ async fn a_refresh_whose_value_can_not_be_stored_ends_the_older_one() {
 async fn a_failed_refresh_ends_nothing() {
     let fleet = fleet(policy());
     insert_old(&fleet[0]).await;
-    let failed = fleet[1].refresh("k", || async { Err::<Bytes, _>("no route") }).await;
+    let failed = fleet[1].load("k").refresh(|_| async { Err::<Bytes, _>("no route") }).await;
     assert!(failed.is_err());
     assert_eq!(fleet[2].get::<Bytes>("k").await.expect("answered").as_deref(), Some(OLD));
 }
@@ -206,7 +206,7 @@ async fn a_trial_ends_what_a_guard_would_end() {
         insert_old(&fleet[0]).await;
         advance(secs(11)).await;
         let trial = policy().stale_while_revalidate(secs(60)).shadow(true).build().expect("valid");
-        let value = fleet[1].with_policy(trial).get_or_load_with("k", why.load()).await.expect("loaded");
+        let value = fleet[1].with_policy(trial).load("k").get(why.load()).await.expect("loaded").value;
         assert_ne!(&value[..], OLD, "{why:?}");
         sleep(secs(1)).await;
         has_none(&fleet, &format!("{why:?}")).await;
@@ -219,7 +219,7 @@ async fn an_audit_ends_nothing() {
     let fleet = fleet(policy().audit(1.0));
     insert_old(&fleet[0]).await;
     for guard in &fleet {
-        let value = guard.get_or_load_with("k", Why::DoNotStore.load()).await.expect("served");
+        let value = guard.load("k").get(Why::DoNotStore.load()).await.expect("served").value;
         assert_eq!(&value[..], OLD);
         sleep(secs(1)).await;
     }

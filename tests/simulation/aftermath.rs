@@ -38,7 +38,7 @@ impl World {
         let came = Instant::now();
         let loader = move |cx| async move { world.load(&at, key, Does::Load, came, script, cx).await };
         let asking = self.asks(node, key, Does::Load);
-        let answer = node.guard.get_or_load_with(cache_key(key), loader).await;
+        let answer = node.guard.load(cache_key(key)).get(loader).await.map(|loaded| loaded.value);
         asking.answered();
         answer.map_err(|error| error.to_string())
     }

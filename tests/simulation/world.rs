@@ -251,12 +251,18 @@ impl World {
         let answer: Result<Option<Value>, String> = match does {
             // `work_many` has done it.
             Does::LoadMany => Ok(None),
-            Does::Load => {
-                guard.get_or_load_with(cache_key(key), loader).await.map(Some).map_err(|e| e.to_string())
-            }
-            Does::Refresh => {
-                guard.refresh_with(cache_key(key), loader).await.map(Some).map_err(|e| e.to_string())
-            }
+            Does::Load => guard
+                .load(cache_key(key))
+                .get(loader)
+                .await
+                .map(|loaded| Some(loaded.value))
+                .map_err(|e| e.to_string()),
+            Does::Refresh => guard
+                .load(cache_key(key))
+                .refresh(loader)
+                .await
+                .map(|loaded| Some(loaded.value))
+                .map_err(|e| e.to_string()),
             Does::Get => guard.get(cache_key(key)).await.map_err(|e| e.to_string()),
             Does::Invalidate => {
                 guard.invalidate(cache_key(key)).await.map(|()| None).map_err(|e| e.to_string())

@@ -42,7 +42,7 @@ async fn get_with_context(guard: &StampedeGuard, loader: Loader, key: &str) -> R
         }
         Ok::<_, String>(loaded.value)
     };
-    guard.get_or_load_with(key, load).await.map_err(|error| error.to_string())
+    guard.load(key).get(load).await.map(|loaded| loaded.value).map_err(|error| error.to_string())
 }
 
 pub(super) struct AroundLoader {
@@ -73,7 +73,7 @@ impl Subject for AroundLoader {
     }
 }
 
-/// `get_or_load_shared` with a policy that keeps copies in memory.
+/// `load(..).get_shared` with a policy that keeps copies in memory.
 pub(super) struct LocalTier {
     guard: StampedeGuard,
     loader: Loader,
@@ -93,8 +93,8 @@ impl Subject for LocalTier {
             return get_with_context(&self.guard, self.loader, key).boxed();
         }
         let (loader, asked) = (self.loader, key.to_owned());
-        let value = self.guard.get_or_load_shared(key, move || loader.value(asked));
-        value.map(|value| value.map(|value| (*value).clone()).map_err(|error| error.to_string())).boxed()
+        let value = self.guard.load(key).get_shared(move |_| loader.value(asked));
+        value.map(|loaded| loaded.map(|loaded| (*loaded.value).clone()).map_err(|error| error.to_string())).boxed()
     }
 
     fn invalidate<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(), String>> {

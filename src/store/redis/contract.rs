@@ -40,7 +40,7 @@ use super::commands::lock_queue::{LeaveRole, find_lost};
 use super::commands::lock_steps::{
     LockStep, TakeRemarks, end, mutex_holder, queue_entry, semaphore_state, yes,
 };
-use super::commands::{entry_steps, lock_steps, refused, run, run_call};
+use super::commands::{entry_steps, lock_steps, refused, run};
 use super::errors::{bounded, unexpected};
 use super::inbox::acknowledgement;
 use super::scripts::{Script, get_entry, millis, push_attempt, push_id, push_key, push_outcome, push_seen};
@@ -442,7 +442,7 @@ impl RedisStore {
                 }
                 cmd
             };
-            run_call(&self.commands, tag.name(), call, left)
+            self.commands.call(tag.name(), call, left)
         });
         made.await.map(|(_, announced)| announced)
     }

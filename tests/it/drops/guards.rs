@@ -185,7 +185,12 @@ impl World {
                 Ok::<_, String>(2_u8)
             };
             assert_eq!(
-                newcomer.refresh(key, load).await.unwrap_or_else(|error| panic!("{what}: {error}")),
+                newcomer
+                    .load(key)
+                    .refresh(move |_| load())
+                    .await
+                    .unwrap_or_else(|error| panic!("{what}: {error}"))
+                    .value,
                 2
             );
         }
@@ -234,9 +239,9 @@ async fn call(world: &World, call: Call) {
     // The result depends on the situation and is not tested here.
     match call {
         Call::GetOrLoad => drop(guard.get_or_load("key", load).await),
-        Call::GetOrLoadWith => drop(guard.get_or_load_with("key", with).await),
-        Call::Refresh => drop(guard.refresh("key", load).await),
-        Call::RefreshWith => drop(guard.refresh_with("key", with).await),
+        Call::GetOrLoadWith => drop(guard.load("key").get(with).await),
+        Call::Refresh => drop(guard.load("key").refresh(move |_| load()).await),
+        Call::RefreshWith => drop(guard.load("key").refresh(with).await),
         Call::Get => drop(guard.get::<u8>("key").await),
         Call::Contains => drop(guard.contains("key").await),
         Call::RemainingFreshness => drop(guard.remaining_freshness("key").await),

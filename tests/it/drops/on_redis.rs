@@ -51,7 +51,7 @@ enum Meets {
 
 const CALLS: [&str; 15] = [
     "get_or_load",
-    "get_or_load_with",
+    "load, get",
     "refresh",
     "get",
     "contains",
@@ -71,14 +71,14 @@ async fn call(guard: &StampedeGuard, key: &str, loads: &Counter, what: &str) {
     let load = load(loads);
     match what {
         "get_or_load" => drop(guard.get_or_load(key, load).await),
-        "get_or_load_with" => {
+        "load, get" => {
             let with = move |mut cx: LoadContext<u8>| async move {
                 cx.tag(["tag"]).await.map_err(|error| error.to_string())?;
                 load().await
             };
-            drop(guard.get_or_load_with(key, with).await);
+            drop(guard.load(key).get(with).await);
         }
-        "refresh" => drop(guard.refresh(key, load).await),
+        "refresh" => drop(guard.load(key).refresh(move |_| load()).await),
         "get" => drop(guard.get::<u8>(key).await),
         "contains" => drop(guard.contains(key).await),
         "remaining_freshness" => drop(guard.remaining_freshness(key).await),
@@ -126,9 +126,9 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
                     beside.await.expect("joined");
                 }
                 // A new caller on the other node forces a load: it must not wait for a forgotten lease.
-                let fresh = guards[1].refresh(&*key, || async { Ok::<_, String>(2_u8) });
+                let fresh = guards[1].load(&*key).refresh(|_| async { Ok::<_, String>(2_u8) });
                 let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{name}: a lease was left"));
-                assert_eq!(fresh.expect("a value"), 2, "{name}");
+                assert_eq!(fresh.expect("a value").value, 2, "{name}");
                 loads.idle().await;
                 done
             })
@@ -280,10 +280,10 @@ async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
         });
         loads.reach(1).await;
         let done = dropped(drop, leaves.shutdown(SOON)).await.is_some();
-        let fresh = stays.refresh(&*key, || async { Ok::<_, String>(2_u8) });
+        let fresh = stays.load(&*key).refresh(|_| async { Ok::<_, String>(2_u8) });
         let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{drop:?}: a lease was left"));
         // Its own value, or the one of the other node's load.
-        assert!([1, 2].contains(&fresh.expect("a value")), "{drop:?}");
+        assert!([1, 2].contains(&fresh.expect("a value").value), "{drop:?}");
         assert_eq!(leading.await.expect("joined"), Ok(1), "{drop:?}");
         eventually("it ends", SOON, async || (leaves.stats().flights, leaves.stats().tasks) == (0, 0)).await;
         done

@@ -36,7 +36,7 @@ async fn a_wait_for_loads_that_is_dropped_anywhere_does_not_disturb_other_waits(
         let loads = async {
             let origin = origin.clone();
             let load = |mut cx: LoadContext<u64>| async move { origin.load_with(&mut cx, "k").await };
-            assert_eq!(guard.get_or_load_with("k", load).await.ok(), Some(0));
+            assert_eq!(guard.load("k").get(load).await.ok().map(|loaded| loaded.value), Some(0));
         };
         let waits = dropped(drop, origin.wait_for_loads("k", 1));
         let (done, (), ()) = tokio::join!(waits, origin.wait_for_loads("k", 1), loads);

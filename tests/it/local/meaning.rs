@@ -26,7 +26,7 @@ async fn each_change_reaches_the_copies_of_all_replicas() {
             "invalidate" => one.invalidate("k").await.expect("acknowledged"),
             "insert" => one.insert("k", &value).await.expect("acknowledged"),
             "expire" => one.expire("k").await.expect("acknowledged"),
-            "refresh" => drop(one.refresh("k", move || async move { Ok::<_, String>(value) }).await),
+            "refresh" => drop(one.load("k").refresh(move |_| async move { Ok::<_, String>(value) }).await),
             "tag" => one.invalidate_tag("all of them").await.expect("acknowledged"),
             _ => one.invalidate_all().await.expect("acknowledged"),
         }
@@ -43,7 +43,7 @@ async fn a_values_own_tag_invalidates_its_copies() {
             cx.tag(["user 7"]).await.map_err(|error| error.to_string())?;
             Ok::<_, String>(value)
         };
-        guard.get_or_load_with("k", load).await.expect("loaded")
+        guard.load("k").get(load).await.expect("loaded").value
     };
     assert_eq!(tagged(one.clone(), 1).await, 1);
     for guard in [&one, &two] {
@@ -72,8 +72,8 @@ async fn a_copy_of_another_type_is_a_miss() {
     warm(&guard, "k").await;
     load_shared(&guard, "k", 5).await;
     assert_eq!(guard.get_shared::<String>("k").await.expect("answered"), None);
-    let text = guard.get_or_load_shared("k", || async { Ok::<_, String>("text".to_owned()) }).await;
-    assert_eq!(*text.expect("loaded"), "text");
+    let text = guard.load("k").get_shared(|_| async { Ok::<_, String>("text".to_owned()) }).await;
+    assert_eq!(*text.expect("loaded").value, "text");
     // The value of before was replaced.
     assert_eq!(*load_shared(&guard, "k", 6).await, 6);
 }
@@ -200,7 +200,7 @@ fn a_value_is_dropped_while_no_lock_of_the_guard_is_held() {
             warm(&keeps, "another key").await;
             for _ in 0..2 {
                 let load = || async { Ok::<_, String>(Calling(1)) };
-                assert_eq!(keeps.get_or_load_shared("k", load).await.expect("loaded").0, 1);
+                assert_eq!(keeps.load("k").get_shared(move |_| load()).await.expect("loaded").value.0, 1);
             }
             assert!(KEEPS.set(keeps).is_ok());
             other.invalidate("k").await.expect("acknowledged");
@@ -238,10 +238,10 @@ async fn a_value_that_can_not_be_stored_reaches_the_copies_of_the_older_one() {
             Ok::<_, String>("new".to_owned())
         };
         match change {
-            "do_not_store" => drop(one.refresh_with("k", not_stored).await.expect("loaded")),
+            "do_not_store" => drop(one.load("k").refresh(not_stored).await.expect("loaded")),
             "refresh" => {
                 let load = move || async move { Ok::<_, String>(long) };
-                drop(one.refresh("k", load).await.expect("loaded"));
+                drop(one.load("k").refresh(move |_| load()).await.expect("loaded"));
             }
             "insert" => {
                 let error = one.insert("k", &long).await.expect_err("too long");
@@ -250,7 +250,7 @@ async fn a_value_that_can_not_be_stored_reaches_the_copies_of_the_older_one() {
             _ => {
                 // The fresh value is refreshed in the background, and no caller waits for that.
                 sleep(Duration::from_secs(301)).await;
-                assert_eq!(one.get_or_load_with("k", not_stored).await.expect("served"), old);
+                assert_eq!(one.load("k").get(not_stored).await.expect("served").value, old);
                 sleep(Duration::from_millis(50)).await;
             }
         }

@@ -258,8 +258,8 @@ async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
     load(&one.1, "k", 1).await;
     warm(&two.1, "k").await;
     chaos.once(Fault::EvictEntry);
-    let refreshed = one.1.refresh("k", || async { Ok::<_, String>(2_u32) }).await;
-    assert_eq!(refreshed.expect("acknowledged"), 2);
+    let refreshed = one.1.load("k").refresh(|_| async { Ok::<_, String>(2_u32) }).await;
+    assert_eq!(refreshed.expect("acknowledged").value, 2);
     assert_eq!(chaos.struck(Fault::EvictEntry), 1);
     assert_eq!(load(&two.1, "k", 3).await, 2);
 }
@@ -276,9 +276,9 @@ async fn a_refresh_without_the_store_does_not_wait_for_it() {
             guard.set_bypass(bypass);
             replica.cut();
             let began = Instant::now();
-            let refreshed = guard.refresh("k", || async { Ok::<_, String>(2_u32) }).await;
+            let refreshed = guard.load("k").refresh(|_| async { Ok::<_, String>(2_u32) }).await;
             let case = format!("keeps: {keeps}, shadow: {shadow}, bypass: {bypass}");
-            assert_eq!(refreshed.expect("loaded"), 2, "{case}");
+            assert_eq!(refreshed.expect("loaded").value, 2, "{case}");
             assert!(began.elapsed() <= Duration::from_millis(110), "{case}: {:?}", began.elapsed());
         }
     }
@@ -422,11 +422,11 @@ async fn a_refresh_returns_when_its_value_is_stored() {
         load(&one, "k", 1).await;
         warm(&two, "k").await;
         let (slow, errors, budgets) = (chaos.clone(), one.stats().store_errors, one.stats().budget_exceeded);
-        let refreshed = one.refresh("k", move || async move {
+        let refreshed = one.load("k").refresh(move |_| async move {
             slow.once(Fault::Slow);
             Ok::<_, String>(2_u32)
         });
-        assert_eq!(refreshed.await.expect("loaded"), 2);
+        assert_eq!(refreshed.await.expect("loaded").value, 2);
         // The commit may also have had no answer in time.
         if one.stats().store_errors == errors {
             late += one.stats().budget_exceeded - budgets;
@@ -444,11 +444,11 @@ async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
         load(&one, "k", 1).await;
         warm(&two, "k").await;
         let (breaks, errors) = (chaos.clone(), one.stats().store_errors);
-        let refreshed = one.refresh("k", move || async move {
+        let refreshed = one.load("k").refresh(move |_| async move {
             breaks.once(Fault::ErrorAfter);
             Ok::<_, String>(2_u32)
         });
-        assert_eq!(refreshed.await.expect("loaded"), 2);
+        assert_eq!(refreshed.await.expect("loaded").value, 2);
         assert!(one.stats().store_errors > errors, "seed {seed}: the commit was answered");
         assert_eq!(load(&two, "k", 3).await, 2, "seed {seed}");
     }
@@ -463,7 +463,7 @@ async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
     warm(&three, "k").await;
     cut_off.cut();
     let (store, changes) = (chaos.clone(), two.clone());
-    let refreshed = one.refresh("k", move || async move {
+    let refreshed = one.load("k").refresh(move |_| async move {
         let sent = store.commands();
         let invalidated = tokio::spawn(async move { changes.invalidate("k").await });
         while store.commands() == sent {
@@ -473,7 +473,7 @@ async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
         assert!(!invalidated.is_finished(), "it waits for the copy");
         Ok::<_, String>(2_u32)
     });
-    assert_eq!(refreshed.await.expect("acknowledged"), 2);
+    assert_eq!(refreshed.await.expect("acknowledged").value, 2);
     assert_ne!(load(&three, "k", 3).await, 1);
 }
 

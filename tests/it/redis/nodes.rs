@@ -136,7 +136,7 @@ pub(super) async fn call(guard: StampedeGuard, origin: String, key: String, how:
         }
     };
     let result = match refresh {
-        true => guard.refresh(key, load).await,
+        true => guard.load(key).refresh(move |_| load()).await.map(|loaded| loaded.value),
         false => guard.get_or_load(key, load).await,
     };
     let result = result.map_err(|error| error.to_string());

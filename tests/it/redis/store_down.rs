@@ -1,7 +1,7 @@
 //! Promise 6: a server that is down or hung costs a request at most the coordination budget, and then nothing;
 //! callers in one process still share one load; when it is back, values are stored again.
 
-use stampede_guard::{Error, ErrorKind, LoadError, OnStoreDown};
+use stampede_guard::{Error, ErrorKind, LoadContext, LoadError, OnStoreDown};
 
 use super::*;
 use crate::support::gate::Counter;
@@ -296,17 +296,17 @@ async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() 
     let loads = Counter::default();
     let load = || {
         let loads = loads.clone();
-        move || async move {
+        move |_: LoadContext<u64>| async move {
             let _running = loads.start();
             Ok::<_, String>(2)
         }
     };
     for _ in 0..2 {
         let began = Instant::now();
-        assert_eq!(open.refresh("k", load()).await.expect("loaded"), 2);
+        assert_eq!(open.load("k").refresh(load()).await.expect("loaded").value, 2);
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     }
-    let error = closed.refresh("k", load()).await.expect_err("closed");
+    let error = closed.load("k").refresh(load()).await.expect_err("closed");
     assert!(matches!(&error, LoadError::Guard(error) if error.kind() == ErrorKind::Store), "{error:?}");
     assert_eq!(loads.started(), 2, "the origin is spared by the other");
 }

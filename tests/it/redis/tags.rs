@@ -83,12 +83,12 @@ async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
         }
     };
     // The server learns the scripts of loads and ids.
-    assert_eq!(node.get_or_load_with("first", load(0)).await.ok(), Some(0));
+    assert_eq!(node.load("first").get(load(0)).await.ok().map(|loaded| loaded.value), Some(0));
     let mut longest = 0;
     for (key, days, mget, evalsha) in [("a", 0, 2, 4), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 4)] {
         settled(std::slice::from_ref(&node)).await;
         let monitor = Monitor::start(&server);
-        assert_eq!(node.get_or_load_with(key, load(days)).await.ok(), Some(days));
+        assert_eq!(node.load(key).get(load(days)).await.ok().map(|loaded| loaded.value), Some(days));
         settled(std::slice::from_ref(&node)).await;
         let commands = monitor.finish().without(["ping", "time", "role"]);
         // Reads the entry with the policy's ids; then the lease, these ids, the value's own id, a check of all ids, and the commit.
@@ -296,8 +296,8 @@ async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServe
         cx.fresh_for(Duration::from_secs(60));
         Ok::<_, stampede_guard::Error>(price)
     };
-    let answer = tokio::time::timeout(SOON, node.get_or_load_with("price", load)).await;
-    answer.expect("it does not wait for the server").expect("a store is no reason to fail")
+    let answer = tokio::time::timeout(SOON, node.load("price").get(load)).await;
+    answer.expect("it does not wait for the server").expect("a store is no reason to fail").value
 }
 
 #[tokio::test]

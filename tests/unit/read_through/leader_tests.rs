@@ -110,7 +110,7 @@ async fn ask(guard: &StampedeGuard, key: &str, script: Script) -> Result<u8, Loa
         }
         Ok(1)
     };
-    guard.get_or_load_with(key, load).await
+    guard.load(key).get(load).await.map(|loaded| loaded.value)
 }
 
 type Answer = Result<u8, LoadError<String>>;
@@ -188,7 +188,7 @@ impl World {
         let (state, policy) = self.guards[0].parts();
         let key = self.guards[0].key(CacheKey::from("k")).expect("a key");
         let mode = if meets == Meets::Stale { LoadMode::BackgroundRefresh } else { LoadMode::Leased };
-        let load = || async {
+        let load = |_: LoadContext<u8>| async {
             sleep(LOAD).await;
             Ok::<_, String>(1_u8)
         };
@@ -276,10 +276,11 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
 
     world.chaos.calm();
     let newcomer = &world.guards[2];
-    let fresh = timeout(LEASE + LOAD * 2, newcomer.refresh("k", || async { Ok::<_, String>(2_u8) })).await;
+    let fresh =
+        timeout(LEASE + LOAD * 2, newcomer.load("k").refresh(|_| async { Ok::<_, String>(2_u8) })).await;
     // The value of its own load, or of a refresh in flight.
     let fresh = fresh.unwrap_or_else(|_| panic!("{what}: a newcomer hangs")).expect("a value");
-    assert!([1, 2].contains(&fresh), "{what}: {fresh}");
+    assert!([1, 2].contains(&fresh.value), "{what}: {fresh:?}");
     for task in world.events.drain(..) {
         task.await.expect("joined");
     }

@@ -42,7 +42,7 @@ async fn records_of_loads_that_stored_nothing_are_dropped() {
     let store = MemoryStore::new();
     let guard = StampedeGuard::new(store.clone());
     for number in 0..10_000u32 {
-        let load = guard.get_or_load_with(("key", number), move |mut cx| async move {
+        let load = guard.load(("key", number)).get(move |mut cx| async move {
             if number % 2 == 0 {
                 cx.do_not_store()
             } else {

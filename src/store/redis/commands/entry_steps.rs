@@ -23,7 +23,7 @@ use redis::{Cmd, RedisWrite as _, Value};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Commands, refused, run, run_call, run_noting};
+use super::{Commands, refused, run};
 use crate::key::Key;
 use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
@@ -139,7 +139,7 @@ pub(crate) async fn invalidate(
             }
             cmd
         };
-        async move { run_call(commands, key.name(), call, left).await }
+        commands.call(key.name(), call, left)
     });
     let (done, announced) = made.await?;
     if done > REST {
@@ -374,7 +374,7 @@ pub(crate) async fn renew_member(
         drop(arg);
         cmd
     };
-    let (answer, session) = run_noting(commands, volume.name(), call, within).await?;
+    let (answer, session) = commands.call(volume.name(), call, within).await?;
     let mut renewed = read_renew_member(answer, session).ok_or_else(|| refused(unexpected()))?;
     // A failover may have led to a server with fewer writes. It may have the mark's entry, and lack later entries that this
     // node never received. Their announcers waited until this node's right had ended, so the node must drop all its copies
@@ -436,12 +436,12 @@ impl<'a> CommandAttempt<'a> {
         call: impl Fn(Option<u64>, Duration) -> F,
     ) -> Result<(i64, Announced), StoreError>
     where
-        F: Future<Output = Result<Value, StoreError>>,
+        F: Future<Output = Result<(Value, u64), StoreError>>,
     {
         let answer = with_deadline(commands, within, |last, left| {
             let call = call(last, left);
             async move {
-                let answer = call.await?;
+                let (answer, _) = call.await?;
                 if let Value::Array(server_clock) = &answer
                     && let [Value::Int(server_clock)] = server_clock[..]
                 {

@@ -13,7 +13,7 @@ use redis::{Cmd, Value};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::{Commands, refused, run_call};
+use super::{Commands, refused};
 use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
@@ -363,7 +363,7 @@ impl<'a> LockStep<'a> {
             args(&mut cmd);
             cmd
         };
-        let answer = run_call(commands, &self.name.key, call, within).await?;
+        let (answer, _) = commands.call(&self.name.key, call, within).await?;
         read(answer).ok_or_else(|| refused(unexpected()))
     }
 }

@@ -90,6 +90,29 @@ impl Commands {
         )
     }
 
+    /// Calls the script about `key` that `call` builds: by its digest, or by its text if the server does not know it, within one deadline.
+    /// Also returns the session of the answer, as [`send_noting`](Self::send_noting) does.
+    pub(super) async fn call(
+        &self,
+        key: &str,
+        call: impl Fn(CallForm) -> Cmd + Sync,
+        within: Duration,
+    ) -> Result<(Value, u64), StoreError> {
+        let sent = Instant::now();
+        let spread = self.is_spread();
+        let mut cmd = call(CallForm { sha1: true, spread });
+        let mut answer = self.send_noting(key, &cmd, within, OnBreak::Fail).await?;
+        if matches!(&answer, (Value::ServerError(error), _) if error.code() == "NOSCRIPT") {
+            cmd = call(CallForm { sha1: false, spread });
+            let left = within.saturating_sub(sent.elapsed());
+            answer = self.send_noting(key, &cmd, left, OnBreak::Fail).await?;
+        }
+        match answer {
+            (Value::ServerError(error), _) => Err(refused(RedisError::from(error))),
+            answer => Ok(answer),
+        }
+    }
+
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
     pub(super) fn is_spread(&self) -> bool {
         !matches!(self.route, Route::One(_))
@@ -232,7 +255,7 @@ impl From<Arc<Supervisor>> for Commands {
     }
 }
 
-/// Runs a script by its digest, or by its text if the server does not know it, within one deadline.
+/// Calls a script that needs no more than these arguments.
 pub(crate) async fn run(
     commands: &Commands,
     script: &Script,
@@ -246,39 +269,7 @@ pub(crate) async fn run(
         args(&mut cmd);
         cmd
     };
-    run_call(commands, name, call, within).await
-}
-
-/// As [`run`], for a call about `key` that `call` builds.
-pub(crate) async fn run_call(
-    commands: &Commands,
-    key: &str,
-    call: impl Fn(CallForm) -> Cmd + Sync,
-    within: Duration,
-) -> Result<Value, StoreError> {
-    run_noting(commands, key, call, within).await.map(|(answer, _)| answer)
-}
-
-/// As [`run_call`]. Also returns the session of the answer, as [`Commands::send_noting`] does.
-pub(crate) async fn run_noting(
-    commands: &Commands,
-    key: &str,
-    call: impl Fn(CallForm) -> Cmd + Sync,
-    within: Duration,
-) -> Result<(Value, u64), StoreError> {
-    let sent = Instant::now();
-    let spread = commands.is_spread();
-    let mut cmd = call(CallForm { sha1: true, spread });
-    let mut answer = commands.send_noting(key, &cmd, within, OnBreak::Fail).await?;
-    if matches!(&answer, (Value::ServerError(error), _) if error.code() == "NOSCRIPT") {
-        cmd = call(CallForm { sha1: false, spread });
-        let left = within.saturating_sub(sent.elapsed());
-        answer = commands.send_noting(key, &cmd, left, OnBreak::Fail).await?;
-    }
-    match answer {
-        (Value::ServerError(error), _) => Err(refused(RedisError::from(error))),
-        answer => Ok(answer),
-    }
+    commands.call(name, call, within).await.map(|(answer, _)| answer)
 }
 
 /// The error for a reply that the guard cannot use.

@@ -137,13 +137,14 @@ impl Changer {
             _ => {
                 let (truth, before) = (self.truth.clone(), unstored(guard));
                 // A load that is running already counts as this one, so only what it returns is acknowledged.
-                let refreshed = guard.refresh(of, move || truth.load(key)).await;
+                let refreshed = guard.load(of).refresh(move |_| truth.load(key)).await;
                 // The tags' versions are not: their changes may be on their way.
-                let claimed = |Value { versions, .. }| {
+                let mut claimed = |Value { versions, .. }| {
                     claims = versions;
                     claims.retain(|(of, _)| *of == subject);
                 };
-                let error = refreshed.map(claimed).err().map(|error| error.to_string());
+                let error =
+                    refreshed.map(|loaded| claimed(loaded.value)).err().map(|error| error.to_string());
                 if unstored(guard) != before {
                     // This load may have been one without the store, which keeps its older value.
                     claims.clear();

@@ -27,7 +27,7 @@ pub(super) struct Given {
 
 /// The calls that read, in turn.
 const CALLS: [&str; 6] =
-    ["get_or_load", "get_or_load_shared", "get_or_load", "get", "get_or_load", "get_shared"];
+    ["get_or_load", "load, get_shared", "get_or_load", "get", "get_or_load", "get_shared"];
 
 /// What the callers of one task were given.
 #[derive(Default)]
@@ -70,9 +70,9 @@ async fn ask(guards: &Guards, truth: &Truth, call: &str, key: usize) -> Result<O
     let load = move || truth.load(key);
     match call {
         "get_or_load" => guard.get_or_load(of, load).await.map(Some).map_err(|error| error.to_string()),
-        "get_or_load_shared" => {
-            let value = guard.get_or_load_shared(of, load).await;
-            value.map(|value| Some(Value::clone(&value))).map_err(|error| error.to_string())
+        "load, get_shared" => {
+            let value = guard.load(of).get_shared(move |_| load()).await;
+            value.map(|loaded| Some(Value::clone(&loaded.value))).map_err(|error| error.to_string())
         }
         // A store that does not answer is no failure here: these calls have nothing to give then.
         "get" => Ok(guard.get(of).await.unwrap_or(None)),
