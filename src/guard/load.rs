@@ -9,11 +9,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
-use super::typed::{LoadContext, OwnResult, SharedReader, TypedReader, loader, loader_with};
+use super::typed::{
+    LoadContext, loader, loader_with, read_shared, read_typed, read_with_storage, with_storage,
+};
 use crate::error::LoadError;
-use crate::key::CacheKey;
+use crate::key::{CacheKey, Key};
+use crate::loader::Loader;
 use crate::observe::Outcome;
-use crate::value::entry::{Entry, Freshness};
+use crate::read_through::call::passes_by;
+use crate::read_through::{OwnResult, answer, reload};
+use crate::store::volume::ChangedName;
+use crate::value::entry::{Entry, Freshness, Storage};
 use crate::value::{EntryReader, SharedValue};
 
 impl StampedeGuard {
@@ -78,15 +84,15 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (key, reader) = (key.into(), TypedReader::new());
+        let (key, reader) = (key.into(), read_typed::<T>);
         let audits = match self.hit_at_once(&key, &reader) {
             Ok(value) => return Ok(value),
             Err(audits) => audits,
         };
         let guard = self.current();
         let key = guard.key(key)?;
-        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, audits, loader, |own, _| own).await.1
+        let loader = |own: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for values that are shared: the callers of this process receive one decoded value.
@@ -133,15 +139,15 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (key, reader) = (key.into(), SharedReader(TypedReader::new()));
+        let (key, reader) = (key.into(), read_shared::<T>);
         let audits = match self.hit_at_once(&key, &reader) {
             Ok(value) => return Ok(value),
             Err(audits) => audits,
         };
         let guard = self.current();
         let key = guard.key(key)?;
-        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, audits, loader, |own, _| Arc::new(own)).await.1
+        let loader = |own: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        answer(guard.call(&key), (&reader, audits), loader, |own, _| Arc::new(own)).await.1
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
@@ -185,9 +191,10 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let reader = TypedReader::new();
-        let loader = |own: &OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, guard.policy.audit.is_due(), loader, |own, _| own).await.1
+        let reader = read_typed::<T>;
+        let loader = |own: OwnResult<T, E>| loader_with(load, &guard.state, &guard.policy, &key, own);
+        let audits = guard.policy.audit.is_due();
+        answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
     /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -367,7 +374,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let reader = TypedReader::new();
+        let reader = read_typed::<T>;
         self.with_outcome(key.into(), TimedReader(reader), load, |own| own).await
     }
 
@@ -391,7 +398,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let reader = SharedReader(TypedReader::new());
+        let reader = read_shared::<T>;
         self.with_outcome(key.into(), TimedReader(reader), load, Arc::new).await
     }
 
@@ -415,9 +422,44 @@ impl StampedeGuard {
         };
         let guard = self.current();
         let key = guard.key(key)?;
-        let loader = |result: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
+        let loader = |result: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
-        let (outcome, result) = guard.answer(&key, &reader, audits, loader, own).await;
+        let (outcome, result) = answer(guard.call(&key), (&reader, audits), loader, own).await;
         result.map(|(value, times)| (value, times.with(outcome)))
+    }
+}
+
+impl StampedeGuard {
+    /// Loads a value whatever is stored, and announces it to the other processes.
+    async fn load_anyway<T, E>(
+        &self,
+        key: &Key,
+        loader: impl FnOnce(OwnResult<T, E>) -> Loader,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: DeserializeOwned + 'static,
+        E: Send + Sync + 'static,
+    {
+        let call = self.call(key);
+        let (outcome, result, is_away) = reload(call, read_with_storage, loader, with_storage).await;
+        let result = match result {
+            // The store cannot be reached and has not stored the value: do not wait for it.
+            Ok((value, storage))
+                if storage == Storage::Unleased || is_away && passes_by(call.state, call.policy) =>
+            {
+                self.state.local.forget(&ChangedName::value(key));
+                self.state.local.announce_later(ChangedName::value(key));
+                Ok(value)
+            }
+            // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
+            // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
+            Ok((value, _)) => {
+                self.state.late_commits.ended(key).await;
+                self.announce_refresh(key).await.map(|()| value).map_err(LoadError::Guard)
+            }
+            Err(error) => Err(error),
+        };
+        call.count_answer(if result.is_ok() { outcome } else { Outcome::Failed });
+        result
     }
 }

@@ -39,7 +39,7 @@ use crate::http_rules::response::{self, DoNotStore, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
-use crate::loader::{LeaseState, LoadResult};
+use crate::loader::{Delivery, LeaseState, LoadResult};
 use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
@@ -108,8 +108,8 @@ where
             fwd: Fwd::Method,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
-            client,
-            announcer: None,
+            client: Some(client),
+            delivery: Delivery::default(),
         };
         let (head, body) = response.into_parts();
         send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;

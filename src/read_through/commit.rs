@@ -12,7 +12,7 @@ use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
 use super::read::current;
 use crate::flight::order::SentAt;
-use crate::guard_state::{GuardState, Leader};
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::LoadMode;
 use crate::loader::{LoadOutput, LoadResult};
@@ -50,9 +50,9 @@ impl FlightTask {
         if loads_alone {
             self.leader.announce_to_all(FlightOutcome::Uncacheable);
         }
-        let LoadOutput { result, settled } = loaded;
+        let LoadOutput { result, delivery } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
-            settled.into_iter().for_each(|settled| settled());
+            delivery.settle(&FlightOutcome::Invalidated);
             self.leader.finish(FlightOutcome::Invalidated);
             if let Some(lease) = lease {
                 lease.hand_over(0).await;
@@ -78,6 +78,7 @@ impl FlightTask {
         if let Ok(check) = check {
             publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
+        // Callers that came after this join again.
         let current = match check {
             _ if publication.is_outdated => Some(sent_at),
             // This load held the lease until now.
@@ -87,7 +88,12 @@ impl FlightTask {
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
         let late = check.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        notify_waiters(leader, publication.for_waiters(check.ok(), if_lost), current, settled);
+        if let Some(current) = current {
+            let_go_since(&leader, current);
+        }
+        let outcome = publication.for_waiters(check.ok(), if_lost);
+        delivery.settle(&outcome);
+        leader.finish(outcome);
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
@@ -123,24 +129,6 @@ impl FlightTask {
         }
         Publication { is_outdated, ticket, ..self.publication(result) }
     }
-}
-
-/// Sends the outcome to the flight's waiters. Callers that came after `current` join again.
-fn notify_waiters(
-    leader: Leader,
-    outcome: FlightOutcome,
-    current: Option<SentAt>,
-    settled: Option<Box<dyn FnOnce() + Send>>,
-) {
-    if let Some(current) = current {
-        let_go_since(&leader, current);
-    }
-    match settled {
-        // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
-        Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
-        _ => {}
-    }
-    leader.finish(outcome);
 }
 
 /// How long callers do not queue for a resource that was found uncacheable.

@@ -33,7 +33,7 @@ use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::{CacheKey, FlightKey, Key, LoadMode};
 use crate::loader::{
-    AbortOnDrop, Announcer, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
+    AbortOnDrop, Delivery, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
     describe,
 };
 use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
@@ -403,8 +403,8 @@ impl FlightTask {
         self.waits_for = self.state.spans.are_enabled().then(identity);
         // Callers that give up before the load ends know what they waited for.
         self.note_waits();
-        let announcer = Some(Announcer { waiters: self.leader.announcer(), flight: self.waits_for });
-        let input = LoadInput { mode, previous, deadline: end, lost, announcer };
+        let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
+        let input = LoadInput { mode, previous, deadline: end, lost, delivery };
         let slot = self.state.store.store_id();
         let load =
             LoadScope::scope_with(slot, &self.flight.key, turn, within, async move { run(input).await });

@@ -13,7 +13,6 @@ pub(crate) mod lz4;
 pub(crate) mod lz4;
 
 use std::any::Any;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -59,6 +58,42 @@ pub(crate) trait EntryReader {
     /// Makes the caller's value of one that is still incoming.
     fn open_incoming(&self, _incoming: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
+    }
+}
+
+/// A function that makes the value of an entry reads it for a caller that accepts what the entry's times allow.
+impl<F, V> EntryReader for F
+where
+    F: Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
+{
+    type Value = V;
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<V> {
+        self(entry, now, shared)
+    }
+}
+
+/// For a caller that requires a new load: it accepts no older value.
+pub(crate) struct ForcedReader<R>(pub(crate) R);
+
+impl<R: EntryReader> EntryReader for ForcedReader<R> {
+    type Value = R::Value;
+
+    fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
+        Freshness::Expired
+    }
+
+    fn stands_in(&self, _entry: &Entry, _now: u64) -> bool {
+        false
+    }
+
+    /// Otherwise each of the concurrent callers would load for itself.
+    fn goes_on_alone(&self) -> bool {
+        false
+    }
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<R::Value> {
+        self.0.open(entry, now, shared)
     }
 }
 
@@ -130,9 +165,10 @@ impl From<Found> for Arc<StoredEntry> {
 pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
-    /// A value that is still incoming, for waiters of this process: they can begin to read it.
+    /// A value that is still incoming, for waiters of this process: they can begin to read it. Its type is known to the loader and its
+    /// callers only.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
-    Incoming(IncomingValue),
+    Incoming(Arc<dyn Any + Send + Sync>),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
@@ -150,17 +186,12 @@ pub(crate) enum FlightOutcome {
     Abandoned,
 }
 
-/// A value that is still incoming; its type is known to the loader and its callers only.
-#[derive(Clone)]
-pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
-
-impl fmt::Debug for IncomingValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Arriving")
-    }
-}
-
 impl FlightOutcome {
+    /// The value, if there is a current one.
+    pub(crate) fn into_value(self) -> Option<Entry> {
+        if let Self::Value(entry) = self { Some(entry) } else { None }
+    }
+
     /// The failure of the leading caller if its loader has returned no value.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
