@@ -354,18 +354,8 @@ impl LoadScope {
         LOADING.try_with(|_| ()).is_ok()
     }
 
-    /// Runs `load` as a load of `key` that holds no permit.
-    pub(crate) fn scope<F: Future>(
-        store_id: u64,
-        key: &Key,
-        outer: Option<Arc<Self>>,
-        load: F,
-    ) -> impl Future<Output = F::Output> + use<F> {
-        Self::scope_with(store_id, key, None, outer, load)
-    }
-
     /// Runs `load` as a load of `key` that may hold a permit.
-    pub(crate) fn scope_with<F: Future>(
+    pub(crate) fn scope<F: Future>(
         store_id: u64,
         key: &Key,
         turn: Option<LoadPermitId>,

@@ -459,7 +459,7 @@ impl StampedeGuard {
             }
             Err(error) => Err(error),
         };
-        call.count_answer(if result.is_ok() { outcome } else { Outcome::Failed });
+        self.count_answer(key, if result.is_ok() { outcome } else { Outcome::Failed });
         result
     }
 }

@@ -282,7 +282,6 @@ impl StampedeGuard {
     }
 
     /// Counts and logs how a request was answered.
-    #[cfg(feature = "http")]
     pub(crate) fn count_answer(&self, key: &Key, outcome: Outcome) {
         self.state.answered(self.requests(), key, outcome);
     }

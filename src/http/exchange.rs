@@ -604,7 +604,7 @@ where
             Some(LoadedResponse { status: head.status, body: whole(body, max_body).await? })
                 .filter(|_| is_answer)
         };
-        let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
+        let load = LoadScope::scope(state.store.store_id(), key, None, LoadScope::current(), load);
         let now = state.store.now();
         audit.spawn(load, move |policy, served, loaded| {
             let served = StoredResponseToReplace::of(served.clone(), now)?;

@@ -78,7 +78,7 @@ where
 
 async fn load<S, Q, B>(
     inner: S,
-    mut request: Request<Q>,
+    request: Request<Q>,
     state: Arc<GuardState>,
     policy: Arc<Policy>,
     load_request: Arc<LoadRequest>,
@@ -96,39 +96,16 @@ where
 {
     let LoadInput { mut mode, previous, delivery, .. } = input;
     let mut replaced = Replaced::of(previous, &load_request, &policy, &state);
-    let again = replaced.whole().and_then(|_| RetryableRequest::of(&inner, &request)).map(|mut again| {
-        condition(again.request.headers_mut(), false, None);
-        again
-    });
-    condition(request.headers_mut(), load_request.is_part(), replaced.whole());
     let fwd = fwd(&load_request, mode, &replaced, state.store.now());
-    let stored_at = load_request.stored_at();
-    let side_commit = match &stored_at {
-        Some(key) => SideCommit::begin(&state, &policy, key, None).await,
+    let side_commit = match load_request.stored_at() {
+        Some(key) => SideCommit::begin(&state, &policy, &key, None).await,
         None => SideCommit::default(),
     };
-
-    let mut sent_at = Instant::now();
     // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
     // off with the load.
-    let until = sent_at + policy.load_timeout - policy.load_timeout / 20;
-    let response_future = call(inner, request);
-    load_request.set_progress(Progress::Forwarded);
-    let mut response = match &stored_at {
-        // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
-        Some(key) => {
-            LoadScope::scope(state.store.store_id(), key, LoadScope::current(), response_future).await
-        }
-        None => response_future.await,
-    };
-    let is_contradicted = response.as_ref().is_ok_and(|response| replaced.is_contradicted_by(response));
-    if is_contradicted
-        && stored_at.is_none()
-        && let Some(again) = again
-    {
-        sent_at = Instant::now();
-        response = again.send().await;
-    }
+    let until = Instant::now() + policy.load_timeout - policy.load_timeout / 20;
+    let Sent { response, sent_at, is_contradicted } =
+        send(inner, request, &replaced, &load_request, &state).await;
     let stands_in = |failed| replaced.stands_in(failed, &load_request, &policy, state.store.now());
     let response = match response {
         Ok(response) => response,
@@ -173,6 +150,51 @@ where
         delivery,
     };
     commit.of_load(response, &replaced, is_contradicted, stands_in, until).await
+}
+
+/// The inner service's answer.
+struct Sent<R, E> {
+    response: Result<R, E>,
+    sent_at: Instant,
+    /// Whether the first answer said "not modified" about another response than the stored one.
+    is_contradicted: bool,
+}
+
+/// Sends a load's request with the guard's conditions; and again, without any, if the answer is about another response.
+async fn send<S, Q, B>(
+    inner: S,
+    mut request: Request<Q>,
+    replaced: &Replaced,
+    load_request: &LoadRequest,
+    state: &GuardState,
+) -> Sent<Response<B>, S::Error>
+where
+    S: Service<Request<Q>, Response = Response<B>> + Clone,
+    Q: 'static,
+{
+    let again = replaced.whole().and_then(|_| RetryableRequest::of(&inner, &request));
+    condition(request.headers_mut(), load_request.is_part(), replaced.whole());
+    let sent_at = Instant::now();
+    let response_future = call(inner, request);
+    load_request.set_progress(Progress::Forwarded);
+    let stored_at = load_request.stored_at();
+    let response = match &stored_at {
+        // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
+        Some(key) => {
+            let outer = LoadScope::current();
+            LoadScope::scope(state.store.store_id(), key, None, outer, response_future).await
+        }
+        None => response_future.await,
+    };
+    let is_contradicted = response.as_ref().is_ok_and(|response| replaced.is_contradicted_by(response));
+    match again {
+        Some(mut again) if is_contradicted && stored_at.is_none() => {
+            condition(again.request.headers_mut(), false, None);
+            let sent_at = Instant::now();
+            Sent { response: again.send().await, sent_at, is_contradicted }
+        }
+        _ => Sent { response, sent_at, is_contradicted },
+    }
 }
 
 /// The stored response that a load may replace.

@@ -142,6 +142,12 @@ struct Loaded {
     retention: Retention,
 }
 
+impl Loaded {
+    fn unstored(outcome: FlightOutcome, unstored: Unstored, mark: bool) -> Self {
+        Self { outcome, elsewhere: None, retention: Retention::Unstored(unstored, mark) }
+    }
+}
+
 /// Whether a load's value is stored.
 enum Retention {
     /// Stored as these bytes, for this long.
@@ -259,7 +265,7 @@ impl FlightTask {
 
     /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Loaded {
-        let (outcome, elsewhere, retention) = match result {
+        match result {
             LoadResult::Value {
                 encoding,
                 payload,
@@ -282,36 +288,30 @@ impl FlightTask {
                 if keep.is_zero() {
                     // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
-                    (value, elsewhere, Retention::Unstored(unstored, false))
+                    Loaded { elsewhere, ..Loaded::unstored(value, unstored, false) }
                 } else {
-                    let value = value(payload, packed);
-                    self.if_short_enough(value, keep)
+                    self.if_short_enough(value(payload, packed), keep)
                 }
             }
             LoadResult::OnlyForCaller => {
-                (FlightOutcome::NoLoader, None, Retention::Unstored(Unstored::SaysNothing, false))
+                Loaded::unstored(FlightOutcome::NoLoader, Unstored::SaysNothing, false)
             }
             LoadResult::Uncacheable { unstored, mark } => {
-                (FlightOutcome::Uncacheable, None, Retention::Unstored(unstored, mark))
+                Loaded::unstored(FlightOutcome::Uncacheable, unstored, mark)
             }
             LoadResult::Failed { failure, before } => {
-                let unstored = Unstored::Failure { before };
-                (FlightOutcome::Failed(failure), None, Retention::Unstored(unstored, false))
+                Loaded::unstored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
             }
-        };
-        Loaded { outcome, elsewhere, retention }
+        }
     }
 
     /// The outcome and retention of a storable value: it is not stored if its entry is longer than the server accepts.
-    fn if_short_enough(
-        &self,
-        value: Entry,
-        keep: Duration,
-    ) -> (FlightOutcome, Option<FlightOutcome>, Retention) {
+    fn if_short_enough(&self, value: Entry, keep: Duration) -> Loaded {
         let key = &self.flight.key;
         let (entry, most) = (value.encode(key), self.state.store.longest_entry());
         if entry.len() <= most {
-            return (FlightOutcome::Value(value), None, Retention::Stored(entry, keep));
+            let (outcome, retention) = (FlightOutcome::Value(value), Retention::Stored(entry, keep));
+            return Loaded { outcome, elsewhere: None, retention };
         }
         warn_if!(
             log::GUARD,
@@ -323,8 +323,9 @@ impl FlightTask {
         );
         // As for a value over `max_body`: other processes load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
-        let (value, elsewhere) = (Entry { expiry, ..value }, FlightOutcome::Uncacheable);
-        (FlightOutcome::Value(value), Some(elsewhere), Retention::Unstored(Unstored::OfResource, true))
+        let value = FlightOutcome::Value(Entry { expiry, ..value });
+        let elsewhere = Some(FlightOutcome::Uncacheable);
+        Loaded { elsewhere, ..Loaded::unstored(value, Unstored::OfResource, true) }
     }
 
     /// Decides what a load's result means.

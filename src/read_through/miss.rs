@@ -59,11 +59,14 @@ struct FlightEnd {
     own: Option<Loader>,
 }
 
-/// The caller's answer, or how it goes on. The answer is an outcome of its flight if that has used its loader and thus answered it.
-type Step<V, A, C> = ControlFlow<Result<MissOutcome<V, A>, FlightOutcome>, C>;
+/// The caller's answer; or the outcome of the flight that has used its loader, which thus has its answer.
+type Answered<V, A> = ControlFlow<MissOutcome<V, A>, FlightOutcome>;
+
+/// The caller's answer, or how it goes on.
+type Step<V, A, C> = ControlFlow<Answered<V, A>, C>;
 
 fn done<V, A, C>(answer: MissOutcome<V, A>) -> Step<V, A, C> {
-    ControlFlow::Break(Ok(answer))
+    ControlFlow::Break(ControlFlow::Break(answer))
 }
 
 impl CallState<'_> {
@@ -83,18 +86,20 @@ impl CallState<'_> {
             answer = own.before_the_end() => return MissOutcome::Led(answer, None),
             answered = self.until_answered(reader, loader) => answered,
         };
-        answered.unwrap_or_else(|outcome| match own.take() {
-            Some(answer) => MissOutcome::Led(answer, outcome.into_value()),
-            None => MissOutcome::Failed(outcome.into_failure()),
-        })
+        match answered {
+            ControlFlow::Break(answer) => answer,
+            ControlFlow::Continue(outcome) => match own.take() {
+                Some(answer) => MissOutcome::Led(answer, outcome.into_value()),
+                None => MissOutcome::Failed(outcome.into_failure()),
+            },
+        }
     }
 
-    /// Returns the outcome of the flight if that has used this caller's loader.
     async fn until_answered<R: EntryReader, A>(
         mut self,
         reader: &R,
         mut loader: Loader,
-    ) -> Result<MissOutcome<R::Value, A>, FlightOutcome> {
+    ) -> Answered<R::Value, A> {
         for _ in 0..ROUNDS {
             let end = match self.follow_flight(reader, loader).await {
                 ControlFlow::Continue(end) => end,
@@ -105,7 +110,7 @@ impl CallState<'_> {
                 ControlFlow::Break(answer) => return answer,
             };
         }
-        Ok(MissOutcome::Alone(loader))
+        ControlFlow::Break(MissOutcome::Alone(loader))
     }
 
     /// Joins or starts the flight, and waits for its end.
@@ -193,7 +198,7 @@ impl CallState<'_> {
         {
             return done(MissOutcome::Stale(value, own));
         }
-        let Some(loader) = own else { return ControlFlow::Break(Err(outcome)) };
+        let Some(loader) = own else { return ControlFlow::Break(ControlFlow::Continue(outcome)) };
         // 8 response
         match outcome {
             FlightOutcome::Value(entry) => match reader.open(&entry, self.now(), None) {

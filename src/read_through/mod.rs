@@ -51,33 +51,25 @@ pub(crate) type OwnResult<T, E> = OwnSender<Result<T, LoadError<E>>>;
 /// Steps 2 to 8 for a caller with a loader. Returns also how the caller was answered. The loader is boxed only if it is needed. `own`
 /// converts the value of the caller's own load, with the entry that was made from it, to the caller's value. `audits`: a hit is to be
 /// audited.
-pub(crate) async fn answer<T, E, R>(
+pub(crate) async fn answer<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     (reader, audits): (&R, bool),
     loader: impl FnOnce(OwnResult<T, E>) -> Loader,
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
-) -> (Outcome, Result<R::Value, LoadError<E>>)
-where
-    R: EntryReader,
-    E: Send + Sync + 'static,
-{
+) -> (Outcome, Result<R::Value, LoadError<E>>) {
     // 2 look up
     let lookup = if passes_by(call.state, call.policy) { None } else { Some(look(call, reader).await) };
     answer_lookup(call, lookup, (reader, audits), loader, own).await
 }
 
 /// Steps 3 to 8 after the look-up; without one, the caller receives the value of its own load, whatever is stored.
-pub(crate) async fn answer_lookup<T, E, R>(
+pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     lookup: Option<Lookup<'_, R::Value>>,
     (reader, audits): (&R, bool),
     loader: impl FnOnce(OwnResult<T, E>) -> Loader,
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
-) -> (Outcome, Result<R::Value, LoadError<E>>)
-where
-    R: EntryReader,
-    E: Send + Sync + 'static,
-{
+) -> (Outcome, Result<R::Value, LoadError<E>>) {
     let (sender, mut answer) = OwnAnswer::at_the_end();
     let audit = || audits.then(|| Audit::begin(call)).flatten();
     let (outcome, result) = match lookup {
@@ -117,16 +109,12 @@ where
 /// Steps 2 to 8 for a caller that loads whatever is stored: step 2 reads the entry, but never serves it. Where the caller
 /// [passes by](passes_by), it waits for no other caller; its load is stored if the lease is free. The flag says whether the store
 /// did not answer the look-up. The caller counts the outcome.
-pub(crate) async fn reload<T, E, R>(
+pub(crate) async fn reload<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     reader: R,
     loader: impl FnOnce(OwnResult<T, E>) -> Loader,
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
-) -> (Outcome, Result<R::Value, LoadError<E>>, bool)
-where
-    R: EntryReader,
-    E: Send + Sync + 'static,
-{
+) -> (Outcome, Result<R::Value, LoadError<E>>, bool) {
     let (sender, mut answer) = OwnAnswer::at_the_end();
     let (reader, loader) = (ForcedReader(reader), loader(sender));
     let lookup = look_past(call).await;
@@ -145,15 +133,12 @@ where
 
 impl Call<'_> {
     /// Step 8 for a caller with a loader. `answer` is that of its own load.
-    async fn conclude<V, T, E>(
+    async fn conclude<V, T, E: Send + Sync + 'static>(
         self,
         loaded: MissOutcome<V, Result<T, LoadError<E>>>,
         mut answer: OwnAnswer<Result<T, LoadError<E>>>,
         own: impl FnOnce(T, Option<&Entry>) -> V,
-    ) -> (Outcome, Result<V, LoadError<E>>)
-    where
-        E: Send + Sync + 'static,
-    {
+    ) -> (Outcome, Result<V, LoadError<E>>) {
         match loaded {
             MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
             MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),

@@ -44,7 +44,7 @@ fn run_outside_flight(
 ) -> impl Future<Output = LoadResult> + Send + use<> {
     let Loader { run, within, .. } = loader;
     let input = LoadInput::outside_flight(mode, policy.load_timeout);
-    LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await.settle() })
+    LoadScope::scope(state.store.store_id(), key, None, within, async move { run(input).await.settle() })
 }
 
 /// How a load outside the flights ended: with a panic, or, if `None`, not within `load_timeout`.

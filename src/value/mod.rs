@@ -186,6 +186,15 @@ pub(crate) enum FlightOutcome {
     Abandoned,
 }
 
+/// The tags of the guard's errors; that of `Timeout` stands for all other kinds.
+const ERROR_TAGS: [(u8, ErrorKind); 5] = [
+    (b't', ErrorKind::Timeout),
+    (b'o', ErrorKind::Overloaded),
+    (b's', ErrorKind::Store),
+    (b'a', ErrorKind::Absent),
+    (b'd', ErrorKind::Vanished),
+];
+
 impl FlightOutcome {
     /// The value, if there is a current one.
     pub(crate) fn into_value(self) -> Option<Entry> {
@@ -250,14 +259,8 @@ impl FlightOutcome {
             Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
             Self::Failed(Failure::Guard(error)) => {
-                let tag = match error.kind() {
-                    ErrorKind::Overloaded => b'o',
-                    ErrorKind::Vanished => b'd',
-                    ErrorKind::Store => b's',
-                    ErrorKind::Absent => b'a',
-                    _ => b't',
-                };
-                tagged(tag, &error.to_string())
+                let tag = ERROR_TAGS.iter().find(|(_, kind)| *kind == error.kind());
+                tagged(tag.map_or(b't', |(tag, _)| *tag), &error.to_string())
             }
         }
     }
@@ -273,12 +276,11 @@ impl FlightOutcome {
             Some(b'f') => Self::Failed(Failure::with_text(text())),
             Some(b'e') => decode_error(raw.slice(1..)).map_or(Self::Uncacheable, Self::Failed),
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
-            Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
-            Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
-            Some(b's') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Store, text().as_ref()))),
-            Some(b'a') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Absent, text().as_ref()))),
             Some(b'd') => Self::Failed(Failure::vanished()),
-            _ => Self::Uncacheable,
+            first => match ERROR_TAGS.iter().find(|(tag, _)| Some(tag) == first) {
+                Some((_, kind)) => Self::Failed(Failure::Guard(Error::new(*kind, text().as_ref()))),
+                None => Self::Uncacheable,
+            },
         }
     }
 }
