@@ -3,6 +3,8 @@
 //! [`LoadScope`] is the chain of loads inside which a task runs. It detects re-entrance: a load that requests its own key would wait for
 //! itself.
 
+#[cfg(feature = "http")]
+use std::any::Any;
 use std::future::Future;
 use std::num::NonZeroU64;
 use std::pin::Pin;
@@ -11,14 +13,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::error::Failure;
-use crate::flight;
 use crate::flight::order::CallerOrder;
+use crate::flight::waiter::Flight;
 use crate::key::Key;
 use crate::observe::FlightId;
 use crate::observe::panic_text;
@@ -28,29 +30,99 @@ use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
-/// Announces to a load's waiters that its value is on its way.
-#[derive(Debug)]
-pub(crate) struct Announcer {
-    pub(crate) waiters: flight::FlightAnnouncer<Loader, FlightOutcome>,
+/// How a load reaches its waiters before it ends, and its own client after the commit. Without a flight there are no waiters.
+#[derive(Default)]
+pub(crate) struct Delivery {
+    waiters: Option<Arc<Flight<Loader, FlightOutcome>>>,
     /// The id of the load, if spans are enabled.
-    pub(crate) flight: Option<FlightId>,
+    load_id: Option<FlightId>,
+    release: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Announcer {
-    /// As [`flight::Announcer::announce`].
-    pub(crate) fn announce(&self, outcome: FlightOutcome) {
-        if let Some(flight) = self.flight {
-            self.waiters.each_loader(|loader| loader.waits_for(flight));
-        }
-        self.waiters.announce(outcome);
+impl Delivery {
+    pub(crate) fn to_waiters(flight: Arc<Flight<Loader, FlightOutcome>>, load_id: Option<FlightId>) -> Self {
+        Self { waiters: Some(flight), load_id, release: None }
     }
 
-    /// As [`flight::Announcer::announce_to_all`].
-    pub(crate) fn announce_to_all(&self, outcome: FlightOutcome) {
-        if let Some(flight) = self.flight {
-            self.waiters.each_loader(|loader| loader.waits_for(flight));
+    /// Lets the waiters of this process read a value that is still incoming.
+    #[cfg(feature = "http")]
+    pub(crate) fn read_along(&self, incoming: Arc<dyn Any + Send + Sync>) {
+        self.announce(|waiters| waiters.announce(FlightOutcome::Incoming(incoming)));
+    }
+
+    /// Makes the waiters load for themselves.
+    #[cfg(feature = "http")]
+    pub(crate) fn refuse_waiters(&self) {
+        self.announce(|waiters| waiters.announce_to_all(FlightOutcome::Uncacheable));
+    }
+
+    #[cfg(feature = "http")]
+    fn announce(&self, announce: impl FnOnce(&Flight<Loader, FlightOutcome>)) {
+        let Some(waiters) = &self.waiters else { return };
+        if let Some(load_id) = self.load_id {
+            waiters.each_loader(|loader| loader.waits_for(load_id));
         }
-        self.waiters.announce_to_all(outcome);
+        announce(waiters);
+    }
+
+    /// Ends the load with this result. `release` completes the client's response, or its error: it is called once the result is published,
+    /// or once the caller's budget for that is used up, before the other waiters are answered.
+    #[cfg(feature = "http")]
+    pub(crate) fn after_commit(
+        self,
+        result: LoadResult,
+        release: impl FnOnce() + Send + 'static,
+    ) -> LoadOutput {
+        LoadOutput { result, delivery: Self { release: Some(Box::new(release)), ..self } }
+    }
+
+    /// Called when the flight ends with this outcome, before its waiters are answered.
+    pub(crate) fn settle(self, outcome: &FlightOutcome) {
+        match self.release {
+            // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
+            Some(release) if !matches!(outcome, FlightOutcome::Stale(_)) => release(),
+            _ => {}
+        }
+    }
+}
+
+/// The loader's end of an [`OwnAnswer`]. Sending fails if the caller has left.
+pub(crate) type OwnSender<A> = oneshot::Sender<A>;
+
+/// The answer of a caller's own load, for that caller alone.
+#[derive(Debug)]
+pub(crate) struct OwnAnswer<A> {
+    answer: oneshot::Receiver<A>,
+    is_early: bool,
+}
+
+impl<A> OwnAnswer<A> {
+    /// For a caller that takes its answer at the end of the flight that has used its loader.
+    pub(crate) fn at_the_end() -> (OwnSender<A>, Self) {
+        let (sender, answer) = oneshot::channel();
+        (sender, Self { answer, is_early: false })
+    }
+
+    /// For a caller that takes its answer as soon as it is sent.
+    #[cfg(feature = "http")]
+    pub(crate) fn early() -> (OwnSender<A>, Self) {
+        let (sender, own) = Self::at_the_end();
+        (sender, Self { is_early: true, ..own })
+    }
+
+    /// The answer, if it was sent.
+    pub(crate) fn take(&mut self) -> Option<A> {
+        self.answer.try_recv().ok()
+    }
+
+    /// Waits for an answer that the caller takes before the end; pending if there is none.
+    pub(crate) async fn before_the_end(&mut self) -> A {
+        if self.is_early
+            && let Ok(answer) = (&mut self.answer).await
+        {
+            return answer;
+        }
+        std::future::pending().await
     }
 }
 
@@ -94,7 +166,6 @@ pub(crate) enum LeaseState {
 }
 
 /// The input of a loader.
-#[derive(Debug)]
 pub(crate) struct LoadInput {
     pub(crate) mode: LeaseState,
     /// The older value that the load replaces, if the store still has it.
@@ -103,34 +174,29 @@ pub(crate) struct LoadInput {
     pub(crate) deadline: Instant,
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
-    /// Announces to the load's waiters that its value is on its way.
-    pub(crate) announcer: Option<Announcer>,
+    pub(crate) delivery: Delivery,
 }
 
 impl LoadInput {
-    /// The input of a load whose result is for its own caller only.
-    pub(crate) fn alone(load_timeout: Duration) -> Self {
+    /// The input of a load outside the flights.
+    pub(crate) fn outside_flight(mode: LeaseState, load_timeout: Duration) -> Self {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
         let deadline = Instant::now() + load_timeout;
-        Self { mode: LeaseState::Alone, previous: None, deadline, lost, announcer: None }
+        Self { mode, previous: None, deadline, lost, delivery: Delivery::default() }
     }
 }
 
 /// The output of a loader.
 pub(crate) struct LoadOutput {
     pub(crate) result: LoadResult,
-    /// Called once the result is published, or once the caller's budget for that is used up, before the other waiters are
-    /// answered: completes the client's response, or its error.
-    pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
+    pub(crate) delivery: Delivery,
 }
 
 impl LoadOutput {
-    /// Calls `settled` at once: for a load without other waiters, or one whose caller need not wait for them.
+    /// Completes the client's response at once: for a load without other waiters, or one whose caller need not wait for them.
     pub(crate) fn settle(self) -> LoadResult {
-        if let Some(settled) = self.settled {
-            settled();
-        }
+        self.delivery.settle(&FlightOutcome::NoLoader);
         self.result
     }
 }
@@ -194,7 +260,7 @@ impl LoadResult {
 
 impl From<LoadResult> for LoadOutput {
     fn from(result: LoadResult) -> Self {
-        Self { result, settled: None }
+        Self { result, delivery: Delivery::default() }
     }
 }
 
@@ -284,18 +350,8 @@ impl LoadScope {
         LOADING.try_with(|_| ()).is_ok()
     }
 
-    /// Runs `load` as a load of `key` that holds no permit.
-    pub(crate) fn scope<F: Future>(
-        store_id: u64,
-        key: &Key,
-        outer: Option<Arc<Self>>,
-        load: F,
-    ) -> impl Future<Output = F::Output> + use<F> {
-        Self::scope_with(store_id, key, None, outer, load)
-    }
-
     /// Runs `load` as a load of `key` that may hold a permit.
-    pub(crate) fn scope_with<F: Future>(
+    pub(crate) fn scope<F: Future>(
         store_id: u64,
         key: &Key,
         turn: Option<LoadPermitId>,

@@ -1,6 +1,5 @@
 //! Background work: the one task of an owner, counts of tasks, leases and waiters, which can be awaited until they are zero,
 //! and the pauses between attempts at an operation that fails.
-#![cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only what speaks to a server tries again"))]
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -6,8 +6,8 @@
 //! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, a [`FlightAnnouncer`] may publish
-//!    another outcome to the callers that wait then, and to those that join later.
+//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, [`Flight::announce`] may
+//!    publish another outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
 //!    That loader is used if no caller waits. It no longer has a slot.
@@ -22,6 +22,7 @@ pub(crate) mod waiter;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::ops::Deref;
 use std::time::Duration;
 
 use waiter::{Flight, StoreLink, Waiter, WaiterSlot};
@@ -215,20 +216,9 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
-    /// As [`Flight::checks`].
-    pub(crate) fn checks(&self, tags: Box<[Box<str>]>) {
-        self.flight.checks(tags);
-    }
-
-    /// A handle by which a load gives the waiters an outcome before the flight ends.
-    pub(crate) fn announcer(&self) -> FlightAnnouncer<L, O> {
-        FlightAnnouncer { flight: Arc::clone(&self.flight) }
-    }
-
-    /// Gives all present and later waiters this outcome ahead of the end, if none was announced. Callers that join later do not
-    /// wait, so their number has no bound.
-    pub(crate) fn announce_to_all(&self, outcome: O) {
-        self.flight.announce_to_all(outcome);
+    /// The flight, by which a load gives the waiters an outcome before the flight ends.
+    pub(crate) fn flight(&self) -> Arc<Flight<L, O>> {
+        Arc::clone(&self.flight)
     }
 
     /// Ends the wait of the caller that began the flight, with this outcome. It keeps its loader.
@@ -236,29 +226,9 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.leave(&self.own, outcome);
     }
 
-    /// Ends the wait of the callers whose loader matches, with this outcome. They keep their loaders.
-    pub(crate) fn leave_if(&self, outcome: &O, matches: impl Fn(&L) -> bool) {
-        self.flight.leave_if(outcome, matches);
-    }
-
-    /// Calls `see` with the loader of each caller that waits.
-    pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
-        self.flight.each_loader(see);
-    }
-
-    /// Whether a caller waits for the flight. A caller that has taken its loader back does not.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.flight.is_awaited()
-    }
-
     /// Whether the caller that began the flight still waits for it.
     pub(crate) fn is_awaited_by_first(&self) -> bool {
         self.flight.is_awaited_by(&self.own)
-    }
-
-    /// Records that the flight learns of no invalidation from now on. `may_another_do_better`: a replacement may reach the store.
-    pub(crate) fn lose_store(&self, may_another_do_better: bool) {
-        self.flight.lose_store(may_another_do_better);
     }
 
     /// Whether later callers join the flight.
@@ -278,31 +248,11 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     }
 }
 
-/// Gives a flight's waiters an outcome ahead of its end, except the caller whose loader runs.
-pub(crate) struct FlightAnnouncer<L, O> {
-    flight: Arc<Flight<L, O>>,
-}
+impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Deref for Leader<K, L, O, S> {
+    type Target = Flight<L, O>;
 
-impl<L, O> fmt::Debug for FlightAnnouncer<L, O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Announcer").finish_non_exhaustive()
-    }
-}
-
-impl<L, O: Clone> FlightAnnouncer<L, O> {
-    /// Gives all present and later waiters this outcome instead of the flight's. Only the first call counts.
-    pub(crate) fn announce(&self, outcome: O) {
-        self.flight.announce(outcome);
-    }
-
-    /// As [`Leader::announce_to_all`].
-    pub(crate) fn announce_to_all(&self, outcome: O) {
-        self.flight.announce_to_all(outcome);
-    }
-
-    /// As [`Leader::each_loader`].
-    pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
-        self.flight.each_loader(see);
+    fn deref(&self) -> &Flight<L, O> {
+        &self.flight
     }
 }
 

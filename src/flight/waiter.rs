@@ -168,6 +168,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
+    /// Whether a caller waits for the flight. A caller that has taken its loader back does not.
     pub(crate) fn is_awaited(&self) -> bool {
         let is_awaited =
             |slot: &Arc<WaiterSlot<L, O>>| !slot.outcome.is_closed() && lock(&slot.loader).is_some();
@@ -179,17 +180,20 @@ impl<L, O: Clone> Flight<L, O> {
         is_attached && !own.outcome.is_closed()
     }
 
+    /// Records that the flight learns of no invalidation from now on. `may_another_do_better`: a replacement may reach the store.
     pub(crate) fn lose_store(&self, may_another_do_better: bool) {
         let mut state = lock(&self.state);
         let first = may_another_do_better && state.store_link == StoreLink::Connected;
         state.store_link = if first { StoreLink::Lost } else { StoreLink::LostForAll };
     }
 
+    /// Gives all present and later waiters this outcome ahead of the end, except the caller whose loader runs. Only the first
+    /// announcement counts.
     pub(crate) fn announce(&self, outcome: O) {
         self.announce_to(outcome, false);
     }
 
-    /// As [`announce`](Self::announce), without a bound on the callers that join later.
+    /// As [`announce`](Self::announce). Callers that join later do not wait, so their number has no bound.
     pub(crate) fn announce_to_all(&self, outcome: O) {
         self.announce_to(outcome, true);
     }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::StampedeGuard;
 use super::change::{Change, LONGEST};
-use super::typed::{SharedReader, TypedReader};
+use super::typed::{read_shared, read_typed};
 use crate::error::{Error, ErrorKind};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
@@ -44,9 +44,7 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(call, &TypedReader::new())
-            .await
-            .map_err(|error| Error::store("looking up the entry", &key, error))
+        peek(call, &read_typed).await.map_err(|error| Error::store("looking up the entry", &key, error))
     }
 
     /// As [`get`](Self::get), for values that are shared: a hit of the local tier neither decodes nor copies.
@@ -78,9 +76,7 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(call, &SharedReader(TypedReader::new()))
-            .await
-            .map_err(|error| Error::store("looking up the entry", &key, error))
+        peek(call, &read_shared).await.map_err(|error| Error::store("looking up the entry", &key, error))
     }
 
     /// Whether there is a value of `key` that may be served.
@@ -418,7 +414,7 @@ impl StampedeGuard {
         let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
         let call = |key| Call { state: &guard.state, policy: &guard.policy, key };
         let calls = keys.iter().flatten().map(call).collect();
-        let mut found = peek_many(calls, &TypedReader::new()).await.into_iter();
+        let mut found = peek_many(calls, &read_typed).await.into_iter();
         let answers = keys.iter().filter_map(|key| match key {
             Ok(key) => found
                 .next()

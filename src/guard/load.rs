@@ -10,11 +10,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
-use super::typed::{LoadContext, OwnResult, SharedReader, TypedReader, loader};
+use super::typed::{LoadContext, loader, read_shared, read_typed, read_with_storage, with_storage};
 use crate::error::LoadError;
-use crate::key::CacheKey;
+use crate::key::{CacheKey, Key};
+use crate::loader::Loader;
 use crate::observe::Outcome;
-use crate::value::entry::{Entry, Freshness};
+use crate::read_through::call::passes_by;
+use crate::read_through::{OwnResult, answer, reload};
+use crate::store::volume::ChangedName;
+use crate::value::entry::{Entry, Freshness, Storage};
 use crate::value::{EntryReader, SharedValue};
 
 impl StampedeGuard {
@@ -79,7 +83,7 @@ impl StampedeGuard {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (key, reader) = (key.into(), TypedReader::new());
+        let (key, reader) = (key.into(), read_typed::<T>);
         let audits = match self.hit_at_once(&key, &reader) {
             Ok(value) => return Ok(value),
             Err(audits) => audits,
@@ -91,8 +95,8 @@ impl StampedeGuard {
             context.set_validator("");
             load()
         };
-        let loader = |own: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
-        guard.answer(&key, &reader, audits, loader, |own, _| own).await.1
+        let loader = |own: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
     /// Begins a call with a loader that takes a [`LoadContext`]: [`Load::get`], [`Load::get_shared`] or [`Load::refresh`].
@@ -160,7 +164,7 @@ impl Load<'_> {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.answer(TimedReader(TypedReader::new()), load, |own| own).await
+        self.answer(TimedReader(read_typed::<T>), load, |own| own).await
     }
 
     /// As [`get`](Self::get), for values that are shared: the callers of this process receive one decoded value.
@@ -203,7 +207,7 @@ impl Load<'_> {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.answer(TimedReader(SharedReader(TypedReader::new())), load, Arc::new).await
+        self.answer(TimedReader(read_shared::<T>), load, Arc::new).await
     }
 
     /// Loads the key now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -277,9 +281,9 @@ impl Load<'_> {
         };
         let guard = guard.current();
         let key = guard.key(key)?;
-        let loader = |result: &OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
+        let loader = |result: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
-        let (outcome, result) = guard.answer(&key, &reader, audits, loader, own).await;
+        let (outcome, result) = answer(guard.call(&key), (&reader, audits), loader, own).await;
         result.map(|(value, times)| Loaded { value, info: times.with(outcome) })
     }
 }
@@ -349,5 +353,42 @@ impl<R: EntryReader> EntryReader for TimedReader<R> {
 
     fn goes_on_alone(&self) -> bool {
         self.0.goes_on_alone()
+    }
+}
+
+impl StampedeGuard {
+    /// Loads a value whatever is stored, and announces it to the other processes.
+    async fn load_anyway<T, E>(
+        &self,
+        key: &Key,
+        loader: impl FnOnce(OwnResult<T, E>) -> Loader,
+    ) -> Result<Loaded<T>, LoadError<E>>
+    where
+        T: DeserializeOwned + 'static,
+        E: Send + Sync + 'static,
+    {
+        let call = self.call(key);
+        let own = |value, entry: Option<&Entry>| (with_storage(value, entry), Times::of_loaded(entry));
+        let (outcome, result, is_away) = reload(call, TimedReader(read_with_storage), loader, own).await;
+        let loaded = |value, times: Times| Loaded { value, info: times.with(outcome) };
+        let result = match result {
+            // The store cannot be reached and has not stored the value: do not wait for it.
+            Ok(((value, storage), times))
+                if storage == Storage::Unleased || is_away && passes_by(call.state, call.policy) =>
+            {
+                self.state.local.forget(&ChangedName::value(key));
+                self.state.local.announce_later(ChangedName::value(key));
+                Ok(loaded(value, times))
+            }
+            // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
+            // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
+            Ok(((value, _), times)) => {
+                self.state.late_commits.ended(key).await;
+                self.announce_refresh(key).await.map(|()| loaded(value, times)).map_err(LoadError::Guard)
+            }
+            Err(error) => Err(error),
+        };
+        self.count_answer(key, if result.is_ok() { outcome } else { Outcome::Failed });
+        result
     }
 }

@@ -19,8 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::StampedeGuard;
-use super::steps::with_storage;
-use super::typed::{LoadSettings, OwnResult, StorageReader, TypedReader, concluded};
+use super::typed::{LoadSettings, concluded, read_with_storage, with_storage};
 use crate::error::{Error, ErrorKind, Failure, LoadError};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
@@ -29,9 +28,10 @@ use crate::observe::Outcome;
 use crate::observe::panic_text;
 use crate::policy::{OnAbsent, Policy};
 use crate::read_through::batch::{BatchMember, LoadBatch};
-use crate::read_through::call::Call;
+use crate::read_through::call::{Call, passes_by};
 use crate::read_through::flight_task::has_room;
 use crate::read_through::look_up::{Lookup, look_many};
+use crate::read_through::{OwnResult, answer_lookup};
 use crate::sync::lock;
 use crate::value::entry::Storage;
 
@@ -284,8 +284,7 @@ impl StampedeGuard {
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     {
         let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
-        let reader = StorageReader(TypedReader::new());
-        let asks = self.look_at(keys, &names, &reader).await;
+        let asks = self.look_at(keys, &names).await;
         let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
         let (parts, members) = Parts::batch(loading, &load);
         let mut members = members.into_iter().enumerate();
@@ -295,7 +294,7 @@ impl StampedeGuard {
             if let (Some((_, member)), Some(lookup)) = (&member, &mut ask.lookup) {
                 lookup.join_batch(member);
             }
-            answers.push(Box::pin(self.answer_one(ask, member, &reader, &parts)));
+            answers.push(Box::pin(self.answer_one(ask, member, &parts)));
         }
         let mut answers = join_all(answers).await.into_iter();
         let mut all = Vec::with_capacity(names.len());
@@ -313,18 +312,17 @@ impl StampedeGuard {
         &'a self,
         keys: Vec<K>,
         names: &'a [Result<Key, Error>],
-        reader: &StorageReader<Option<T>>,
     ) -> Vec<Ask<'a, K, T>> {
         let mut asks = Vec::with_capacity(keys.len());
         for (key, name) in keys.into_iter().zip(names) {
             if let Ok(name) = name {
-                let call = Call { state: &self.state, policy: &self.policy, key: name };
+                let call = self.call(name);
                 asks.push(Ask { key, call, lookup: None });
             }
         }
-        if !self.passes_by() {
+        if !passes_by(&self.state, &self.policy) {
             let calls = asks.iter().map(|ask| ask.call).collect();
-            for (ask, lookup) in asks.iter_mut().zip(look_many(calls, reader).await) {
+            for (ask, lookup) in asks.iter_mut().zip(look_many(calls, &read_with_storage).await) {
                 ask.lookup = Some(lookup);
             }
         }
@@ -335,7 +333,6 @@ impl StampedeGuard {
         &self,
         Ask { key, call, lookup }: Ask<'_, K, T>,
         member: Option<(usize, BatchMember)>,
-        reader: &StorageReader<Option<T>>,
         parts: &Arc<Parts<K, T, E>>,
     ) -> KeyAnswer<T, E>
     where
@@ -345,17 +342,13 @@ impl StampedeGuard {
     {
         let name = call.key;
         // A hit is not in the batch: it needs a loader only for its audit, which loads alone.
-        let loader = move |own: &OwnResult<Option<T>, E>| match member {
+        let loader = move |own: OwnResult<Option<T>, E>| match member {
             Some(member) => parts.loader(member, self.parts(), name, own),
             None => parts.alone(key, self.parts(), name, own),
         };
-        let (outcome, answer) = match lookup {
-            Some(lookup) => {
-                let audits = self.policy.audit.is_due();
-                self.answer_lookup(call, lookup, (reader, audits), loader, with_storage).await
-            }
-            None => self.pass_by(call, loader, with_storage).await,
-        };
+        let audits = lookup.is_some() && self.policy.audit.is_due();
+        let (outcome, answer) =
+            answer_lookup(call, lookup, (&read_with_storage, audits), loader, with_storage).await;
         let (storage, result) = match answer {
             Ok((value, storage)) => (storage, Ok(value)),
             Err(error) => (Storage::NotStored, Err(error)),
@@ -406,7 +399,7 @@ where
         key: K,
         of: (&Arc<GuardState>, &Arc<Policy>),
         name: &Key,
-        own: &OwnResult<Option<T>, E>,
+        own: OwnResult<Option<T>, E>,
     ) -> Loader {
         let (parts, members) = Self::batch(vec![key], &self.load);
         let mut members = members.into_iter().enumerate();
@@ -422,9 +415,9 @@ where
         (index, member): (usize, BatchMember),
         (state, policy): (&Arc<GuardState>, &Arc<Policy>),
         key: &Key,
-        own: &OwnResult<Option<T>, E>,
+        own: OwnResult<Option<T>, E>,
     ) -> Loader {
-        let (parts, own, key) = (Arc::clone(self), Arc::clone(own), key.clone());
+        let (parts, key) = (Arc::clone(self), key.clone());
         let (state, policy) = (Arc::clone(state), Arc::clone(policy));
         let batch = Some(member.batch());
         let loader = Loader::new(move |input| async move {
@@ -434,7 +427,7 @@ where
             member.lead(LoadScope::current());
             let loaded = match part.await {
                 Ok(LoadedPart::Loaded(None)) if policy.on_absent == OnAbsent::Fail => {
-                    return absent(&key, &own);
+                    return absent(&key, own);
                 }
                 Ok(LoadedPart::Loaded(value)) => Ok(value),
                 Ok(LoadedPart::Failed(error)) => Err(error),
@@ -444,7 +437,8 @@ where
             };
             let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
             let (result, own_result) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
-            *lock(&own) = Some(own_result);
+            // A caller that has left needs no answer.
+            let _ = own.send(own_result);
             result.into()
         });
         Loader { batch, ..loader }
@@ -495,10 +489,10 @@ impl<K: Eq + Hash, T, E> CallEnd<K, T, E> {
 }
 
 /// The result for a key for which the loader returned no value, under [`OnAbsent::Fail`].
-fn absent<T, E>(key: &Key, own: &OwnResult<T, E>) -> LoadOutput {
+fn absent<T, E>(key: &Key, own: OwnResult<T, E>) -> LoadOutput {
     let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
     let error = Error::new(ErrorKind::Absent, text);
-    *lock(own) = Some(Err(LoadError::Guard(error.clone())));
+    let _ = own.send(Err(LoadError::Guard(error.clone())));
     LoadResult::failed(Failure::Guard(error)).into()
 }
 
@@ -613,7 +607,9 @@ impl StampedeGuard {
         if keys.is_empty() {
             return keys;
         }
-        if self.current().passes_by() {
+        let guard = self.current();
+        let (state, policy) = guard.parts();
+        if passes_by(state, policy) {
             warmed.bypassed += keys.len() as u64;
             return Vec::new();
         }

@@ -18,7 +18,6 @@ pub(crate) mod invalidation;
 pub(crate) mod load;
 pub(crate) mod load_many;
 pub(crate) mod memoize;
-mod steps;
 #[cfg(test)]
 #[path = "../../tests/unit/guard/current_tests.rs"]
 mod tests;
@@ -39,6 +38,7 @@ use crate::key::{CacheKey, Key};
 use crate::lock::{LAST_RELEASES, Locks};
 use crate::observe::{Outcome, Requests, Stats};
 use crate::policy::Policy;
+use crate::read_through::call::Call;
 use crate::read_through::look_up::hit_at_once;
 use crate::store::StoreError;
 use crate::sync::lock;
@@ -275,6 +275,10 @@ impl StampedeGuard {
     /// The guard state and the policy.
     pub(crate) fn parts(&self) -> (&Arc<GuardState>, &Arc<Policy>) {
         (&self.state, &self.policy)
+    }
+
+    fn call<'a>(&'a self, key: &'a Key) -> Call<'a> {
+        Call { state: &self.state, policy: &self.policy, key }
     }
 
     /// Counts and logs how a request was answered.

@@ -4,7 +4,6 @@
 use std::any::type_name;
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -21,89 +20,54 @@ use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
 use crate::observe::failure_text;
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::Policy;
+use crate::read_through::OwnResult;
 use crate::sync::lock;
 use crate::value::codec::Codec;
 use crate::value::entry::Packed;
-use crate::value::entry::{Entry, Freshness, Lifetimes, Storage, TagId, Unstored};
-use crate::value::{EntryReader, SharedValue, entry};
+use crate::value::entry::{Entry, Lifetimes, Storage, TagId, Unstored};
+use crate::value::{SharedValue, entry};
 
 /// Decodes an entry as a `T`.
-pub(crate) struct TypedReader<T> {
-    value: PhantomData<fn() -> T>,
-}
-
-impl<T> TypedReader<T> {
-    pub(crate) fn new() -> Self {
-        Self { value: PhantomData }
-    }
-}
-
-impl<T: DeserializeOwned + 'static> EntryReader for TypedReader<T> {
-    type Value = T;
-
-    fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<T> {
-        Codec::decode(entry.encoding, &entry.payload)
-    }
+pub(crate) fn read_typed<T: DeserializeOwned + 'static>(
+    entry: &Entry,
+    _now: u64,
+    _shared: Option<&SharedValue>,
+) -> Option<T> {
+    Codec::decode(entry.encoding, &entry.payload)
 }
 
 /// Decodes an entry as a `T` that its callers share.
-pub(crate) struct SharedReader<T>(pub(crate) TypedReader<T>);
-
-impl<T: DeserializeOwned + Send + Sync + 'static> EntryReader for SharedReader<T> {
-    type Value = Arc<T>;
-
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Arc<T>> {
-        if let Some(decoded) = shared.and_then(SharedValue::get)
-            && let Ok(decoded) = Arc::clone(decoded).downcast()
-        {
-            return Some(decoded);
-        }
-        let decoded = Arc::new(self.0.open(entry, now, None)?);
-        if let Some(shared) = shared {
-            // Another caller may have been first, or may share the entry as another type.
-            let _ = shared.set(Arc::clone(&decoded) as _);
-        }
-        Some(decoded)
+pub(crate) fn read_shared<T: DeserializeOwned + Send + Sync + 'static>(
+    entry: &Entry,
+    _now: u64,
+    shared: Option<&SharedValue>,
+) -> Option<Arc<T>> {
+    if let Some(decoded) = shared.and_then(SharedValue::get)
+        && let Ok(decoded) = Arc::clone(decoded).downcast()
+    {
+        return Some(decoded);
     }
+    let decoded = Arc::new(Codec::decode(entry.encoding, &entry.payload)?);
+    if let Some(shared) = shared {
+        // Another caller may have been first, or may share the entry as another type.
+        let _ = shared.set(Arc::clone(&decoded) as _);
+    }
+    Some(decoded)
 }
 
 /// Decodes an entry as a `T`, and reads whether the value is stored.
-pub(crate) struct StorageReader<T>(pub(crate) TypedReader<T>);
-
-impl<T: DeserializeOwned + 'static> EntryReader for StorageReader<T> {
-    type Value = (T, Storage);
-
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, Storage)> {
-        Some((self.0.open(entry, now, shared)?, entry.expiry.storage()))
-    }
+pub(crate) fn read_with_storage<T: DeserializeOwned + 'static>(
+    entry: &Entry,
+    _now: u64,
+    _shared: Option<&SharedValue>,
+) -> Option<(T, Storage)> {
+    Some((Codec::decode(entry.encoding, &entry.payload)?, entry.expiry.storage()))
 }
 
-/// As [`StorageReader`], for a caller that requires a new load: it accepts no older value.
-pub(crate) struct ForcedReader<T>(pub(crate) StorageReader<T>);
-
-impl<T: DeserializeOwned + 'static> EntryReader for ForcedReader<T> {
-    type Value = (T, Storage);
-
-    fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
-        Freshness::Expired
-    }
-
-    fn stands_in(&self, _entry: &Entry, _now: u64) -> bool {
-        false
-    }
-
-    /// Otherwise each of the concurrent callers would load for itself.
-    fn goes_on_alone(&self) -> bool {
-        false
-    }
-
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<(T, Storage)> {
-        self.0.open(entry, now, shared)
-    }
+/// A value that a caller has loaded, and whether it is stored. `entry` is the one that the caller's flight ended with, if any.
+pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {
+    (own, entry.map_or(Storage::Forbidden, |entry| entry.expiry.storage()))
 }
-
-/// The slot in which a caller's own loader leaves its typed result for that caller alone.
-pub(crate) type OwnResult<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
 pub(crate) fn loader<T, E, F, Fut>(
@@ -111,7 +75,7 @@ pub(crate) fn loader<T, E, F, Fut>(
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     key: &Key,
-    own: &OwnResult<T, E>,
+    own: OwnResult<T, E>,
 ) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
@@ -119,14 +83,15 @@ where
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (own, state, policy, key) = (Arc::clone(own), Arc::clone(state), Arc::clone(policy), key.clone());
+    let (state, policy, key) = (Arc::clone(state), Arc::clone(policy), key.clone());
     Loader::new(move |input| async move {
         let mode = input.mode;
         let context = LoadContext::new(input, Arc::clone(&state), Arc::clone(&policy));
         let settings = Arc::clone(&context.settings);
         let loaded = load(context).await.map_err(Arc::new);
         let (result, own_result) = concluded(&key, loaded, mode, &state, &policy, &settings);
-        *lock(&own) = Some(own_result);
+        // A caller that has left needs no answer.
+        let _ = own.send(own_result);
         result.into()
     })
 }

@@ -13,7 +13,6 @@ use http::header::HeaderMap;
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -34,15 +33,14 @@ use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
 use crate::key::Key;
-use crate::loader::{Announcer, LeaseState, LoadOutput, LoadResult};
+use crate::loader::{Delivery, LeaseState, LoadOutput, LoadResult, OwnSender};
 use crate::observe;
 use crate::observe::{Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
-use crate::value::{FlightOutcome, IncomingValue};
 
-pub(crate) type ClientSender<B, E> = oneshot::Sender<ClientAnswer<B, E>>;
+pub(crate) type ClientSender<B, E> = OwnSender<ClientAnswer<B, E>>;
 
 /// One answer of the inner service, and its recipients.
 pub(crate) struct ResponseCommit<B, E> {
@@ -60,9 +58,9 @@ pub(crate) struct ResponseCommit<B, E> {
     pub(crate) delay: Duration,
     /// When the head came.
     pub(crate) now: SystemTime,
-    pub(crate) client: ClientSender<B, E>,
-    /// Announces the response to waiters in this process.
-    pub(crate) announcer: Option<Announcer>,
+    /// `None` once the client was answered.
+    pub(crate) client: Option<ClientSender<B, E>>,
+    pub(crate) delivery: Delivery,
 }
 
 impl<B, E> ResponseCommit<B, E> {
@@ -189,7 +187,7 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// Invalidates the resource if the response names other `Vary` headers than its known variants. Later requests
     /// then do not find the variants under the old names.
-    pub(crate) async fn invalidate_if_names_changed(&self, candidate: &mut StoreCandidate) {
+    pub(crate) async fn invalidate_if_names_changed(&mut self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
             self.load_request.variant.get().is_some_and(|slot| candidate.names() != Some(&slot.names));
         // Ignore a response that is not stored: an error page seldom has the `Vary` of its resource.
@@ -198,6 +196,28 @@ impl<B, E> ResponseCommit<B, E> {
             let Self { state, policy, load_request, .. } = self;
             // If the invalidation fails, this variant is loaded again and again until the resource's entry ends.
             let _ = state.invalidate_unawaited(&load_request.resource, policy.command_timeout).await;
+        }
+    }
+}
+
+impl<B, E> ResponseCommit<B, E>
+where
+    B: Send + 'static,
+    E: Send + 'static,
+{
+    /// Ends the load with this result; `release` answers the client after the commit.
+    pub(crate) fn after_commit(
+        mut self,
+        result: LoadResult,
+        release: impl FnOnce(&mut Self) + Send + 'static,
+    ) -> LoadOutput {
+        std::mem::take(&mut self.delivery).after_commit(result, move || release(&mut self))
+    }
+
+    /// Answers the client. One that has left does not stop the load.
+    pub(crate) fn send(&mut self, answer: ClientAnswer<B, E>) {
+        if let Some(client) = self.client.take() {
+            let _ = client.send(answer);
         }
     }
 }
@@ -252,124 +272,152 @@ where
         let expected = content_length(&head.headers).ok().flatten();
         let mut candidate = match self.candidate(&head, body.size_hint(), previous) {
             Ok(candidate) => candidate,
-            Err(rule) => {
-                if rule == Rule::TooBig {
-                    let length = least_length(expected, &body.size_hint());
-                    too_big(&self.state, &self.load_request, &self.policy, length);
-                }
-                let result = self.unshared(rule, head.status, previous);
-                if matches!(result, LoadResult::Uncacheable { .. }) {
-                    self.notify_others();
-                }
-                std::mem::take(&mut self.side_commit).leave().await;
-                let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
-                let own = own.unwrap_or_else(|| Response::from_parts(head, GuardedBody::passed(body)));
-                self.pass(own, Some(rule.token()));
-                return result.into();
-            }
+            Err(rule) => return self.refuse(rule, (head, body), expected, previous).await,
         };
         let ends_with_head = ends_with_head(head.status, expected, &body);
-        if !is_replayable(head.status, ends_with_head) {
-            candidate.not_stored();
+        self.restrict(&mut candidate, is_replayable(head.status, ends_with_head)).await;
+        let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
+        if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(status)) {
+            let result = self.store(candidate, (Bytes::new(), None), status, previous).await;
+            let whole = Response::from_parts(head, GuardedBody::passed(body));
+            return self.after_commit(result, move |commit| commit.answer(Some(whole), cache_status));
         }
-        self.invalidate_if_names_changed(&mut candidate).await;
-        if !self.has_room(&candidate).await {
-            candidate.not_stored();
-        }
-        let status = self.status(&candidate);
-        let unstored = self.unstored(head.status);
-        let if_too_big = self.unshared(Rule::TooBig, head.status, previous);
-        let before = errors_until(previous);
-        let own = self.own(&head);
-        let Self { policy, side_commit, client, announcer, load_request, state, fwd, .. } = self;
         // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
         // invalidation by tag, or under another key, would not reach callers that join this flight.
-        let may_announce = !policy.has_tags(&load_request.resource) && matches!(side_commit, SideCommit::No);
+        let may_announce =
+            !self.policy.has_tags(&self.load_request.resource) && matches!(self.side_commit, SideCommit::No);
         let mut shared_body =
             expected.filter(|_| may_announce).and_then(|length| candidate.shared_body(length)).map(Arc::new);
         let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), chunks);
-
-        let is_failure = is_failure(head.status);
         // If the head completes the client's response, the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
-        let finished = |candidate: StoreCandidate, body, trailers| {
-            candidate.finish(body, trailers, previous, unstored, &policy)
-        };
-        if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
-            let result = side_commit.store(finished(candidate, Bytes::new(), None), is_failure).await;
-            let mut whole = Response::from_parts(head, GuardedBody::passed(body));
-            set_forwarded_status(&mut whole, &policy.http, Outcome::Led, status);
-            return LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
-        }
-        let own = match own {
+        let mut unsent = Some(match own {
             Some(own) => Response::from_parts(own, no_content()),
             None => Response::from_parts(head, client_body),
-        };
-        let (mut waiting, http) = (Some((client, own)), Arc::clone(&policy.http));
-        let mut answer = move |status| {
-            if let Some((client, mut response)) = waiting.take() {
-                set_forwarded_status(&mut response, &http, Outcome::Led, status);
-                // A client that has left does not stop the load.
-                let _ = client.send(Ok(response));
-            }
-        };
-        let mut announce = || {
-            if let (Some(announcer), Some(shared_body)) = (&announcer, shared_body.take()) {
-                announcer.announce(FlightOutcome::Incoming(IncomingValue(shared_body)));
-            }
-        };
-        let mut teeing = pin!(tee(body, policy.max_body, expected, until, policy.load_timeout, sender));
+        });
+        let (max_body, patience) = (self.policy.max_body, self.policy.load_timeout);
+        let mut teeing = pin!(tee(body, max_body, expected, until, patience, sender));
         let teed = poll_fn(|cx| {
             let teed = teeing.as_mut().poll(cx);
             // A body that is not complete yet streams. A complete one is sent with its head, after the commit: a
             // head alone and a body some time later are two small writes, which Nagle's algorithm and a delayed
             // acknowledgement separate by 40 ms.
             if teed.is_pending() && !ends_with_head {
-                answer(status);
-                announce();
+                self.answer(unsent.take(), cache_status);
+                if let Some(shared_body) = shared_body.take() {
+                    self.delivery.read_along(shared_body);
+                }
             }
             teed
         })
         .await;
+        self.end(teed, unsent, candidate, (status, cache_status), previous).await
+    }
+
+    /// Handles the end of a response's body. `unsent` is the client's response, if its head waits for the commit.
+    async fn end(
+        mut self,
+        teed: Teed<B>,
+        unsent: Option<Response<GuardedBody<B>>>,
+        candidate: StoreCandidate,
+        (status, cache_status): (StatusCode, CacheStatus),
+        previous: Option<&StoredResponseToReplace>,
+    ) -> LoadOutput {
         match teed {
             Teed::Whole { body, trailers, finish } => {
-                let result = side_commit.store(finished(candidate, body, trailers), is_failure).await;
-                let release = move || {
+                let result = self.store(candidate, (body, trailers), status, previous).await;
+                self.after_commit(result, move |commit| {
                     // Release the end first: as soon as the client's task has the head, it writes all available data.
                     finish.release();
-                    answer(status);
-                };
-                LoadOutput { result, settled: Some(Box::new(release)) }
+                    commit.answer(unsent, cache_status);
+                })
             }
             Teed::TooBig { length } => {
-                too_big(&state, &load_request, &policy, length);
-                // No effect if the head was already sent.
-                answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
-                side_commit.leave().await;
-                if_too_big.into()
+                too_big(&self.state, &self.load_request, &self.policy, length);
+                self.answer(unsent, CacheStatus::unstored(self.fwd, Some(Rule::TooBig.token())));
+                std::mem::take(&mut self.side_commit).leave().await;
+                self.unshared(Rule::TooBig, status, previous).into()
             }
             Teed::TooSlow => {
-                answer(CacheStatus::unstored(fwd, Some("not-stored")));
-                side_commit.leave().await;
+                self.answer(unsent, CacheStatus::unstored(self.fwd, Some("not-stored")));
+                self.side_commit.leave().await;
                 // A body without an end yet counts as a load that takes too long.
-                LoadResult::Uncacheable { unstored: Unstored::Failure { before }, mark: true }.into()
+                let unstored = Unstored::Failure { before: errors_until(previous) };
+                LoadResult::Uncacheable { unstored, mark: true }.into()
             }
             Teed::Broken { text, finish } => {
-                side_commit.leave().await;
+                std::mem::take(&mut self.side_commit).leave().await;
                 // Release after the commit: the client may ask again as soon as it has the error.
-                let result = LoadResult::failed(Failure::with_text(text));
-                let release = move || {
-                    answer(status);
+                self.after_commit(LoadResult::failed(Failure::with_text(text)), move |commit| {
+                    commit.answer(unsent, cache_status);
                     finish.release();
-                };
-                LoadOutput { result, settled: Some(Box::new(release)) }
+                })
             }
         }
     }
 
+    /// Sends a response that `rule` forbids to share to its own client only.
+    async fn refuse(
+        mut self,
+        rule: Rule,
+        (head, body): (Parts, B),
+        expected: Option<u64>,
+        previous: Option<&StoredResponseToReplace>,
+    ) -> LoadOutput {
+        if rule == Rule::TooBig {
+            let length = least_length(expected, &body.size_hint());
+            too_big(&self.state, &self.load_request, &self.policy, length);
+        }
+        let result = self.unshared(rule, head.status, previous);
+        if matches!(result, LoadResult::Uncacheable { .. }) {
+            // The waiters load for themselves before the client gets its response: the client's next request, which may come before
+            // the resource is marked, must not join this flight.
+            self.delivery.refuse_waiters();
+        }
+        std::mem::take(&mut self.side_commit).leave().await;
+        let own = match self.own(&head) {
+            Some(own) => Response::from_parts(own, no_content()),
+            None => Response::from_parts(head, GuardedBody::passed(body)),
+        };
+        self.answer(Some(own), CacheStatus::unstored(self.fwd, Some(rule.token())));
+        result.into()
+    }
+
+    /// Does not store a response that cannot be replayed, that other variants of the resource would hide, or for which there is no room.
+    /// (Mutable, as are the methods that it awaits: a shared reference would have to be `Sync`, which the withheld end is not.)
+    async fn restrict(&mut self, candidate: &mut StoreCandidate, is_replayable: bool) {
+        if !is_replayable {
+            candidate.not_stored();
+        }
+        self.invalidate_if_names_changed(candidate).await;
+        if !self.has_room(candidate).await {
+            candidate.not_stored();
+        }
+    }
+
+    /// The result of a complete response, which a side commit stores under its own key.
+    async fn store(
+        &mut self,
+        candidate: StoreCandidate,
+        (body, trailers): (Bytes, Option<HeaderMap>),
+        status: StatusCode,
+        previous: Option<&StoredResponseToReplace>,
+    ) -> LoadResult {
+        let result = candidate.finish(body, trailers, previous, self.unstored(status), &self.policy);
+        std::mem::take(&mut self.side_commit).store(result, is_failure(status)).await
+    }
+
+    /// Sends the response to its own client, unless that was done before.
+    fn answer(&mut self, response: Option<Response<GuardedBody<B>>>, status: CacheStatus) {
+        if let Some(mut response) = response {
+            set_forwarded_status(&mut response, &self.policy.http, Outcome::Led, status);
+            self.send(Ok(response));
+        }
+    }
+
     /// Whether the limit of variants allows this one to be stored (A5).
-    async fn has_room(&self, candidate: &StoreCandidate) -> bool {
+    async fn has_room(&mut self, candidate: &StoreCandidate) -> bool {
         let (Some(variant), true) = (candidate.variant(), self.load_request.variant.get().is_some()) else {
             return true;
         };
@@ -380,21 +428,6 @@ where
             self.state.store.enlist(&list, variant.variant.fingerprint.short(), most, candidate.life()).await;
         // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
-    }
-
-    /// Makes the waiters load for themselves, before the client gets its response: the client's next request, which may come before
-    /// the resource is marked, must not join this flight.
-    fn notify_others(&self) {
-        if let Some(announcer) = &self.announcer {
-            announcer.announce_to_all(FlightOutcome::Uncacheable);
-        }
-    }
-
-    /// Sends a response to its own client only.
-    fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
-        let status = CacheStatus::unstored(self.fwd, detail);
-        set_forwarded_status(&mut response, &self.policy.http, Outcome::Led, status);
-        let _ = self.client.send(Ok(response));
     }
 
     fn status(&self, candidate: &StoreCandidate) -> CacheStatus {

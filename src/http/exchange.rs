@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, LazyLock};
@@ -21,7 +22,6 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
-use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::answer::{
@@ -43,7 +43,7 @@ use crate::http_rules::request_settings::forwarding;
 use crate::http_rules::vary::Fingerprint;
 use crate::http_rules::{Rule, request_settings};
 use crate::key::Key;
-use crate::loader::{LoadScope, Loader};
+use crate::loader::{LoadScope, Loader, OwnAnswer};
 use crate::observe;
 use crate::observe::{LogEveryMinute, Outcome, log};
 use crate::policy::{Encoded, OnStoreDown, Policy};
@@ -252,11 +252,11 @@ where
     ) -> ClientAnswer<B, S::Error> {
         let (state, policy) = guard.parts();
         let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
-        let (loader, head) = loader(self.inner, self.request, state, policy, &load_request);
-        let mut handler = MissHandler { guard, load_request: &load_request, head };
+        let (loader, own) = loader(self.inner, self.request, state, policy, &load_request);
+        let mut handler = MissHandler { guard, load_request: &load_request, own };
         let (slot, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
-            MissStep::Answered(answered) => return answered,
-            MissStep::Elsewhere(slot, loader) => (slot, loader),
+            ControlFlow::Break(answered) => return answered,
+            ControlFlow::Continue(elsewhere) => elsewhere,
         };
         let key = slot.key.clone();
         // Cannot fail: no other code sets it.
@@ -265,9 +265,11 @@ where
             look(Call { state, policy, key: &key }, &handler.wants(LookUpKey::Variant, CacheStatus::hit))
                 .await;
         match handler.answer(LookUpKey::Variant, &key, lookup, loader).await {
-            MissStep::Answered(answered) => answered,
+            ControlFlow::Break(answered) => answered,
             // A variant's key leads to no other key.
-            MissStep::Elsewhere(_, loader) => handler.alone(&key, loader, CacheStatus::miss("vary")).await,
+            ControlFlow::Continue((_, loader)) => {
+                handler.alone(&key, loader, CacheStatus::miss("vary")).await
+            }
         }
     }
 
@@ -328,7 +330,7 @@ where
             let is_answer = !head.status.is_server_error();
             Some((head.status, whole(body, max_body).await?)).filter(|_| is_answer)
         };
-        let load = LoadScope::scope(state.store.store_id(), key, LoadScope::current(), load);
+        let load = LoadScope::scope(state.store.store_id(), key, None, LoadScope::current(), load);
         let now = state.store.now();
         audit.spawn(load, move |policy, served, loaded| {
             let served = StoredResponseToReplace::of(served.clone(), now)?;
@@ -414,39 +416,28 @@ fn without_body(replay: &mut Replay) {
 }
 
 /// A request that is not a plain hit, until a flight or its own load answers it.
-pub(super) struct MissHandler<'a, B, E> {
-    pub(super) guard: &'a StampedeGuard,
-    pub(super) load_request: &'a Arc<LoadRequest>,
-    /// Receives the client's answer if this request's loader runs.
-    pub(super) head: oneshot::Receiver<ClientAnswer<B, E>>,
-}
-
-/// The outcome of the steps at one key.
-pub(super) enum MissStep<B, E> {
-    Answered(ClientAnswer<B, E>),
-    /// The stored response is another variant than this request's.
-    Elsewhere(Box<VariantSlot>, Loader),
+struct MissHandler<'a, B, E> {
+    guard: &'a StampedeGuard,
+    load_request: &'a Arc<LoadRequest>,
+    /// The answer of this request's own loader, if that runs.
+    own: OwnAnswer<ClientAnswer<B, E>>,
 }
 
 impl<B, E> MissHandler<'_, B, E> {
-    pub(super) fn wants<'w>(
-        &'w self,
-        at: LookUpKey<'w>,
-        status: fn(u64) -> CacheStatus,
-    ) -> ResponseReader<'w> {
+    fn wants<'w>(&'w self, at: LookUpKey<'w>, status: fn(u64) -> CacheStatus) -> ResponseReader<'w> {
         let LoadRequest { demands, headers, .. } = &**self.load_request;
         let (_, policy) = self.guard.parts();
         ResponseReader { demands, headers, http: &policy.http, at, status }
     }
 
-    /// Steps 3 to 8 at one key.
-    pub(super) async fn answer(
+    /// Steps 3 to 8 at one key. Goes on with its loader at another key if the stored response is another variant than this request's.
+    async fn answer(
         &mut self,
         at: LookUpKey<'_>,
         key: &Key,
         lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
-    ) -> MissStep<B, E> {
+    ) -> ControlFlow<ClientAnswer<B, E>, (Box<VariantSlot>, Loader)> {
         let (found, outcome, loader) = match lookup {
             Lookup::Hit { value, stale, refresh } => {
                 let is_response = matches!(value, StoredAnswer::Response(_));
@@ -464,30 +455,75 @@ impl<B, E> MissHandler<'_, B, E> {
                 }
             }
             Lookup::LocalHit(value) => (value, Outcome::LocalHit, Some(loader)),
-            Lookup::Failed(failure) => return MissStep::Answered(Ok(failed(self.guard, key, failure))),
-            Lookup::Miss(caller) => match self.load(at, key, caller, loader).await {
-                LoadedAnswer::Found(found, outcome, loader) => (found, outcome, loader),
-                LoadedAnswer::Answered(answered) => return MissStep::Answered(answered),
-            },
+            Lookup::Failed(failure) => return ControlFlow::Break(Ok(failed(self.guard, key, failure))),
+            Lookup::Miss(caller) => {
+                let credentials_key = self.load_request.demands.has_credentials().then(|| key.derived("~a"));
+                let Some(caller) = self.caller(at, key, credentials_key.as_ref(), caller).await else {
+                    let status = CacheStatus::miss("credentials");
+                    return ControlFlow::Break(self.alone(key, loader, status).await);
+                };
+                match self.load(at, caller, loader).await {
+                    MissOutcome::Coalesced(found, loader) => (found, Outcome::Coalesced, Some(loader)),
+                    MissOutcome::Stale(found, loader) => (found, Outcome::Stale, loader),
+                    MissOutcome::Led(answer, _) => {
+                        self.guard.count_answer(key, Outcome::Led);
+                        return ControlFlow::Break(answer);
+                    }
+                    MissOutcome::Failed(failure) => {
+                        return ControlFlow::Break(Ok(failed(self.guard, key, failure)));
+                    }
+                    MissOutcome::Alone(loader) => {
+                        let status = CacheStatus::miss("uncoordinated");
+                        return ControlFlow::Break(self.alone(key, loader, status).await);
+                    }
+                }
+            }
         };
-        let http = &self.guard.parts().1.http;
-        match (found, loader) {
+        ControlFlow::Break(match (found, loader) {
             (StoredAnswer::Response(replay), _) => {
                 self.guard.count_answer(key, outcome);
-                MissStep::Answered(Ok(replay.respond(http, outcome)))
+                Ok(replay.respond(&self.guard.parts().1.http, outcome))
             }
             (StoredAnswer::Incoming(shared_body), _) => {
                 self.guard.count_answer(key, outcome);
-                MissStep::Answered(Ok(shared_body.respond(http, outcome)))
+                Ok(shared_body.respond(&self.guard.parts().1.http, outcome))
             }
-            (StoredAnswer::Elsewhere(slot), Some(loader)) => MissStep::Elsewhere(slot, loader),
+            (StoredAnswer::Elsewhere(slot), Some(loader)) => return ControlFlow::Continue((slot, loader)),
             (StoredAnswer::NotForThis, Some(loader)) => {
-                MissStep::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
+                self.alone(key, loader, CacheStatus::bypass("credentials")).await
             }
             // The loader was used by the flight, and its result does not suit this request.
-            (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => MissStep::Answered(
-                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, Failure::vanished()))),
-            ),
+            (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => match self.own.take() {
+                Some(answer) => {
+                    self.guard.count_answer(key, Outcome::Led);
+                    answer
+                }
+                None => Ok(failed(self.guard, key, Failure::vanished())),
+            },
+        })
+    }
+
+    /// The caller for which the request waits or loads after a miss; `None` if the request must load alone.
+    async fn caller<'c>(
+        &self,
+        at: LookUpKey<'_>,
+        key: &Key,
+        credentials_key: Option<&'c Key>,
+        caller: CallState<'c>,
+    ) -> Option<CallState<'c>> {
+        if self.load_request.demands.ranged {
+            // Each request wants another part, so none waits for another's load.
+            return Some(caller.unattended());
+        }
+        let Some(credentials_key) = credentials_key else { return Some(caller) };
+        // Coalesce with other requests that have credentials, under a separate key: their response may not be
+        // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
+        let call = Call { key: credentials_key, ..caller.call };
+        drop(caller);
+        self.load_request.store_at(key);
+        match look(call, &self.wants(at, CacheStatus::collapsed)).await {
+            Lookup::Miss(caller) => Some(caller),
+            _ => None,
         }
     }
 
@@ -495,110 +531,46 @@ impl<B, E> MissHandler<'_, B, E> {
     async fn load(
         &mut self,
         at: LookUpKey<'_>,
-        key: &Key,
         caller: CallState<'_>,
         loader: Loader,
-    ) -> LoadedAnswer<B, E> {
-        let (state, policy) = self.guard.parts();
-        let demands = &self.load_request.demands;
-        let credentials_key;
-        let caller = if demands.ranged {
-            // Each request wants another part, so none waits for another's load.
-            caller.unattended()
-        } else if demands.has_credentials() {
-            // Leave the flight of the resource: callers behind this one must not wait for it.
-            drop(caller);
-            // Coalesce with other requests that have credentials, under a separate key: their response may not be
-            // shareable.
-            self.load_request.store_at(key);
-            credentials_key = key.derived("~a");
-            let ask = Call { state, policy, key: &credentials_key };
-            match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
-                Lookup::Miss(caller) => caller,
-                _ => {
-                    return LoadedAnswer::Answered(
-                        self.alone(key, loader, CacheStatus::miss("credentials")).await,
-                    );
-                }
-            }
-        } else {
-            caller
-        };
+    ) -> MissOutcome<StoredAnswer, ClientAnswer<B, E>> {
         if caller.look_up != LookUpState::Answered {
             self.load_request.set_purpose(Purpose::AnswerUnread);
         }
         let LoadRequest { demands, headers, .. } = &**self.load_request;
-        let wants =
-            ResponseReader { demands, headers, http: &policy.http, at, status: CacheStatus::collapsed };
-        let answer = tokio::select! {
-            biased;
-            // Poll this first: the client gets the head before the load ends.
-            Ok(head) = &mut self.head => {
-                self.guard.count_answer(key, Outcome::Led);
-                return LoadedAnswer::Answered(head);
-            }
-            answer = caller.load(&wants, loader) => answer,
-        };
-        match answer {
-            MissOutcome::Coalesced(found, loader) => {
-                LoadedAnswer::Found(found, Outcome::Coalesced, Some(loader))
-            }
-            MissOutcome::Stale(mut found, loader) => {
-                // If its loader was not used, the request waited for another request's load.
-                let stand_in = match (&loader, self.load_request.progress()) {
-                    (Some(_), _) => Some(StandIn::Collapsed),
-                    (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
-                    (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
-                    (None, Progress::Waiting) => None,
-                };
-                if let (StoredAnswer::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
-                    write_stand_in(replay.response.headers_mut(), stand_in);
-                }
-                LoadedAnswer::Found(found, Outcome::Stale, loader)
-            }
-            MissOutcome::Failed(failure) => LoadedAnswer::Answered(Ok(failed(self.guard, key, failure))),
-            MissOutcome::Led(ending) => LoadedAnswer::Answered(
-                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, ending.into_failure()))),
-            ),
-            MissOutcome::Alone(loader) => {
-                LoadedAnswer::Answered(self.alone(key, loader, CacheStatus::miss("uncoordinated")).await)
+        let http = &self.guard.parts().1.http;
+        let wants = ResponseReader { demands, headers, http, at, status: CacheStatus::collapsed };
+        let mut loaded = caller.load(&wants, loader, &mut self.own).await;
+        if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
+            // If its loader was not used, the request waited for another request's load.
+            let stand_in = match (loader, self.load_request.progress()) {
+                (Some(_), _) => Some(StandIn::Collapsed),
+                (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
+                (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
+                (None, Progress::Waiting) => None,
+            };
+            if let Some(stand_in) = stand_in {
+                write_stand_in(replay.response.headers_mut(), stand_in);
             }
         }
-    }
-
-    /// The answer of this request's loader, if it ran.
-    fn own(&mut self, key: &Key) -> Option<ClientAnswer<B, E>> {
-        let head = self.head.try_recv().ok()?;
-        self.guard.count_answer(key, Outcome::Led);
-        Some(head)
+        loaded
     }
 
     /// Forwards this request for its own client only.
-    pub(super) async fn alone(
-        &mut self,
-        key: &Key,
-        loader: Loader,
-        status: CacheStatus,
-    ) -> ClientAnswer<B, E> {
+    async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> ClientAnswer<B, E> {
         let (state, policy) = self.guard.parts();
-        let failure = match run_alone(Call { state, policy, key }, loader).await {
-            Ok(ran) => ran.err().unwrap_or_else(Failure::vanished),
+        let answer = match run_alone(Call { state, policy, key }, loader, &mut self.own).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(failure)) => return Ok(failed(self.guard, key, failure)),
             // Unwinds this request's task, as without the guard.
             Err(panic) => resume_unwind(panic),
         };
-        let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
         self.guard.count_answer(key, Outcome::Bypassed);
-        head.map(|mut response| {
+        answer.map(|mut response| {
             set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
             response
         })
     }
-}
-
-/// The outcome of a load for a request that waited for it.
-enum LoadedAnswer<B, E> {
-    Answered(ClientAnswer<B, E>),
-    Found(StoredAnswer, Outcome, Option<Loader>),
 }
 
 /// The guard's own answer if there is no value. The text names the failure, never the key.

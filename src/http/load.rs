@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 use http::header::{HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, SizeHint};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -30,13 +29,13 @@ use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::freshness::{LoadFailure, instead_of};
 use crate::loader::LoadScope;
-use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader};
-use crate::observe::failure_text;
-use crate::observe::{Count, Outcome};
+use crate::loader::{Delivery, LeaseState, LoadInput, LoadOutput, LoadResult, Loader, OwnAnswer};
+use crate::observe::{Count, Outcome, failure_text};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::store::StoreError;
+use crate::value::entry::Entry;
 
 /// Makes a request to `inner` into a [`Loader`]. The client's answer comes through the receiver, before the load
 /// ends.
@@ -46,7 +45,7 @@ pub(crate) fn loader<S, Q, B>(
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     load_request: &Arc<LoadRequest>,
-) -> (Loader, oneshot::Receiver<ClientAnswer<B, S::Error>>)
+) -> (Loader, OwnAnswer<ClientAnswer<B, S::Error>>)
 where
     S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -56,7 +55,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let (client, answer) = oneshot::channel();
+    let (client, answer) = OwnAnswer::early();
     let (state, policy, load_request) = (Arc::clone(state), Arc::clone(policy), Arc::clone(load_request));
     let loader = Loader::new(move |input| async move {
         if input.mode == LeaseState::Alone {
@@ -68,7 +67,7 @@ where
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
                     LoadResult::OnlyForCaller.into()
                 }
-                Err(error) => failed(client, error),
+                Err(error) => failed(client, error, input.delivery),
             };
         }
         load(inner, request, state, policy, load_request, input, client).await
@@ -78,7 +77,7 @@ where
 
 async fn load<S, Q, B>(
     inner: S,
-    mut request: Request<Q>,
+    request: Request<Q>,
     state: Arc<GuardState>,
     policy: Arc<Policy>,
     load_request: Arc<LoadRequest>,
@@ -94,71 +93,27 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let LoadInput { mut mode, previous, announcer, .. } = input;
-    let mut previous = previous.and_then(|previous| StoredResponseToReplace::of(previous, state.store.now()));
-    let is_part = load_request.is_part();
-    // The stored entry may be another variant than the one for this request.
-    let is_own = |previous: &StoredResponseToReplace| {
-        previous.meta.is_for(&load_request.headers, policy.http.normal())
-    };
-    let is_own = previous.as_ref().is_some_and(is_own);
-    let is_whole = |previous: &&StoredResponseToReplace| is_own && !is_part && previous.meta.part.is_none();
-    let mut again = previous.as_ref().filter(is_whole).and_then(|_| RetryableRequest::of(&inner, &request));
-    if let Some(again) = &mut again {
-        condition(again.request.headers_mut(), false, None);
-    }
-    condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
-    let fwd =
-        fwd(&load_request, mode, previous.as_ref().map(|previous| (previous, is_own)), state.store.now());
-    let stored_at = load_request.stored_at();
-    let side_commit = match &stored_at {
-        Some(key) => SideCommit::begin(&state, &policy, key, None).await,
+    let LoadInput { mut mode, previous, delivery, .. } = input;
+    let mut replaced = Replaced::of(previous, &load_request, &policy, &state);
+    let fwd = fwd(&load_request, mode, &replaced, state.store.now());
+    let side_commit = match load_request.stored_at() {
+        Some(key) => SideCommit::begin(&state, &policy, &key, None).await,
         None => SideCommit::default(),
     };
-
-    let load_timeout = policy.load_timeout;
-    let mut sent_at = Instant::now();
     // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
     // off with the load.
-    let until = sent_at + load_timeout - load_timeout / 20;
-    let response_future = call(inner, request);
-    load_request.set_progress(Progress::Forwarded);
-    let mut response = match &stored_at {
-        // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
-        Some(key) => {
-            LoadScope::scope(state.store.store_id(), key, LoadScope::current(), response_future).await
-        }
-        None => response_future.await,
-    };
-    let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);
-    let contradicts = |response: &Response<B>| {
-        response.status() == StatusCode::NOT_MODIFIED
-            && stored.is_some_and(|stored| !is_about(response.headers(), stored, SystemTime::now()))
-    };
-    let is_contradicted = response.as_ref().is_ok_and(contradicts);
-    if is_contradicted
-        && stored_at.is_none()
-        && let Some(again) = again
-    {
-        sent_at = Instant::now();
-        response = again.send().await;
-    }
-    // Whether the stored response is served instead (RFC 5861, 4).
-    let stands_in = |failed| {
-        previous.as_ref().filter(|_| is_own).is_some_and(|StoredResponseToReplace { entry, meta, .. }| {
-            let (age, terms) = meta.at(entry, state.store.now());
-            instead_of(failed, &load_request.demands, &terms, age, &policy.http)
-        })
-    };
-    let mut response = match response {
+    let until = Instant::now() + policy.load_timeout - policy.load_timeout / 20;
+    let Sent { response, sent_at, is_contradicted } =
+        send(inner, request, &replaced, &load_request, &state).await;
+    let stands_in = |failed| replaced.stands_in(failed, &load_request, &policy, state.store.now());
+    let response = match response {
         Ok(response) => response,
         Err(error) => {
             side_commit.leave().await;
-            let failed = failed(client, error);
+            let failed = failed(client, error, delivery);
             // If the stale response ends this flight, its client gets the stale response instead of the error. A
             // client that refuses stale responses gets the error here.
-            let stale_ends_flight =
-                previous.as_ref().is_some_and(|previous| previous.entry.expiry.stands_in(state.store.now()));
+            let stale_ends_flight = replaced.entry().is_some_and(|e| e.expiry.stands_in(state.store.now()));
             let insists = stale_ends_flight && !stands_in(LoadFailure::Disconnected);
             return if insists { failed.settle().into() } else { failed };
         }
@@ -168,54 +123,140 @@ where
         load_request.set_progress(Progress::Refused(response.status()));
         side_commit.leave().await;
         let text = format!("the inner service answered {}", response.status());
-        return LoadResult::Failed {
-            failure: Failure::with_text(text),
-            before: errors_until(previous.as_ref()),
-        }
-        .into();
+        let (failure, before) = (Failure::with_text(text), errors_until(replaced.previous.as_ref()));
+        return LoadResult::Failed { failure, before }.into();
     }
     count_error(&policy, &response);
     let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
     let delay = sent_at.elapsed();
-    if mode == LeaseState::Leased
-        && load_request.variant.get().is_none()
-        && let Some(variant) = previous.as_mut().and_then(|previous| previous.meta.variant.as_mut())
-    {
-        let ask = Call { state: &state, policy: &policy, key: &load_request.resource };
-        match generation_again(ask, variant.generation).await {
-            Ok(generation) => variant.generation = generation,
-            // Do not store: under the earlier generation the response would hide the other variants, or make invalidated
-            // ones findable again.
-            Err(_) => mode = LeaseState::Unleased,
-        }
+    // Do not store: under the earlier generation the response would hide the other variants, or make invalidated
+    // ones findable again.
+    if mode == LeaseState::Leased && !replaced.renew_generation(&load_request, &policy, &state).await {
+        mode = LeaseState::Unleased;
     }
-    let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
-    let validated = previous.as_ref().filter(|_| is_confirmed).filter(is_whole);
-    let method = Method::GET;
     let commit = ResponseCommit {
         mode,
         policy,
         load_request,
         state,
         side_commit,
-        method,
+        method: Method::GET,
         target: None,
         fwd,
         delay,
         now,
-        client,
-        announcer,
+        client: Some(client),
+        delivery,
     };
-    match validated {
-        None => commit.response(response, previous.as_ref(), until).await,
-        Some(stored) if !is_contradicted => {
-            let headers = freshened(&stored.response.headers, response.headers());
-            let mut head = head_of(stored.response.status, stored.response.version, headers);
-            // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
-            head.extensions.extend(std::mem::take(response.extensions_mut()));
-            commit.validated(head, stored).await
+    commit.of_load(response, &replaced, is_contradicted, stands_in, until).await
+}
+
+/// The inner service's answer.
+struct Sent<R, E> {
+    response: Result<R, E>,
+    sent_at: Instant,
+    /// Whether the first answer said "not modified" about another response than the stored one.
+    is_contradicted: bool,
+}
+
+/// Sends a load's request with the guard's conditions; and again, without any, if the answer is about another response.
+async fn send<S, Q, B>(
+    inner: S,
+    mut request: Request<Q>,
+    replaced: &Replaced,
+    load_request: &LoadRequest,
+    state: &GuardState,
+) -> Sent<Response<B>, S::Error>
+where
+    S: Service<Request<Q>, Response = Response<B>> + Clone,
+    Q: 'static,
+{
+    let again = replaced.whole().and_then(|_| RetryableRequest::of(&inner, &request));
+    condition(request.headers_mut(), load_request.is_part(), replaced.whole());
+    let sent_at = Instant::now();
+    let response_future = call(inner, request);
+    load_request.set_progress(Progress::Forwarded);
+    let stored_at = load_request.stored_at();
+    let response = match &stored_at {
+        // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
+        Some(key) => {
+            let outer = LoadScope::current();
+            LoadScope::scope(state.store.store_id(), key, None, outer, response_future).await
         }
-        Some(stored) => commit.contradicted(stored, stands_in).await,
+        None => response_future.await,
+    };
+    let is_contradicted = response.as_ref().is_ok_and(|response| replaced.is_contradicted_by(response));
+    match again {
+        Some(mut again) if is_contradicted && stored_at.is_none() => {
+            condition(again.request.headers_mut(), false, None);
+            let sent_at = Instant::now();
+            Sent { response: again.send().await, sent_at, is_contradicted }
+        }
+        _ => Sent { response, sent_at, is_contradicted },
+    }
+}
+
+/// The stored response that a load may replace.
+struct Replaced {
+    previous: Option<StoredResponseToReplace>,
+    /// Whether it may be validated: it is the whole response of the variant for this request.
+    is_whole: bool,
+    /// Whether it is the variant for this request.
+    is_own: bool,
+}
+
+impl Replaced {
+    fn of(previous: Option<Entry>, load_request: &LoadRequest, policy: &Policy, state: &GuardState) -> Self {
+        let previous = previous.and_then(|previous| StoredResponseToReplace::of(previous, state.store.now()));
+        // The stored entry may be another variant than the one for this request.
+        let is_own = previous
+            .as_ref()
+            .is_some_and(|previous| previous.meta.is_for(&load_request.headers, policy.http.normal()));
+        let is_part =
+            load_request.is_part() || previous.as_ref().is_some_and(|previous| previous.meta.part.is_some());
+        Self { previous, is_whole: is_own && !is_part, is_own }
+    }
+
+    fn whole(&self) -> Option<&StoredResponseToReplace> {
+        self.previous.as_ref().filter(|_| self.is_whole)
+    }
+
+    fn entry(&self) -> Option<&Entry> {
+        self.previous.as_ref().map(|previous| &previous.entry)
+    }
+
+    /// Whether the response says "not modified" about another response than the stored one.
+    fn is_contradicted_by<B>(&self, response: &Response<B>) -> bool {
+        response.status() == StatusCode::NOT_MODIFIED
+            && self.whole().is_some_and(|stored| {
+                !is_about(response.headers(), &stored.response.headers, SystemTime::now())
+            })
+    }
+
+    /// Whether the stored response is served instead (RFC 5861, 4).
+    fn stands_in(&self, failed: LoadFailure, load_request: &LoadRequest, policy: &Policy, now: u64) -> bool {
+        self.previous.as_ref().filter(|_| self.is_own).is_some_and(|previous| {
+            let (age, terms) = previous.meta.at(&previous.entry, now);
+            instead_of(failed, &load_request.demands, &terms, age, &policy.http)
+        })
+    }
+
+    /// Reads the generation of the resource's variants again, if this load may store one of them under the resource's key. Returns
+    /// false if the store does not answer.
+    async fn renew_generation(
+        &mut self,
+        load_request: &LoadRequest,
+        policy: &Arc<Policy>,
+        state: &Arc<GuardState>,
+    ) -> bool {
+        let variant = self.previous.as_mut().and_then(|previous| previous.meta.variant.as_mut());
+        let Some(variant) = variant.filter(|_| load_request.variant.get().is_none()) else { return true };
+        let call = Call { state, policy, key: &load_request.resource };
+        match generation_again(call, variant.generation).await {
+            Ok(generation) => variant.generation = generation,
+            Err(_) => return false,
+        }
+        true
     }
 }
 
@@ -253,16 +294,11 @@ async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
 }
 
 /// Why the request is forwarded (RFC 9211, 2.2).
-fn fwd(
-    load_request: &LoadRequest,
-    mode: LeaseState,
-    previous: Option<(&StoredResponseToReplace, bool)>,
-    now: u64,
-) -> Fwd {
-    match previous {
-        Some((_, false)) => Fwd::VaryMiss,
-        Some((previous, true)) if previous.meta.part.is_some() => Fwd::Partial,
-        Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
+fn fwd(load_request: &LoadRequest, mode: LeaseState, replaced: &Replaced, now: u64) -> Fwd {
+    match &replaced.previous {
+        Some(_) if !replaced.is_own => Fwd::VaryMiss,
+        Some(previous) if previous.meta.part.is_some() => Fwd::Partial,
+        Some(previous) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         // Only a leased load, or one after a look-up, knows that no response is stored for the URI.
         None if mode == LeaseState::Unleased && load_request.purpose() == Purpose::AnswerUnread => Fwd::Miss,
@@ -273,21 +309,46 @@ fn fwd(
 
 /// The result of a failed call. The client gets the error itself, after the waiters were notified: its immediate retry
 /// must not join this load.
-fn failed<B, E>(client: ClientSender<B, E>, error: E) -> LoadOutput
+fn failed<B, E>(client: ClientSender<B, E>, error: E, delivery: Delivery) -> LoadOutput
 where
     B: Send + 'static,
     E: fmt::Display + Send + 'static,
 {
     let text = failure_text(&error);
     let result = LoadResult::failed(Failure::with_text(text));
-    LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
+    delivery.after_commit(result, move || drop(client.send(Err(error))))
 }
 
 impl<B, E> ResponseCommit<B, E>
 where
-    B: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
     E: Send + 'static,
 {
+    /// Ends a load with the inner service's response.
+    async fn of_load(
+        self,
+        mut response: Response<B>,
+        replaced: &Replaced,
+        is_contradicted: bool,
+        stands_in: bool,
+        until: Instant,
+    ) -> LoadOutput {
+        let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
+        match replaced.whole().filter(|_| is_confirmed) {
+            None => self.response(response, replaced.previous.as_ref(), until).await,
+            Some(stored) if !is_contradicted => {
+                let headers = freshened(&stored.response.headers, response.headers());
+                let mut head = head_of(stored.response.status, stored.response.version, headers);
+                // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
+                head.extensions.extend(std::mem::take(response.extensions_mut()));
+                self.validated(head, stored).await
+            }
+            Some(stored) => self.contradicted(stored, stands_in).await,
+        }
+    }
+
     /// Stores and answers with the validated response (RFC 9111, 4.3.4), with this head from now on.
     async fn validated(
         mut self,
@@ -322,24 +383,22 @@ where
         };
         let stored = StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
         let age = corrected_initial_age(&head.headers, self.delay, self.now);
-        let Self { load_request, client, policy, .. } = self;
-        let own = answer(&load_request.demands, &load_request.headers, stored, None, age);
-        let release = move || {
+        let own = answer(&self.load_request.demands, &self.load_request.headers, stored, None, age);
+        self.after_commit(result, move |commit| {
             if let Some(mut own) = own {
                 write_status(own.response.headers_mut(), status);
                 own.times = Times::just_loaded(Duration::from_secs(ttl.unwrap_or(0)));
-                let _ = client.send(Ok(own.respond(&policy.http, Outcome::Led)));
+                commit.send(Ok(own.respond(&commit.policy.http, Outcome::Led)));
             }
-        };
-        LoadOutput { result, settled: Some(Box::new(release)) }
+        })
     }
 
     /// Handles a 304 that does not refer to the stored response (RFC 9111, 4.3.4): answers with the stale response if
     /// `stands_in`, else with a 502. Invalidates the stored response, and one of the waiters loads the whole. (The
     /// request cannot be sent again: either it already was, or its body went with the first call.)
-    async fn contradicted(self, previous: &StoredResponseToReplace, stands_in: bool) -> LoadOutput {
-        let Self { load_request, state, policy, side_commit, client, .. } = self;
-        side_commit.leave().await;
+    async fn contradicted(mut self, previous: &StoredResponseToReplace, stands_in: bool) -> LoadOutput {
+        std::mem::take(&mut self.side_commit).leave().await;
+        let Self { load_request, state, policy, .. } = &self;
         let key = load_request.variant.get().map_or(&load_request.resource, |slot| &slot.key);
         let is_invalidated = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
         let now = state.store.now();
@@ -363,6 +422,6 @@ where
         };
         let result = if is_invalidated { LoadResult::OnlyForCaller } else { LoadResult::of_resource() };
         // Answer the client after the waiters were notified: it may repeat its request at once.
-        LoadOutput { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
+        self.after_commit(result, move |commit| commit.send(Ok(own)))
     }
 }

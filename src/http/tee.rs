@@ -105,14 +105,14 @@ where
         BufferedBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
     let mut trailers = None;
     loop {
-        let frame = match next(body.as_mut(), deadline.as_mut(), &mut buffer, &client).await {
-            NextFrame::Frame(frame) => to_bytes(frame),
-            NextFrame::Failed(error) => return broken(client, buffer, error.into()),
-            NextFrame::End => break,
-            NextFrame::TooLate => {
-                hand_over_rest(client, buffer, body, trailers, patience);
-                return Teed::TooSlow;
-            }
+        let Some(next) = next(body.as_mut(), deadline.as_mut(), &mut buffer, &client).await else {
+            hand_over_rest(client, buffer, body, trailers, patience);
+            return Teed::TooSlow;
+        };
+        let frame = match next {
+            Some(Ok(frame)) => to_bytes(frame),
+            Some(Err(error)) => return broken(client, buffer, error.into()),
+            None => break,
         };
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if trailers.is_some() {
@@ -204,28 +204,19 @@ impl BufferedBytes {
     }
 }
 
-enum NextFrame<D, E> {
-    Frame(Frame<D>),
-    Failed(E),
-    End,
-    TooLate,
-}
-
-/// The next frame. Flushes withheld data only if it must wait: so the client receives a slow body without delay, and a
+/// The next frame, as `poll_frame` returns it; the outer `None` after the deadline. Flushes withheld data only if it must wait: so the client receives a slow body without delay, and a
 /// fast one in its original chunks.
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
     buffer: &mut BufferedBytes,
     client: &StreamSender<B>,
-) -> NextFrame<B::Data, B::Error> {
+) -> Option<Option<Result<Frame<B::Data>, B::Error>>> {
     poll_fn(|cx| match body.as_mut().poll_frame(cx) {
-        Poll::Ready(Some(Ok(frame))) => Poll::Ready(NextFrame::Frame(frame)),
-        Poll::Ready(Some(Err(error))) => Poll::Ready(NextFrame::Failed(error)),
-        Poll::Ready(None) => Poll::Ready(NextFrame::End),
+        Poll::Ready(frame) => Poll::Ready(Some(frame)),
         Poll::Pending => {
             buffer.flush(client);
-            deadline.as_mut().poll(cx).map(|()| NextFrame::TooLate)
+            deadline.as_mut().poll(cx).map(|()| None)
         }
     })
     .await

@@ -40,7 +40,7 @@ use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
 use crate::key::Key;
-use crate::loader::{LeaseState, LoadResult};
+use crate::loader::{Delivery, LeaseState, LoadResult};
 use crate::observe::{Outcome, log, warn_if};
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
@@ -107,8 +107,8 @@ where
             fwd: Fwd::Method,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
-            client,
-            announcer: None,
+            client: Some(client),
+            delivery: Delivery::default(),
         };
         let (head, body) = response.into_parts();
         send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;

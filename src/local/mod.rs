@@ -31,12 +31,12 @@ pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::Store;
 use crate::store::Attempts;
+use crate::store::Store;
+use crate::store::volume::VolumeListener;
 use crate::store::volume::{
     Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState,
 };
-use crate::store::volume::VolumeListener;
 use crate::sync::lock;
 use crate::value::StoredEntry;
 

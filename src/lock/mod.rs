@@ -83,9 +83,9 @@ pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
 use crate::guard_state::GuardState;
 use crate::observe::log;
-use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
 use crate::store::LockName;
-use crate::store::{StoreError, StoreErrorKind, Store, Token};
+use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
+use crate::store::{Store, StoreError, StoreErrorKind, Token};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.

@@ -14,7 +14,6 @@
 //!    share, and so has a flight that runs another caller's loader, which is another call. The share is freed with the last flight
 //!    that uses it: a batch that waits for other holders has none.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -186,14 +185,7 @@ impl Members {
     }
 }
 
-impl fmt::Debug for LoadBatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch").finish_non_exhaustive()
-    }
-}
-
 /// One key's membership in a batch, held by the key's loader, which leads or is dropped.
-#[derive(Debug)]
 pub(crate) struct BatchMember {
     batch: Arc<LoadBatch>,
     index: usize,
@@ -227,7 +219,6 @@ impl Drop for BatchMember {
 }
 
 /// One member's attempt to get the lease of its key, or to join a flight.
-#[derive(Debug)]
 pub(crate) struct Attempt {
     batch: Arc<LoadBatch>,
     index: usize,

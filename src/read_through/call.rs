@@ -9,6 +9,7 @@ use crate::flight::order::CallerOrder;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
 use crate::key::Key;
 use crate::key::{FlightKey, LoadMode};
+use crate::observe::Outcome;
 use crate::policy::Budget;
 use crate::policy::Policy;
 use crate::value::EntryReader;
@@ -22,6 +23,18 @@ pub(crate) struct Call<'a> {
     pub(crate) state: &'a Arc<GuardState>,
     pub(crate) policy: &'a Arc<Policy>,
     pub(crate) key: &'a Key,
+}
+
+/// Whether each caller receives the value of its own load: on trial, or while the guard is bypassed.
+pub(crate) fn passes_by(state: &GuardState, policy: &Policy) -> bool {
+    policy.shadow || state.is_bypassed()
+}
+
+impl Call<'_> {
+    /// Counts and logs how the caller was answered.
+    pub(crate) fn count_answer(self, outcome: Outcome) {
+        self.state.answered(self.policy.counters.requests(), self.key, outcome);
+    }
 }
 
 /// A [`Call`] on its way through the steps: its start time, remaining budget, look-up, and the entry that it has rejected.

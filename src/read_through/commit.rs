@@ -12,7 +12,7 @@ use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
 use super::read::current;
 use crate::flight::order::SentAt;
-use crate::guard_state::{GuardState, Leader};
+use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::LoadMode;
 use crate::loader::{LoadOutput, LoadResult};
@@ -50,9 +50,9 @@ impl FlightTask {
         if loads_alone {
             self.leader.announce_to_all(FlightOutcome::Uncacheable);
         }
-        let LoadOutput { result, settled } = loaded;
+        let LoadOutput { result, delivery } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
-            settled.into_iter().for_each(|settled| settled());
+            delivery.settle(&FlightOutcome::Invalidated);
             self.leader.finish(FlightOutcome::Invalidated);
             if let Some(lease) = lease {
                 lease.hand_over(0).await;
@@ -78,6 +78,7 @@ impl FlightTask {
         if let Ok(check) = check {
             publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
+        // Callers that came after this join again.
         let current = match check {
             _ if publication.is_outdated => Some(sent_at),
             // This load held the lease until now.
@@ -87,7 +88,12 @@ impl FlightTask {
             Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
         };
         let late = check.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        notify_waiters(leader, publication.for_waiters(check.ok(), if_lost), current, settled);
+        if let Some(current) = current {
+            let_go_since(&leader, current);
+        }
+        let outcome = publication.for_waiters(check.ok(), if_lost);
+        delivery.settle(&outcome);
+        leader.finish(outcome);
         drop(turn);
         if let Some(_until_its_answer) = late {
             policy.count(Count::budget_exceeded);
@@ -125,24 +131,6 @@ impl FlightTask {
     }
 }
 
-/// Sends the outcome to the flight's waiters. Callers that came after `current` join again.
-fn notify_waiters(
-    leader: Leader,
-    outcome: FlightOutcome,
-    current: Option<SentAt>,
-    settled: Option<Box<dyn FnOnce() + Send>>,
-) {
-    if let Some(current) = current {
-        let_go_since(&leader, current);
-    }
-    match settled {
-        // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
-        Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
-        _ => {}
-    }
-    leader.finish(outcome);
-}
-
 /// How long callers do not queue for a resource that was found uncacheable.
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
@@ -152,6 +140,12 @@ struct LoadedOutcome {
     /// The outcome for other processes, if it differs from `outcome`.
     elsewhere: Option<FlightOutcome>,
     retention: Retention,
+}
+
+impl LoadedOutcome {
+    fn unstored(outcome: FlightOutcome, unstored: Unstored, mark: bool) -> Self {
+        Self { outcome, elsewhere: None, retention: Retention::Unstored(unstored, mark) }
+    }
 }
 
 /// Whether a load's value is stored.
@@ -271,7 +265,7 @@ impl FlightTask {
 
     /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> LoadedOutcome {
-        let (outcome, elsewhere, retention) = match result {
+        match result {
             LoadResult::Value {
                 encoding,
                 payload,
@@ -294,36 +288,30 @@ impl FlightTask {
                 if keep.is_zero() {
                     // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
-                    (value, elsewhere, Retention::Unstored(unstored, false))
+                    LoadedOutcome { elsewhere, ..LoadedOutcome::unstored(value, unstored, false) }
                 } else {
-                    let value = value(payload, packed);
-                    self.if_short_enough(value, keep)
+                    self.if_short_enough(value(payload, packed), keep)
                 }
             }
             LoadResult::OnlyForCaller => {
-                (FlightOutcome::NoLoader, None, Retention::Unstored(Unstored::SaysNothing, false))
+                LoadedOutcome::unstored(FlightOutcome::NoLoader, Unstored::SaysNothing, false)
             }
             LoadResult::Uncacheable { unstored, mark } => {
-                (FlightOutcome::Uncacheable, None, Retention::Unstored(unstored, mark))
+                LoadedOutcome::unstored(FlightOutcome::Uncacheable, unstored, mark)
             }
             LoadResult::Failed { failure, before } => {
-                let unstored = Unstored::Failure { before };
-                (FlightOutcome::Failed(failure), None, Retention::Unstored(unstored, false))
+                LoadedOutcome::unstored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
             }
-        };
-        LoadedOutcome { outcome, elsewhere, retention }
+        }
     }
 
     /// The outcome and retention of a storable value: it is not stored if its entry is longer than the server accepts.
-    fn if_short_enough(
-        &self,
-        value: Entry,
-        keep: Duration,
-    ) -> (FlightOutcome, Option<FlightOutcome>, Retention) {
+    fn if_short_enough(&self, value: Entry, keep: Duration) -> LoadedOutcome {
         let key = &self.flight.key;
         let (entry, most) = (value.encode(key), self.state.store.longest_entry());
         if entry.len() <= most {
-            return (FlightOutcome::Value(value), None, Retention::Stored(entry, keep));
+            let (outcome, retention) = (FlightOutcome::Value(value), Retention::Stored(entry, keep));
+            return LoadedOutcome { outcome, elsewhere: None, retention };
         }
         warn_if!(
             log::GUARD,
@@ -335,8 +323,9 @@ impl FlightTask {
         );
         // As for a value over `max_body`: other processes load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
-        let (value, elsewhere) = (Entry { expiry, ..value }, FlightOutcome::Uncacheable);
-        (FlightOutcome::Value(value), Some(elsewhere), Retention::Unstored(Unstored::OfResource, true))
+        let value = FlightOutcome::Value(Entry { expiry, ..value });
+        let elsewhere = Some(FlightOutcome::Uncacheable);
+        LoadedOutcome { elsewhere, ..LoadedOutcome::unstored(value, Unstored::OfResource, true) }
     }
 
     /// Decides what a load's result means.

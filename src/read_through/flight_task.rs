@@ -33,7 +33,7 @@ use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::{CacheKey, FlightKey, Key, LoadMode};
 use crate::loader::{
-    AbortOnDrop, Announcer, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
+    AbortOnDrop, Delivery, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
     describe,
 };
 use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
@@ -71,15 +71,16 @@ impl FlightTask {
     /// Runs the flight. If another process is refreshing, returns how long to keep this flight in the map, so that local callers
     /// do not each try the lease.
     async fn run(mut self) -> Option<(Leader, Duration)> {
+        let is_refresh = self.flight.mode == LoadMode::BackgroundRefresh;
         let lease = match self.flight.mode {
             LoadMode::Unleased => None,
-            LoadMode::Leased | LoadMode::Probe | LoadMode::ForcedReload if self.state.is_closed() => {
-                self.load_for_a_process_that_ends().await;
-                return None;
-            }
             // The shutdown does not wait for this flight, so it must not take a lease.
             LoadMode::BackgroundRefresh if self.state.is_closed() => {
                 return self.finish(FlightOutcome::NoLoader);
+            }
+            LoadMode::Leased | LoadMode::Probe | LoadMode::ForcedReload if self.state.is_closed() => {
+                self.load_for_a_process_that_ends().await;
+                return None;
             }
             LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
                 match self.contend().await {
@@ -93,18 +94,17 @@ impl FlightTask {
                         return self.finish(outcome);
                     }
                     AcquireOutcome::WaitedOut => return self.finish(FlightOutcome::WaitedOut),
-                    AcquireOutcome::Busy(remaining) if self.flight.mode == LoadMode::BackgroundRefresh => {
+                    AcquireOutcome::Busy(remaining) if is_refresh => {
                         return Some((self.leader, remaining.min(self.policy.lease)));
                     }
                     AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::NoLoader),
-                    AcquireOutcome::Leaving if self.flight.mode != LoadMode::BackgroundRefresh => {
+                    // No caller waits for a refresh, and failing open would make every process refresh for itself.
+                    AcquireOutcome::Leaving | AcquireOutcome::StoreDown(_) if is_refresh => {
+                        return self.finish(FlightOutcome::NoLoader);
+                    }
+                    AcquireOutcome::Leaving => {
                         self.load_for_a_process_that_ends().await;
                         return None;
-                    }
-                    AcquireOutcome::Leaving => return self.finish(FlightOutcome::NoLoader),
-                    // No caller waits for a refresh, and failing open would make every process refresh for itself.
-                    AcquireOutcome::StoreDown(_) if self.flight.mode == LoadMode::BackgroundRefresh => {
-                        return self.finish(FlightOutcome::NoLoader);
                     }
                     AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
                         OnStoreDown::FailOpen => {
@@ -240,9 +240,9 @@ impl FlightTask {
         mut turn: Option<LoadPermitId>,
     ) {
         let had_lease = lease.is_some();
-        let mut hops = lease.as_ref().map_or(0, Lease::hops);
+        let mut hops = lease.as_ref().map_or(0, |lease| lease.takeovers);
         // When the flight stopped waiting for another load, if it had to wait for one.
-        let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
+        let mut waited_until = lease.as_ref().and_then(|lease| lease.waited_until);
         let mut vanished = false;
         loop {
             let Some((loader, slot)) = self.leader.next_loader() else {
@@ -275,25 +275,17 @@ impl FlightTask {
             }
             let start = self.load_start(had_lease).await;
             match self.load(loader, turn.clone(), &mut lease).await {
-                LoadEnd::Loaded(loaded, took) => {
+                Ok((loaded, took)) => {
                     drop(permit);
-                    return self.end(*loaded, took, start, lease).await;
+                    return self.end(loaded, took, start, lease).await;
                 }
-                LoadEnd::TimedOut => {
+                Err(failure) if hops >= MOST_HOPS => {
                     drop(permit);
-                    let took = self.policy.load_timeout;
-                    let error = Error::load_timeout(&self.flight.key, took);
-                    let failure = LoadResult::failed(Failure::Guard(error));
-                    return self.end(failure.into(), took, start, lease).await;
+                    let failed = LoadOutput::from(LoadResult::failed(failure));
+                    return self.end(failed, Duration::ZERO, start, lease).await;
                 }
-                LoadEnd::Vanished(failure) => {
-                    hops += 1;
-                    if hops > MOST_HOPS {
-                        drop(permit);
-                        let failed = LoadOutput::from(LoadResult::failed(failure));
-                        return self.end(failed, Duration::ZERO, start, lease).await;
-                    }
-                    vanished = true;
+                Err(failure) => {
+                    (hops, vanished) = (hops + 1, true);
                     waited_until = Some(Instant::now());
                     let stand_in = self
                         .stand_in(Unstored::NO_ANSWER, self.state.store.now())
@@ -330,15 +322,6 @@ pub(crate) struct FlightTask {
     pub(crate) _unattended: Option<FlightWaiter>,
 }
 
-/// How one load ended.
-pub(super) enum LoadEnd {
-    /// The loader returned, after this duration.
-    Loaded(Box<LoadOutput>, Duration),
-    TimedOut,
-    /// The loader panicked, or its runtime dropped it.
-    Vanished(Failure),
-}
-
 /// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
     pub(super) sent_at: SentAt,
@@ -360,36 +343,33 @@ impl FlightTask {
     /// The task of the flight that this caller leads.
     pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
         let Call { state, policy, .. } = caller.call;
-        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
-        let (rejected, budget) = (caller.rejected.clone(), caller.budget);
-        let (span, waits_for) = (Span::current(), None);
-        let batch = caller.batch.as_deref().map(Attempt::of_flight);
         // Called even if there are no tags: a caller with another policy may have joined already.
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
         Self {
-            state,
-            policy,
+            state: Arc::clone(state),
+            policy: Arc::clone(policy),
             flight,
             leader,
-            rejected,
-            budget,
+            rejected: caller.rejected.clone(),
+            budget: caller.budget,
             within: None,
-            span,
-            waits_for,
-            batch,
+            span: Span::current(),
+            waits_for: None,
+            batch: caller.batch.as_deref().map(Attempt::of_flight),
             _unattended: None,
         }
     }
 
     /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
-    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
-    pub(super) async fn load(
+    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over. Returns the result, and how long the load took; the failure
+    /// if the loader panicked, or its runtime dropped it.
+    async fn load(
         &mut self,
         loader: Loader,
         turn: Option<LoadPermitId>,
         lease: &mut Option<Lease>,
-    ) -> LoadEnd {
+    ) -> Result<(LoadOutput, Duration), Failure> {
         let Loader { run, span, within, .. } = loader;
         let end = Instant::now() + self.policy.load_timeout;
         self.policy.count(Count::loads);
@@ -403,11 +383,10 @@ impl FlightTask {
         self.waits_for = self.state.spans.are_enabled().then(identity);
         // Callers that give up before the load ends know what they waited for.
         self.note_waits();
-        let announcer = Some(Announcer { waiters: self.leader.announcer(), flight: self.waits_for });
-        let input = LoadInput { mode, previous, deadline: end, lost, announcer };
+        let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
+        let input = LoadInput { mode, previous, deadline: end, lost, delivery };
         let slot = self.state.store.store_id();
-        let load =
-            LoadScope::scope_with(slot, &self.flight.key, turn, within, async move { run(input).await });
+        let load = LoadScope::scope(slot, &self.flight.key, turn, within, async move { run(input).await });
         let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
@@ -416,15 +395,16 @@ impl FlightTask {
                 if loaded.result.is_failure() {
                     self.policy.count(Count::load_errors);
                 }
-                LoadEnd::Loaded(Box::new(loaded), took)
+                Ok((loaded, took))
             }
             Some(Err(error)) => {
                 self.policy.count(Count::loads_vanished);
-                LoadEnd::Vanished(describe(error))
+                Err(describe(error))
             }
             None => {
                 self.policy.count(Count::load_timeouts);
-                LoadEnd::TimedOut
+                let error = Error::load_timeout(&self.flight.key, self.policy.load_timeout);
+                Ok((LoadResult::failed(Failure::Guard(error)).into(), self.policy.load_timeout))
             }
         }
     }

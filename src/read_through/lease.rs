@@ -51,14 +51,6 @@ pub(crate) enum LeaseEvent {
 }
 
 impl Lease {
-    pub(crate) fn hops(&self) -> u8 {
-        self.takeovers
-    }
-
-    pub(crate) fn waited_until(&self) -> Option<Instant> {
-        self.waited_until
-    }
-
     /// The id of the load in traces.
     pub(crate) fn flight(&self) -> FlightId {
         self.token.flight()

@@ -3,6 +3,7 @@
 //! A fresh copy in this process's memory is served without a request to the store. [`look`] reads one key; [`look_many`] makes one read
 //! for all keys of a caller that need one.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -50,31 +51,24 @@ impl<V> Lookup<'_, V> {
 /// Safe.
 pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
     let mut caller = match before_read(call, reader) {
-        BeforeRead::Reads(caller) => caller,
-        BeforeRead::Done(lookup) => return lookup,
+        ControlFlow::Continue(caller) => caller,
+        ControlFlow::Break(lookup) => return lookup,
     };
     let read = caller.read().await;
     caller.after_read(read, reader)
 }
 
-/// The result of the part of step 2 before the read.
-pub(super) enum BeforeRead<'a, A> {
-    /// The answer, without a read.
-    Done(A),
-    Reads(CallState<'a>),
-}
+/// A caller that needs a read, or its answer without one.
+type BeforeRead<'a, A> = ControlFlow<A, CallState<'a>>;
 
 /// The part of step 2 before the read.
-pub(super) fn before_read<'a, R: EntryReader>(
-    call: Call<'a>,
-    reader: &R,
-) -> BeforeRead<'a, Lookup<'a, R::Value>> {
+fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a, Lookup<'a, R::Value>> {
     let Call { state, key, .. } = call;
     if is_reentrant(call) {
-        return BeforeRead::Done(Lookup::Failed(Failure::Guard(Error::reentrant(key))));
+        return ControlFlow::Break(Lookup::Failed(Failure::Guard(Error::reentrant(key))));
     }
     let due_early = match look_for_copy(call, reader) {
-        CopyLookup::Fresh(value) => return BeforeRead::Done(Lookup::LocalHit(value)),
+        CopyLookup::Fresh(value) => return ControlFlow::Break(Lookup::LocalHit(value)),
         CopyLookup::DueEarly(stored_at) => Some(stored_at),
         CopyLookup::Nothing => None,
     };
@@ -82,7 +76,7 @@ pub(super) fn before_read<'a, R: EntryReader>(
     // After a shutdown, look-ups are no longer sent to the store.
     let joins_at_once = state.is_closed()
         || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased));
-    if joins_at_once { BeforeRead::Done(Lookup::Miss(caller)) } else { BeforeRead::Reads(caller) }
+    if joins_at_once { ControlFlow::Break(Lookup::Miss(caller)) } else { ControlFlow::Continue(caller) }
 }
 
 /// Step 2 for a caller that loads whatever is stored.
@@ -145,7 +139,7 @@ pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<O
 }
 
 /// The fresh value of a copy.
-pub(super) fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
+fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     match look_for_copy(call, reader) {
         CopyLookup::Fresh(value) => Some(value),
         CopyLookup::DueEarly(_) | CopyLookup::Nothing => None,
@@ -153,7 +147,7 @@ pub(super) fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Va
 }
 
 /// The answer of a read to a caller without a loader.
-pub(super) fn peeked<R: EntryReader>(
+fn peeked<R: EntryReader>(
     caller: CallState<'_>,
     read: ReadResult,
     reader: &R,
@@ -257,14 +251,14 @@ pub(crate) async fn look_many<'a, R: EntryReader>(
     let begun: Vec<_> = calls.into_iter().map(|call| before_read(call, reader)).collect();
     let mut reads = read_for(&begun).await.into_iter();
     let lookups = begun.into_iter().map(|begun| match begun {
-        BeforeRead::Reads(caller) => match caller.after_read(next(&mut reads), reader) {
+        ControlFlow::Continue(caller) => match caller.after_read(next(&mut reads), reader) {
             // This key's own commands begin now, with a whole budget: it does not pay for the reads of the other keys.
             Lookup::Miss(caller) if caller.look_up == LookUpState::Answered => {
                 Lookup::Miss(CallState { budget: caller.call.policy.budget(), ..caller })
             }
             lookup => lookup,
         },
-        BeforeRead::Done(lookup) => lookup,
+        ControlFlow::Break(lookup) => lookup,
     });
     lookups.collect()
 }
@@ -279,14 +273,14 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
     reader: &R,
 ) -> Vec<Result<Option<R::Value>, StoreError>> {
     let begin = |call| match copied(call, reader) {
-        Some(copy) => BeforeRead::Done(copy),
-        None => BeforeRead::Reads(CallState::new(call)),
+        Some(copy) => ControlFlow::Break(copy),
+        None => ControlFlow::Continue(CallState::new(call)),
     };
     let begun: Vec<_> = calls.into_iter().map(begin).collect();
     let mut reads = read_for(&begun).await.into_iter();
     let peeked = begun.into_iter().map(|begun| match begun {
-        BeforeRead::Reads(caller) => peeked(caller, next(&mut reads), reader),
-        BeforeRead::Done(copy) => Ok(Some(copy)),
+        ControlFlow::Continue(caller) => peeked(caller, next(&mut reads), reader),
+        ControlFlow::Break(copy) => Ok(Some(copy)),
     });
     peeked.collect()
 }
@@ -296,7 +290,7 @@ async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
     let mut keys = Vec::with_capacity(callers.len());
     let mut terms = None;
     for caller in callers {
-        if let BeforeRead::Reads(CallState { call: Call { state, policy, key }, budget, .. }) = caller {
+        if let ControlFlow::Continue(CallState { call: Call { state, policy, key }, budget, .. }) = caller {
             terms.get_or_insert_with(|| (*state, *policy, budget.next()));
             keys.push(Key::clone(key));
         }
@@ -318,7 +312,7 @@ fn timed_out() -> ReadResult {
 }
 
 /// The result of looking for a local copy.
-pub(super) enum CopyLookup<V> {
+enum CopyLookup<V> {
     /// A fresh value.
     Fresh(V),
     /// The copy is fresh and due for an early refresh: the store may have a newer value. The copy was stored at this time.
@@ -327,7 +321,7 @@ pub(super) enum CopyLookup<V> {
 }
 
 /// Looks for a copy that may be served to this caller. A copy that is due for an early refresh may not: the fleet may have a newer value.
-pub(super) fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
+fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
     let Call { state, policy, key } = call;
     if policy.local_for.is_zero() {
         return CopyLookup::Nothing;
@@ -404,7 +398,7 @@ fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
 }
 
 /// A copy that may be served while the store does not answer.
-pub(super) fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
+fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     let Call { state, policy, key } = call;
     if policy.local_while_down.is_zero() {
         return None;

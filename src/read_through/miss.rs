@@ -3,6 +3,7 @@
 //!
 //! [`CallState::refresh`] starts a load in the background, for a value that was served although it is stale or soon will be.
 
+use std::ops::ControlFlow;
 use std::sync::OnceLock;
 
 use tokio::time::{Instant, sleep_until};
@@ -14,7 +15,7 @@ use super::look_up::{Lookup, look};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::{FlightWaiter, Joined};
 use crate::key::{Key, LoadMode};
-use crate::loader::Loader;
+use crate::loader::{Loader, OwnAnswer};
 use crate::observe::{Count, log, warn_if};
 use crate::policy::{OnOverload, OnWaitTimeout, Policy};
 use crate::value::entry::{Entry, Freshness, Storage};
@@ -25,22 +26,21 @@ use crate::value::{EntryReader, FlightOutcome};
 /// look-up, once after a change that it may know of, and once, outside the lease, after `wait_timeout`.
 const ROUNDS: usize = 6;
 
-/// The answer to a caller with a loader.
-pub(crate) enum MissOutcome<V> {
+/// The answer to a caller with a loader; `A` is the answer of its own load.
+pub(crate) enum MissOutcome<V, A> {
     /// Step 8 from another caller's load, with this caller's own unused loader.
     Coalesced(V, Loader),
     /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
     Stale(V, Option<Loader>),
-    /// This caller's own loader was used, and has delivered its result to the caller itself. If it delivered none, the outcome
-    /// says why.
-    Led(FlightOutcome),
+    /// This caller's own loader was used: its answer, and the value that the flight ended with, if it has ended with one.
+    Led(A, Option<Entry>),
     /// No value.
     Failed(Failure),
     /// No flight has a value for this caller. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),
 }
 
-impl<V> MissOutcome<V> {
+impl<V, A> MissOutcome<V, A> {
     /// The same outcome for a caller that accepts only the value of its own load.
     pub(crate) fn by_own_load(self) -> Self {
         match self {
@@ -50,147 +50,216 @@ impl<V> MissOutcome<V> {
     }
 }
 
+/// The end of a flight for one caller.
+struct FlightEnd {
+    outcome: FlightOutcome,
+    /// Whether the caller may accept the outcome.
+    accepts: bool,
+    /// The caller's own loader, if the flight has not used it.
+    own: Option<Loader>,
+}
+
+/// The caller's answer; or the outcome of the flight that has used its loader, which thus has its answer.
+type Answered<V, A> = ControlFlow<MissOutcome<V, A>, FlightOutcome>;
+
+/// The caller's answer, or how it goes on.
+type Step<V, A, C> = ControlFlow<Answered<V, A>, C>;
+
+fn done<V, A, C>(answer: MissOutcome<V, A>) -> Step<V, A, C> {
+    ControlFlow::Break(ControlFlow::Break(answer))
+}
+
 impl CallState<'_> {
-    /// Steps 3 to 8: joins or starts a flight and awaits its end.
+    /// Steps 3 to 8: joins or starts a flight and awaits its end, or the answer of the caller's own load.
     ///
     /// # Cancel safety
     ///
     /// Dropping it frees this caller's slot; a flight that it has started goes on.
-    pub(crate) async fn load<R: EntryReader>(
+    pub(crate) async fn load<R: EntryReader, A>(
+        self,
+        reader: &R,
+        loader: Loader,
+        own: &mut OwnAnswer<A>,
+    ) -> MissOutcome<R::Value, A> {
+        let answered = tokio::select! {
+            biased;
+            answer = own.before_the_end() => return MissOutcome::Led(answer, None),
+            answered = self.until_answered(reader, loader) => answered,
+        };
+        match answered {
+            ControlFlow::Break(answer) => answer,
+            ControlFlow::Continue(outcome) => match own.take() {
+                Some(answer) => MissOutcome::Led(answer, outcome.into_value()),
+                None => MissOutcome::Failed(outcome.into_failure()),
+            },
+        }
+    }
+
+    async fn until_answered<R: EntryReader, A>(
         mut self,
         reader: &R,
         mut loader: Loader,
-    ) -> MissOutcome<R::Value> {
-        let spans = self.call.state.spans.clone();
+    ) -> Answered<R::Value, A> {
         for _ in 0..ROUNDS {
-            let joined_at = Instant::now();
-            if let Some(attempt) = &mut self.batch {
-                attempt.again();
-            }
-            // 3 join
-            let (mut waiter, leads) = match self.join(self.mode, loader) {
-                Ok(joined) => joined,
-                Err(no_capacity) => return self.overloaded(reader, no_capacity).await,
+            let end = match self.follow_flight(reader, loader).await {
+                ControlFlow::Continue(end) => end,
+                ControlFlow::Break(answer) => return answer,
             };
-            drop(self.solo_read.take());
-            if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
-                attempt.rest();
-            }
-            if self.mode == LoadMode::Probe
-                && !leads
-                && let Some(own) = waiter.take_loader()
-            {
-                // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether it
-                // still is.
-                return MissOutcome::Alone(own);
-            }
-            // If the flight has to wait, it makes the span for the caller that began it.
-            let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
-            let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
-            let (mut outcome, mut own) = tokio::select! {
-                biased;
-                ended = ending.instrument(span.clone()) => ended,
-                stand_in = self.soft_timeout(reader) => {
-                    // The flight may still use this caller's loader, but the caller no longer waits.
-                    if waiter.amend_loader(|loader| loader.since = None) {
-                        self.call.policy.waited(joined_at.elapsed());
-                    }
-                    waiter.stop_waiting();
-                    self.call.policy.count(Count::soft_timeouts);
-                    return MissOutcome::Stale(stand_in, None);
-                }
+            loader = match self.after_flight(reader, end).await {
+                ControlFlow::Continue(loader) => loader,
+                ControlFlow::Break(answer) => return answer,
             };
-            let accepts = self.accepts(&waiter, &outcome);
-            // If the loader was used, the caller has the result of its own load and accepts that.
-            if !accepts && own.is_some() {
-                // The flight's later waiters receive the incoming body too, so joining again is useless.
-                let arrives = matches!(outcome, FlightOutcome::Incoming(_));
-                outcome = if arrives { FlightOutcome::NoLoader } else { FlightOutcome::Invalidated };
-            }
-            // Frees the slot for another caller.
-            drop(waiter);
-            if let Some(flight) = own.as_ref().and_then(|own| own.waits_for.get()) {
-                spans.waited(&span, *flight);
-            }
-            drop(span);
-            if own.is_some() {
-                waited(self.call.policy, joined_at, leads, &outcome);
-            }
-            if let FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) = &outcome
-                && self.would_have_passed(reader, entry)
-                && let Some(own) = own.take()
-            {
-                (self.look_up, loader) = (LookUpState::NotMade, own);
-                self.reject(entry);
-                self.mode = self.mode_to_join(|entry| reader.leads_others(entry));
-                continue;
-            }
-            if let FlightOutcome::Stale(entry) = &outcome
-                && accepts
-                && self.takes(reader, entry)
-                && let Some(value) = reader.open(entry, self.now(), None)
-            {
-                return MissOutcome::Stale(value, own);
-            }
-            let Some(own) = own else {
-                return MissOutcome::Led(outcome);
-            };
-            loader = own;
-            // 8 response
-            match outcome {
-                FlightOutcome::Value(entry) => match reader.open(&entry, self.now(), None) {
-                    Some(value) => return MissOutcome::Coalesced(value, loader),
-                    // The entry cannot be decoded as this caller's type: join again to load it.
-                    None => self.reject(&entry),
-                },
-                FlightOutcome::Incoming(value) => {
-                    return match reader.open_incoming(&value.0) {
-                        Some(value) => MissOutcome::Coalesced(value, loader),
-                        None => MissOutcome::Alone(loader),
-                    };
+        }
+        ControlFlow::Break(MissOutcome::Alone(loader))
+    }
+
+    /// Joins or starts the flight, and waits for its end.
+    async fn follow_flight<R: EntryReader, A>(
+        &mut self,
+        reader: &R,
+        loader: Loader,
+    ) -> Step<R::Value, A, FlightEnd> {
+        let joined_at = Instant::now();
+        if let Some(attempt) = &mut self.batch {
+            attempt.again();
+        }
+        // 3 join
+        let (mut waiter, leads) = match self.join(self.mode, loader) {
+            Ok(joined) => joined,
+            Err(no_capacity) => return done(self.overloaded(reader, no_capacity).await),
+        };
+        drop(self.solo_read.take());
+        if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
+            attempt.rest();
+        }
+        if self.mode == LoadMode::Probe
+            && !leads
+            && let Some(own) = waiter.take_loader()
+        {
+            // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether it
+            // still is.
+            return done(MissOutcome::Alone(own));
+        }
+        // If the flight has to wait, it makes the span for the caller that began it.
+        let spans = &self.call.state.spans;
+        let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
+        let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
+        let (mut outcome, own) = tokio::select! {
+            biased;
+            ended = ending.instrument(span.clone()) => ended,
+            stand_in = self.soft_timeout(reader) => {
+                // The flight may still use this caller's loader, but the caller no longer waits.
+                if waiter.amend_loader(|loader| loader.since = None) {
+                    self.call.policy.waited(joined_at.elapsed());
                 }
-                FlightOutcome::Failed(failure) => return failed(failure, self.stand_in(reader), loader),
-                // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
-                FlightOutcome::Invalidated if self.mode == LoadMode::Leased => {
-                    let sent_at = Instant::now();
-                    let again = Box::pin(look(self.call, reader)).await;
-                    self.budget.spend(sent_at);
-                    match again {
-                        Lookup::Hit { value, stale: true, .. } => {
-                            return MissOutcome::Stale(value, Some(loader));
-                        }
-                        Lookup::Hit { value, .. } | Lookup::LocalHit(value) => {
-                            return MissOutcome::Coalesced(value, loader);
-                        }
-                        Lookup::Failed(failure) => return MissOutcome::Failed(failure),
-                        Lookup::Miss(again) => {
-                            let Self { started, came, budget, batch, .. } = self;
-                            self = CallState { started, came, budget, batch, ..again };
-                        }
+                waiter.stop_waiting();
+                self.call.policy.count(Count::soft_timeouts);
+                return done(MissOutcome::Stale(stand_in, None));
+            }
+        };
+        let accepts = self.accepts(&waiter, &outcome);
+        // If the loader was used, the caller has the result of its own load and accepts that.
+        if !accepts && own.is_some() {
+            // The flight's later waiters receive the incoming body too, so joining again is useless.
+            let arrives = matches!(outcome, FlightOutcome::Incoming(_));
+            outcome = if arrives { FlightOutcome::NoLoader } else { FlightOutcome::Invalidated };
+        }
+        // Frees the slot for another caller.
+        drop(waiter);
+        if let Some(flight) = own.as_ref().and_then(|own| own.waits_for.get()) {
+            spans.waited(&span, *flight);
+        }
+        drop(span);
+        if own.is_some() {
+            waited(self.call.policy, joined_at, leads, &outcome);
+        }
+        ControlFlow::Continue(FlightEnd { outcome, accepts, own })
+    }
+
+    /// The answer from a flight's outcome, or the caller's loader, to join again.
+    async fn after_flight<R: EntryReader, A>(
+        &mut self,
+        reader: &R,
+        FlightEnd { outcome, accepts, mut own }: FlightEnd,
+    ) -> Step<R::Value, A, Loader> {
+        if let FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) = &outcome
+            && self.would_have_passed(reader, entry)
+            && let Some(own) = own.take()
+        {
+            self.look_up = LookUpState::NotMade;
+            self.reject(entry);
+            self.mode = self.mode_to_join(|entry| reader.leads_others(entry));
+            return ControlFlow::Continue(own);
+        }
+        if let FlightOutcome::Stale(entry) = &outcome
+            && accepts
+            && self.takes(reader, entry)
+            && let Some(value) = reader.open(entry, self.now(), None)
+        {
+            return done(MissOutcome::Stale(value, own));
+        }
+        let Some(loader) = own else { return ControlFlow::Break(ControlFlow::Continue(outcome)) };
+        // 8 response
+        match outcome {
+            FlightOutcome::Value(entry) => match reader.open(&entry, self.now(), None) {
+                Some(value) => return done(MissOutcome::Coalesced(value, loader)),
+                // The entry cannot be decoded as this caller's type: join again to load it.
+                None => self.reject(&entry),
+            },
+            FlightOutcome::Incoming(value) => {
+                return done(match reader.open_incoming(&value) {
+                    Some(value) => MissOutcome::Coalesced(value, loader),
+                    None => MissOutcome::Alone(loader),
+                });
+            }
+            FlightOutcome::Failed(failure) => return done(failed(failure, self.stand_in(reader), loader)),
+            // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
+            FlightOutcome::Invalidated if self.mode == LoadMode::Leased => {
+                return self.look_again(reader, loader).await;
+            }
+            FlightOutcome::Invalidated | FlightOutcome::Abandoned => {}
+            // A caller that joined without a look-up has not read a value that may stand in: read it now.
+            FlightOutcome::WaitedOut => {
+                Box::pin(self.see()).await;
+                match self.call.policy.on_wait_timeout {
+                    // One load per process, outside the lease.
+                    OnWaitTimeout::Load => self.mode = LoadMode::Unleased,
+                    OnWaitTimeout::Fail => {
+                        return done(failed(self.waited_out(), self.stand_in(reader), loader));
                     }
                 }
-                FlightOutcome::Invalidated | FlightOutcome::Abandoned => {}
-                // A caller that joined without a look-up has not read a value that may stand in: read it now.
-                FlightOutcome::WaitedOut => {
-                    Box::pin(self.see()).await;
-                    match self.call.policy.on_wait_timeout {
-                        // One load per process, outside the lease.
-                        OnWaitTimeout::Load => self.mode = LoadMode::Unleased,
-                        OnWaitTimeout::Fail => {
-                            return failed(self.waited_out(), self.stand_in(reader), loader);
-                        }
-                    }
-                }
-                // This caller does not accept the older value that stands in for other callers.
-                FlightOutcome::Stale(_) if !reader.goes_on_alone() => {
-                    return MissOutcome::Failed(outcome.into_failure());
-                }
-                FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::NoLoader => {
-                    return MissOutcome::Alone(loader);
-                }
+            }
+            // This caller does not accept the older value that stands in for other callers.
+            FlightOutcome::Stale(_) if !reader.goes_on_alone() => {
+                return done(MissOutcome::Failed(outcome.into_failure()));
+            }
+            FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::NoLoader => {
+                return done(MissOutcome::Alone(loader));
             }
         }
-        MissOutcome::Alone(loader)
+        ControlFlow::Continue(loader)
+    }
+
+    /// Step 2 again.
+    async fn look_again<R: EntryReader, A>(
+        &mut self,
+        reader: &R,
+        loader: Loader,
+    ) -> Step<R::Value, A, Loader> {
+        let sent_at = Instant::now();
+        let again = Box::pin(look(self.call, reader)).await;
+        self.budget.spend(sent_at);
+        done(match again {
+            Lookup::Hit { value, stale: true, .. } => MissOutcome::Stale(value, Some(loader)),
+            Lookup::Hit { value, .. } | Lookup::LocalHit(value) => MissOutcome::Coalesced(value, loader),
+            Lookup::Failed(failure) => MissOutcome::Failed(failure),
+            Lookup::Miss(again) => {
+                let (started, came, budget, batch) =
+                    (self.started, self.came, self.budget, self.batch.take());
+                *self = CallState { started, came, budget, batch, ..again };
+                return ControlFlow::Continue(loader);
+            }
+        })
     }
 }
 
@@ -203,7 +272,7 @@ fn waited(policy: &Policy, joined_at: Instant, leads: bool, outcome: &FlightOutc
 }
 
 /// Returns the older value if there is one, else the failure.
-fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOutcome<V> {
+fn failed<V, A>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOutcome<V, A> {
     match stand_in {
         Some(value) => MissOutcome::Stale(value, Some(loader)),
         None => MissOutcome::Failed(failure),
@@ -212,11 +281,7 @@ fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOutco
 
 impl CallState<'_> {
     /// Step 3: joins or starts the flight. The flag says whether this caller started it.
-    pub(super) fn join(
-        &self,
-        mode: LoadMode,
-        mut loader: Loader,
-    ) -> Result<(FlightWaiter, bool), NoCapacity> {
+    fn join(&self, mode: LoadMode, mut loader: Loader) -> Result<(FlightWaiter, bool), NoCapacity> {
         let Call { state, policy, .. } = self.call;
         (loader.came, loader.since) = (self.came, Some(Instant::now()));
         loader.waits_for = OnceLock::new();
@@ -244,7 +309,7 @@ impl CallState<'_> {
     /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that it
     /// began under, and the entry's. A caller whose policy has another tag may know of an invalidation of that tag; the flight does not.
     /// And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
-    pub(super) fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
+    fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
         let entry = match outcome {
             FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) => Some(entry),
             FlightOutcome::Incoming(_) => None,
@@ -267,7 +332,7 @@ impl CallState<'_> {
 
     /// Waits for the flight's end, and for `wait_timeout` at most unless `to_the_end`. Also returns the caller's own loader if the
     /// flight has not used it.
-    pub(super) async fn await_ending(
+    async fn await_ending(
         &self,
         waiter: &mut FlightWaiter,
         to_the_end: bool,
@@ -286,7 +351,7 @@ impl CallState<'_> {
         }
     }
 
-    pub(super) fn waited_out(&self) -> Failure {
+    fn waited_out(&self) -> Failure {
         let Call { policy, key, .. } = self.call;
         let text = format!(
             "another caller's load of key #{} took longer than wait_timeout ({:?})",
@@ -298,18 +363,18 @@ impl CallState<'_> {
 }
 
 /// Why a caller cannot join or start a flight, with its loader.
-pub(crate) enum NoCapacity {
+enum NoCapacity {
     TooManyFlights(Loader),
     TooManyWaiters(Loader),
 }
 
 impl CallState<'_> {
     /// Called when the limit on waiters or flights is reached. Returns a stale value if there is one, else what the policy says.
-    pub(super) async fn overloaded<R: EntryReader>(
+    async fn overloaded<R: EntryReader, A>(
         &self,
         reader: &R,
         no_capacity: NoCapacity,
-    ) -> MissOutcome<R::Value> {
+    ) -> MissOutcome<R::Value, A> {
         let Call { state, policy, key } = self.call;
         policy.count(Count::overloaded);
         let (loader, then, text) = match (no_capacity, policy.max_concurrent_loads) {
@@ -358,7 +423,7 @@ impl CallState<'_> {
     }
 }
 
-fn turned_away<V>(key: &Key, text: &str) -> MissOutcome<V> {
+fn turned_away<V, A>(key: &Key, text: &str) -> MissOutcome<V, A> {
     let text = format!("no room for key #{}: {text}", key.digest());
     MissOutcome::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
 }

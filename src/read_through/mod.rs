@@ -12,10 +12,11 @@
 //! 8 response  the value
 //! ```
 //!
-//! `call` is the caller's state, which passes through the steps. `look_up` is step 2, and `read` is its read of the store. `miss` has
-//! steps 3 to 8 from a caller's point of view, and starts background refreshes. Steps 4 to 7 run in the flight's own task,
-//! `flight_task`, which also has step 6; `acquire` is the loop of steps 4 and 5, `lease` the held lease, and `commit` step 7. `batch`
-//! joins the loads of one caller's many keys. `outside` has the loads outside the protocol: those of one caller alone, trials and audits.
+//! [`answer`] takes a caller with a loader through all steps. `call` is the caller's state. `look_up` is step 2, and `read` is its read of
+//! the store. `miss` is step 3 and the caller's wait for step 8; it also starts background refreshes. Steps 4 to 7 run in the flight's
+//! own task, `flight_task`, which also has step 6; `acquire` is the loop of steps 4 and 5, `lease` the held lease, and `commit` step 7.
+//! `batch` joins the loads of one caller's many keys. `outside` has the loads outside the protocol: those of one caller alone, trials and
+//! audits.
 //!
 //! A look-up that finds a stale value begins a load in the background (`CallState::refresh`). A caller that must not share its load runs
 //! it alone (`run_alone`). A caller whose process has a flight for the key joins it without a look-up (3 before 2): the flight
@@ -31,3 +32,128 @@ pub(crate) mod look_up;
 pub(crate) mod miss;
 pub(crate) mod outside;
 pub(crate) mod read;
+
+use call::{Call, LookUpState, passes_by};
+use look_up::{Lookup, look, look_past};
+use miss::MissOutcome;
+use outside::{Audit, run_alone, shadow};
+
+use crate::error::{Failure, LoadError};
+use crate::loader::{Loader, OwnAnswer, OwnSender};
+use crate::observe::Outcome;
+use crate::observe::panic_text;
+use crate::value::entry::Entry;
+use crate::value::{EntryReader, ForcedReader};
+
+/// The loader's end of a typed caller's [`OwnAnswer`].
+pub(crate) type OwnResult<T, E> = OwnSender<Result<T, LoadError<E>>>;
+
+/// Steps 2 to 8 for a caller with a loader. Returns also how the caller was answered. The loader is boxed only if it is needed. `own`
+/// converts the value of the caller's own load, with the entry that was made from it, to the caller's value. `audits`: a hit is to be
+/// audited.
+pub(crate) async fn answer<T, E: Send + Sync + 'static, R: EntryReader>(
+    call: Call<'_>,
+    (reader, audits): (&R, bool),
+    loader: impl FnOnce(OwnResult<T, E>) -> Loader,
+    own: impl FnOnce(T, Option<&Entry>) -> R::Value,
+) -> (Outcome, Result<R::Value, LoadError<E>>) {
+    // 2 look up
+    let lookup = if passes_by(call.state, call.policy) { None } else { Some(look(call, reader).await) };
+    answer_lookup(call, lookup, (reader, audits), loader, own).await
+}
+
+/// Steps 3 to 8 after the look-up; without one, the caller receives the value of its own load, whatever is stored.
+pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
+    call: Call<'_>,
+    lookup: Option<Lookup<'_, R::Value>>,
+    (reader, audits): (&R, bool),
+    loader: impl FnOnce(OwnResult<T, E>) -> Loader,
+    own: impl FnOnce(T, Option<&Entry>) -> R::Value,
+) -> (Outcome, Result<R::Value, LoadError<E>>) {
+    let (sender, mut answer) = OwnAnswer::at_the_end();
+    let audit = || audits.then(|| Audit::begin(call)).flatten();
+    let (outcome, result) = match lookup {
+        None if call.policy.shadow => {
+            let failure = shadow(call, loader(sender)).await;
+            let result = answer.take().unwrap_or_else(|| Err(call.load_error(failure)));
+            return (Outcome::Bypassed, result.map(|value| own(value, None)));
+        }
+        None => call.conclude(MissOutcome::Alone(loader(sender)), answer, own).await,
+        // 8: the caller has its value. Its loader is used for a load in the background, whose result no caller takes.
+        Some(Lookup::LocalHit(value)) => {
+            if let Some(audit) = audit() {
+                audit.of_loader(loader(sender));
+            }
+            (Outcome::LocalHit, Ok(value))
+        }
+        Some(Lookup::Hit { value, stale, refresh }) => {
+            if let Some(caller) = refresh {
+                caller.refresh(loader(sender), !stale);
+            } else if !stale && let Some(audit) = audit() {
+                audit.of_loader(loader(sender));
+            }
+            (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
+        }
+        Some(Lookup::Failed(failure)) => (Outcome::Failed, Err(call.load_error(failure))),
+        // 3 join, 4 lease, 5 wait, 6 load, 7 commit: the last four in the task of the flight.
+        Some(Lookup::Miss(caller)) => {
+            let loaded = caller.load(reader, loader(sender), &mut answer).await;
+            call.conclude(loaded, answer, own).await
+        }
+    };
+    // 8 response
+    call.count_answer(if result.is_ok() { outcome } else { Outcome::Failed });
+    (outcome, result)
+}
+
+/// Steps 2 to 8 for a caller that loads whatever is stored: step 2 reads the entry, but never serves it. Where the caller
+/// [passes by](passes_by), it waits for no other caller; its load is stored if the lease is free. The flag says whether the store
+/// did not answer the look-up. The caller counts the outcome.
+pub(crate) async fn reload<T, E: Send + Sync + 'static, R: EntryReader>(
+    call: Call<'_>,
+    reader: R,
+    loader: impl FnOnce(OwnResult<T, E>) -> Loader,
+    own: impl FnOnce(T, Option<&Entry>) -> R::Value,
+) -> (Outcome, Result<R::Value, LoadError<E>>, bool) {
+    let (sender, mut answer) = OwnAnswer::at_the_end();
+    let (reader, loader) = (ForcedReader(reader), loader(sender));
+    let lookup = look_past(call).await;
+    let is_away = lookup.as_ref().map_or(true, |caller| caller.look_up == LookUpState::Failed);
+    let loaded = match (lookup, passes_by(call.state, call.policy)) {
+        (Ok(caller), false) => caller.load(&reader, loader, &mut answer).await,
+        (Ok(caller), true) if !is_away => {
+            caller.unattended().load(&reader, loader, &mut answer).await.by_own_load()
+        }
+        (_, true) => MissOutcome::Alone(loader),
+        (Err(failure), false) => MissOutcome::Failed(failure),
+    };
+    let (outcome, result) = call.conclude(loaded, answer, own).await;
+    (outcome, result, is_away)
+}
+
+impl Call<'_> {
+    /// Step 8 for a caller with a loader. `answer` is that of its own load.
+    async fn conclude<V, T, E: Send + Sync + 'static>(
+        self,
+        loaded: MissOutcome<V, Result<T, LoadError<E>>>,
+        mut answer: OwnAnswer<Result<T, LoadError<E>>>,
+        own: impl FnOnce(T, Option<&Entry>) -> V,
+    ) -> (Outcome, Result<V, LoadError<E>>) {
+        match loaded {
+            MissOutcome::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
+            MissOutcome::Stale(value, _) => (Outcome::Stale, Ok(value)),
+            MissOutcome::Failed(failure) => (Outcome::Failed, Err(self.load_error(failure))),
+            MissOutcome::Led(result, entry) => (Outcome::Led, result.map(|value| own(value, entry.as_ref()))),
+            MissOutcome::Alone(loader) => {
+                let ran = run_alone(self, loader, &mut answer).await;
+                let ran = ran.unwrap_or_else(|panic| Err(Failure::Panicked(panic_text(&*panic))));
+                let result = ran.unwrap_or_else(|failure| Err(self.load_error(failure)));
+                (Outcome::Bypassed, result.map(|value| own(value, None)))
+            }
+        }
+    }
+
+    fn load_error<E: Send + Sync + 'static>(self, failure: Failure) -> LoadError<E> {
+        failure.into_load_error(|error| self.policy.errors.decode(error))
+    }
+}

@@ -27,44 +27,60 @@ use super::miss::MissOutcome;
 use crate::error::{Error, Failure};
 use crate::guard_state::GuardState;
 use crate::key::{FlightKey, Key};
-use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader};
+use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader, OwnAnswer, OwnSender};
 use crate::observe;
 use crate::observe::panic_text;
 use crate::observe::{Count, Outcome, log, warn_if};
 use crate::policy::{Encoded, Policy};
 use crate::task::Tracked;
+use crate::value::SharedValue;
 use crate::value::entry::Entry;
-use crate::value::{EntryReader, SharedValue};
+
+/// A loader's load outside the flights, for `mode`: no lease is renewed, and its caller is answered at its end.
+fn run_outside_flight(
+    Call { state, policy, key }: Call<'_>,
+    loader: Loader,
+    mode: LeaseState,
+) -> impl Future<Output = LoadResult> + Send + use<> {
+    let Loader { run, within, .. } = loader;
+    let input = LoadInput::outside_flight(mode, policy.load_timeout);
+    LoadScope::scope(state.store.store_id(), key, None, within, async move { run(input).await.settle() })
+}
+
+/// How a load outside the flights ended: with a panic, or, if `None`, not within `load_timeout`.
+type OutsideEnd<T> = Option<Result<T, Box<dyn Any + Send>>>;
+
+async fn within_load_timeout<T>(policy: &Policy, load: impl Future<Output = T>) -> OutsideEnd<T> {
+    timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await.ok()
+}
 
 /// Runs a caller's own load, whose result is for this caller only, for at most `load_timeout`. Returns a panic of the loader as an
 /// error: the caller of this function decides whether to unwind.
-pub(crate) async fn run_alone(
-    Call { state, policy, key }: Call<'_>,
+pub(crate) async fn run_alone<A>(
+    call: Call<'_>,
     loader: Loader,
-) -> Result<Result<(), Failure>, Box<dyn Any + Send>> {
+    own: &mut OwnAnswer<A>,
+) -> Result<Result<A, Failure>, Box<dyn Any + Send>> {
+    let Call { policy, key, .. } = call;
     policy.count(Count::loads);
-    let Loader { run, within, .. } = loader;
-    let input = LoadInput::alone(policy.load_timeout);
-    let load = LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await });
-    let (ran, _) =
-        observe::timed(&policy.counters, timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()))
-            .await;
-    match ran {
-        Ok(Ok(loaded)) => {
-            if loaded.settle().is_failure() {
+    let load = within_load_timeout(policy, run_outside_flight(call, loader, LeaseState::Alone));
+    let failure = match observe::timed(&policy.counters, load).await.0 {
+        Some(Ok(result)) => {
+            if result.is_failure() {
                 policy.count(Count::load_errors);
             }
-            Ok(Ok(()))
+            Failure::vanished()
         }
-        Ok(Err(panic)) => {
+        Some(Err(panic)) => {
             policy.count(Count::loads_vanished);
-            Err(panic)
+            return Err(panic);
         }
-        Err(_) => {
+        None => {
             policy.count(Count::load_timeouts);
-            Ok(Err(Failure::Guard(Error::load_timeout(key, policy.load_timeout))))
+            Failure::Guard(Error::load_timeout(key, policy.load_timeout))
         }
-    }
+    };
+    Ok(own.take().ok_or(failure))
 }
 
 /// How long a caller's load waits for the guard's look-up and lease: some round trips to a store nearby.
@@ -73,7 +89,6 @@ const LONGEST_DELAY: Duration = Duration::from_millis(20);
 /// Runs the caller's own load in the caller's task. Returns the failure for the case that the loader has left no result.
 pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
     let Call { state, policy, key } = call;
-    let Loader { run, within, .. } = loader;
     let (start, started) = oneshot::channel();
     {
         let (state, policy, key) = (state.clone(), policy.clone(), key.clone());
@@ -82,23 +97,18 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
         });
     }
     let result_request = timeout(LONGEST_DELAY, started).await;
-    let input = LoadInput {
-        // The result is encoded for the guard, which may store it.
-        mode: LeaseState::Leased,
-        ..LoadInput::alone(policy.load_timeout)
-    };
-    let load =
-        LoadScope::scope(state.store.store_id(), key, within, async move { run(input).await.settle() });
-    match timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
-        Ok(Ok(result)) => {
+    // The result is encoded for the guard, which may store it.
+    let load = run_outside_flight(call, loader, LeaseState::Leased);
+    match within_load_timeout(policy, load).await {
+        Some(Ok(result)) => {
             if let Ok(Ok(sender)) = result_request {
                 // A flight that has timed out has dropped the receiver.
                 let _ = sender.send(result);
             }
             Failure::vanished()
         }
-        Ok(Err(panic)) => Failure::Panicked(panic_text(&*panic)),
-        Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
+        Some(Err(panic)) => Failure::Panicked(panic_text(&*panic)),
+        None => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
     }
 }
 
@@ -113,27 +123,29 @@ impl OwnLoad {
         loaded.await.ok()
     }
 
-    /// The guard's loader. If this caller's load cannot be used, another caller loads.
-    fn into_loader(self) -> Loader {
-        Loader::new(|_| async { LoadOutput::from(self.begin().await.unwrap_or(LoadResult::OnlyForCaller)) })
+    /// The guard's loader. If this caller's load cannot be used, another caller loads. `led` is told that the loader was used.
+    fn into_loader(self, led: OwnSender<()>) -> Loader {
+        loader_of(led, async { self.begin().await.unwrap_or(LoadResult::OnlyForCaller) })
     }
+}
 
-    /// The loader of a caller that waits for another caller's load: its own load begins now.
-    fn begun(self) -> Loader {
-        drop(self);
-        Loader::new(|_| async { LoadResult::OnlyForCaller.into() })
-    }
+fn loader_of(led: OwnSender<()>, load: impl Future<Output = LoadResult> + Send + 'static) -> Loader {
+    Loader::new(|_| async {
+        let _ = led.send(());
+        LoadOutput::from(load.await)
+    })
 }
 
 /// Runs the guard's steps with the result of the caller's load: counts how the guard would have answered, and compares the value that it
 /// would have served.
 async fn guard_beside(call: Call<'_>, own: OwnLoad) {
-    let outcome = match look(call, &WholeEntry).await {
+    let (led, mut own_answer) = OwnAnswer::at_the_end();
+    let outcome = match look(call, &read_whole).await {
         Lookup::LocalHit(entry) => hit(call, entry, own, Outcome::LocalHit).await,
         Lookup::Hit { value, stale: false, .. } => hit(call, value, own, Outcome::Hit).await,
         Lookup::Hit { stale: true, refresh, .. } => {
             if let Some(caller) = refresh {
-                caller.refresh(own.into_loader(), false);
+                caller.refresh(own.into_loader(led), false);
             }
             Outcome::Stale
         }
@@ -141,9 +153,15 @@ async fn guard_beside(call: Call<'_>, own: OwnLoad) {
         Lookup::Miss(caller) => {
             let flight = FlightKey { key: call.key.clone(), mode: caller.mode };
             let waits = call.state.flights.has_connected(&flight);
-            let loader = if waits { own.begun() } else { own.into_loader() };
-            match caller.load(&WholeEntry, loader).await {
-                MissOutcome::Led(_) => Outcome::Led,
+            let loader = if waits {
+                // The caller waits for another caller's load: its own load begins now.
+                drop(own);
+                loader_of(led, async { LoadResult::OnlyForCaller })
+            } else {
+                own.into_loader(led)
+            };
+            match caller.load(&read_whole, loader, &mut own_answer).await {
+                MissOutcome::Led(..) => Outcome::Led,
                 MissOutcome::Coalesced(..) => Outcome::Coalesced,
                 MissOutcome::Stale(..) => Outcome::Stale,
                 MissOutcome::Failed(_) => Outcome::Failed,
@@ -151,7 +169,7 @@ async fn guard_beside(call: Call<'_>, own: OwnLoad) {
             }
         }
     };
-    call.state.answered(call.policy.counters.requests(), call.key, outcome);
+    call.count_answer(outcome);
 }
 
 /// Compares the value that the guard would have served with the value that its caller loads.
@@ -171,14 +189,8 @@ async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> O
 }
 
 /// Reads the entry as it is.
-struct WholeEntry;
-
-impl EntryReader for WholeEntry {
-    type Value = Entry;
-
-    fn open(&self, entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<Entry> {
-        Some(entry.clone())
-    }
+fn read_whole(entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Option<Entry> {
+    Some(entry.clone())
 }
 
 /// A running audit.
@@ -198,19 +210,11 @@ impl Audit {
 
     /// Audits a loader's value in the background.
     pub(crate) fn of_loader(self, loader: Loader) {
-        let Loader { run, within, .. } = loader;
-        let input = LoadInput {
-            // The result is encoded as for other callers, and not stored.
-            mode: LeaseState::Unleased,
-            ..LoadInput::alone(self.policy.load_timeout)
-        };
-        let load = LoadScope::scope(self.state.store.store_id(), &self.key, within, async move {
-            match run(input).await.settle() {
-                LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
-                LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => {
-                    None
-                }
-            }
+        let call = Call { state: &self.state, policy: &self.policy, key: &self.key };
+        // The result is encoded as for other callers, and not stored.
+        let load = run_outside_flight(call, loader, LeaseState::Unleased).map(|result| match result {
+            LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
+            LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => None,
         });
         self.spawn(load, |policy, served, (encoding, payload)| {
             let served = Encoded { encoding: served.encoding, payload: &served.payload };
@@ -248,11 +252,10 @@ impl Audit {
         // The origin is overloaded, or no permit can be requested: callers come first.
         let Ok(permit) = permit else { return };
         policy.count(Count::loads);
-        let load = timeout(policy.load_timeout, AssertUnwindSafe(load).catch_unwind());
-        let (loaded, _) = observe::timed(&policy.counters, load).await;
+        let (loaded, _) = observe::timed(&policy.counters, within_load_timeout(policy, load)).await;
         drop(permit);
         let same = match loaded {
-            Ok(Ok(Some(loaded))) => is_same(policy, &served, &loaded),
+            Some(Ok(Some(loaded))) => is_same(policy, &served, &loaded),
             _ => None,
         };
         self.conclude(&served, same).await;

@@ -404,7 +404,6 @@ impl Store {
 
     /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
     /// from its first member on.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
     pub(crate) async fn enlist(
         &self,
         list: &Key,

@@ -31,7 +31,6 @@ pub(crate) enum StoreErrorKind {
     /// No connection: the command was not sent.
     Unavailable,
     /// The connection broke under the command, which may have run.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
     Broken,
     /// No answer within the command's deadline; the command may have run or may still run.
     TimedOut,
@@ -40,7 +39,6 @@ pub(crate) enum StoreErrorKind {
     /// The server refuses until its configuration or this user's rights change.
     Refused,
     /// The store was closed.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
     Closed,
 }
 
@@ -270,7 +268,6 @@ impl Drop for SentAttempt<'_> {
 
 /// The settings that a store is examined for.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow, and grants all rights"))]
 pub(crate) struct Examine {
     /// A key that no load uses.
     pub(crate) key: Key,
@@ -498,7 +495,6 @@ pub(crate) enum SemaphoreChange {
 pub(crate) enum KeyspaceAnswer {
     Yes,
     /// It does not; the reason, as one sentence for a log.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
     No {
         why: &'static str,
     },

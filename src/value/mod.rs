@@ -8,7 +8,6 @@ pub(crate) mod codec;
 pub(crate) mod entry;
 
 use std::any::Any;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
@@ -53,6 +52,42 @@ pub(crate) trait EntryReader {
     /// Makes the caller's value of one that is still incoming.
     fn open_incoming(&self, _incoming: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
+    }
+}
+
+/// A function that makes the value of an entry reads it for a caller that accepts what the entry's times allow.
+impl<F, V> EntryReader for F
+where
+    F: Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
+{
+    type Value = V;
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<V> {
+        self(entry, now, shared)
+    }
+}
+
+/// For a caller that requires a new load: it accepts no older value.
+pub(crate) struct ForcedReader<R>(pub(crate) R);
+
+impl<R: EntryReader> EntryReader for ForcedReader<R> {
+    type Value = R::Value;
+
+    fn serves(&self, _entry: &Entry, _now: u64, _shared: Option<&SharedValue>) -> Freshness {
+        Freshness::Expired
+    }
+
+    fn stands_in(&self, _entry: &Entry, _now: u64) -> bool {
+        false
+    }
+
+    /// Otherwise each of the concurrent callers would load for itself.
+    fn goes_on_alone(&self) -> bool {
+        false
+    }
+
+    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<R::Value> {
+        self.0.open(entry, now, shared)
     }
 }
 
@@ -124,8 +159,9 @@ impl From<Found> for Arc<StoredEntry> {
 pub(crate) enum FlightOutcome {
     /// A value, stored or only shared with the current waiters.
     Value(Entry),
-    /// A value that is still incoming, for waiters of this process: they can begin to read it.
-    Incoming(IncomingValue),
+    /// A value that is still incoming, for waiters of this process: they can begin to read it. Its type is known to the loader and its
+    /// callers only.
+    Incoming(Arc<dyn Any + Send + Sync>),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
@@ -143,17 +179,21 @@ pub(crate) enum FlightOutcome {
     Abandoned,
 }
 
-/// A value that is still incoming; its type is known to the loader and its callers only.
-#[derive(Clone)]
-pub(crate) struct IncomingValue(pub(crate) Arc<dyn Any + Send + Sync>);
-
-impl fmt::Debug for IncomingValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("IncomingValue")
-    }
-}
+/// The tags of the guard's errors; that of `Timeout` stands for all other kinds.
+const ERROR_TAGS: [(u8, ErrorKind); 5] = [
+    (b't', ErrorKind::Timeout),
+    (b'o', ErrorKind::Overloaded),
+    (b's', ErrorKind::Store),
+    (b'a', ErrorKind::Absent),
+    (b'd', ErrorKind::Vanished),
+];
 
 impl FlightOutcome {
+    /// The value, if there is a current one.
+    pub(crate) fn into_value(self) -> Option<Entry> {
+        if let Self::Value(entry) = self { Some(entry) } else { None }
+    }
+
     /// The failure of the leading caller if its loader has returned no value.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
@@ -212,14 +252,8 @@ impl FlightOutcome {
             Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
             Self::Failed(Failure::Guard(error)) => {
-                let tag = match error.kind() {
-                    ErrorKind::Overloaded => b'o',
-                    ErrorKind::Vanished => b'd',
-                    ErrorKind::Store => b's',
-                    ErrorKind::Absent => b'a',
-                    _ => b't',
-                };
-                tagged(tag, &error.to_string())
+                let tag = ERROR_TAGS.iter().find(|(_, kind)| *kind == error.kind());
+                tagged(tag.map_or(b't', |(tag, _)| *tag), &error.to_string())
             }
         }
     }
@@ -235,12 +269,11 @@ impl FlightOutcome {
             Some(b'f') => Self::Failed(Failure::with_text(text())),
             Some(b'e') => decode_error(raw.slice(1..)).map_or(Self::Uncacheable, Self::Failed),
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
-            Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
-            Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
-            Some(b's') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Store, text().as_ref()))),
-            Some(b'a') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Absent, text().as_ref()))),
             Some(b'd') => Self::Failed(Failure::vanished()),
-            _ => Self::Uncacheable,
+            first => match ERROR_TAGS.iter().find(|(tag, _)| Some(tag) == first) {
+                Some((_, kind)) => Self::Failed(Failure::Guard(Error::new(*kind, text().as_ref()))),
+                None => Self::Uncacheable,
+            },
         }
     }
 }

@@ -85,15 +85,15 @@ fn every_waiter_receives_the_announcement() {
                     Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "arriving"),
                     // The flight ended before this caller joined. The new flight may have waiters as well.
                     Joined::Leader(leader, _own) => {
-                        leader.announcer().announce("arriving");
+                        leader.announce("arriving");
                         leader.finish("done");
                     }
                     Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
                 })
             })
             .collect();
-        leader.announcer().announce("arriving");
-        leader.announcer().announce("once");
+        leader.announce("arriving");
+        leader.announce("once");
         leader.finish("done");
         assert_eq!(block_on(own), "done");
         for caller in callers {

@@ -29,14 +29,14 @@ use uuid::Uuid;
 
 use super::subscriber::{InboxStatus, Recipient, Subscriber};
 use crate::health::LinkState;
-use crate::store::Token;
 use crate::store::LockName;
+use crate::store::Token;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::entry_steps::{changed_name, hand_over, read_id};
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
-use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::volume::VolumeListener;
+use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, LockWaiters};
 

@@ -218,7 +218,12 @@ impl Connections {
         let mut store_id = DefaultHasher::new();
         cluster.cluster_nodes().described().hash(&mut store_id);
         let inbox = cluster.any_node(command_timeout);
-        Self::of(inbox, Some(super::commands::Route::Cluster(cluster).into()), Topology::Cluster, store_id.finish())
+        Self::of(
+            inbox,
+            Some(super::commands::Route::Cluster(cluster).into()),
+            Topology::Cluster,
+            store_id.finish(),
+        )
     }
 
     /// `connector` opens connections for messages; and for commands, if `commands` is `None`.

@@ -6,9 +6,10 @@ use tokio::time::{advance, timeout};
 
 use super::*;
 use crate::error::ErrorKind;
-use crate::guard::typed::{OwnResult, loader};
+use crate::guard::typed::loader;
 use crate::guard_state::Joined;
 use crate::key::FlightKey;
+use crate::loader::OwnAnswer;
 use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
@@ -192,7 +193,7 @@ impl World {
             sleep(LOAD).await;
             Ok::<_, String>(1_u8)
         };
-        let loader = loader(load, state, policy, &key, &OwnResult::default());
+        let loader = loader(load, state, policy, &key, OwnAnswer::at_the_end().0);
         let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
         let rejected = stored.map(|raw| {
             Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key, usize::MAX).expect("an entry"))))

@@ -22,8 +22,8 @@ use redis::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 
-use crate::observe::panic_text;
 use crate::observe::log;
+use crate::observe::panic_text;
 use crate::store::redis::endpoint::{
     Endpoint, Located, ServerAddress, SingleEndpoint, TimedReading, read_clock,
 };

@@ -35,7 +35,6 @@ pub(super) struct ExaminedServer {
     /// A name whose keys are on this server.
     pub(super) name: String,
     /// The masters of a cluster that can be reached.
-    #[cfg_attr(not(feature = "cluster"), allow(dead_code, reason = "written for every target"))]
     pub(super) reached: Vec<String>,
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::LockRegistry;
 use crate::lock::{LockTarget, MutexTarget};
-use crate::store::MutexTaken;
 use crate::store::LockName;
+use crate::store::MutexTaken;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// The fate of one command.
