@@ -158,7 +158,7 @@ impl<T: Row> Rows<T> {
 }
 
 #[tokio::test]
-async fn a_key_tells_the_types_of_an_impl_apart() -> Result<(), Box<dyn Error>> {
+async fn a_key_distinguishes_the_types_of_an_impl() -> Result<(), Box<dyn Error>> {
     let (guard, db) = (StampedeGuard::in_memory(), Database::default());
     let numbers = Rows::<u64> { guard: guard.clone(), db: db.clone(), of: PhantomData };
     let texts = Rows::<String> { guard, db, of: PhantomData };

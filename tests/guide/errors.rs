@@ -83,7 +83,7 @@ async fn not_found_is_a_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_told_to_all_waiters_and_not_stored() {
+async fn a_failure_reaches_all_waiters_and_is_not_stored() {
     let (app, db) = service(&StampedeGuard::in_memory());
     let ask = || requests::get(&app, "/user/13");
     let (one, two, three) = tokio::join!(ask(), ask(), ask());
@@ -128,7 +128,7 @@ async fn the_same_error_in_every_process() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
+async fn failures_are_shared_for_error_for() -> Result<(), Box<dyn Error>> {
     let policy = Policy::builder().error_for(Duration::from_millis(500)).build()?;
     let store = MemoryStore::new();
     let [here, there] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -166,7 +166,7 @@ async fn limits_of_time() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_tried_again_for_a_waiter() {
+async fn a_panic_is_retried_for_a_waiter() {
     let guard = StampedeGuard::in_memory();
     let tries = Arc::new(AtomicUsize::new(0));
     let ask = || {

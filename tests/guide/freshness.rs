@@ -121,7 +121,7 @@ async fn a_slow_load_and_a_refresh_ahead() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_kept_for_less() -> Result<(), Box<dyn Error>> {
+async fn an_absent_value_is_stored_for_a_shorter_time() -> Result<(), Box<dyn Error>> {
     let guard = guard(Policy::builder().negative_for(Duration::from_secs(5)))?;
     let ask = async |found: Option<u64>| {
         guard.get_or_load("user", move || async move { Ok::<_, std::io::Error>(found) }).await

@@ -189,7 +189,7 @@ async fn every_query_of_a_path_is_invalidated() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn an_unconfirmed_invalidation_is_kept() -> Result<(), Box<dyn Error>> {
+async fn an_unconfirmed_invalidation_is_retained() -> Result<(), Box<dyn Error>> {
     let guard = StampedeGuard::new(redis::Client::open("redis://127.0.0.1:1/")?);
     let error = guard.invalidate(("price", 7)).await.expect_err("Redis is away");
     println!("{error}: {}", guard.stats().kept_invalidations);

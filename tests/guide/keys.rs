@@ -18,7 +18,7 @@ fn guarded(app: Router, http: HttpPolicy) -> Result<Router, stampede_guard::Erro
 }
 
 #[test]
-fn explain_tells_the_decision_and_its_rule() -> Result<(), Box<dyn Error>> {
+fn explain_returns_the_decision_and_its_rule() -> Result<(), Box<dyn Error>> {
     let request = Request::get("http://shop.example/basket").body(())?;
     let response = Response::builder().header("cache-control", "private").body(())?;
     let decision = explain(&request, &response, &HttpPolicy::default());

@@ -95,7 +95,7 @@ async fn one_account_before_the_guard() -> Result<(), Box<dyn Error + Send + Syn
 }
 
 #[tokio::test]
-async fn a_private_policy_keeps_users_apart() -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn a_private_policy_separates_users() -> Result<(), Box<dyn Error + Send + Sync>> {
     let counted = Api::default();
     let api = counted.start().await?;
     let (shared, reqwest) = (StampedeGuard::in_memory(), reqwest::Client::new());

@@ -345,7 +345,7 @@ mod statements {
     }
 
     #[tokio::test]
-    async fn a_rate_is_asked_for_once() -> Result<(), Box<dyn Error>> {
+    async fn a_rate_is_requested_once() -> Result<(), Box<dyn Error>> {
         let (url, requests) = api("one").await?;
         let app = app(Db::filled(), StampedeGuard::in_memory(), url)?;
         for _ in 0..2 {

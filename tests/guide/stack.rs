@@ -99,7 +99,7 @@ async fn outside_layers_run_for_hits_too() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn inside_layers_keep_clients_apart() -> Result<(), Box<dyn Error>> {
+async fn inside_layers_separate_clients() -> Result<(), Box<dyn Error>> {
     let (app, _) = app()?;
     for user in ["ada", "bob", "ada"] {
         let seen = send(&app, "GET", "/mails", &[("authorization", user)]).await;
@@ -295,7 +295,7 @@ async fn log(response: Response) -> Response {
 }
 
 #[tokio::test]
-async fn a_layer_outside_is_told_what_the_guard_did() -> Result<(), Box<dyn Error>> {
+async fn a_layer_outside_receives_the_outcome_of_the_guard() -> Result<(), Box<dyn Error>> {
     let http = HttpPolicy::default().answer_info(true);
     let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
     let app: Router =

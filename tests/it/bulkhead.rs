@@ -232,7 +232,7 @@ async fn a_reload_inside_a_load_needs_no_second_permit() {
 /// Regression: the inner load was refused at once, because its outer load held the only `max_fail_open_loads` place.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_load_inside_a_fail_open_load_needs_no_second_place() {
+async fn a_load_inside_a_fail_open_load_needs_no_second_permit() {
     let (chaos, loads) = (stampede_guard::testing::ChaosStore::new(1), Counter::default());
     let replica = chaos.replica();
     let policy = Policy::builder().max_fail_open_loads(1).build().expect("valid");
@@ -300,7 +300,7 @@ async fn beyond_max_waiters_callers_are_shed_or_load_by_themselves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_waiters_callers_are_given_a_stale_value() {
+async fn beyond_max_waiters_callers_receive_a_stale_value() {
     let guard = crowded(OnOverload::Shed);
     guard.insert("k", &77_usize).await.expect("stored");
     advance(secs(60)).await;

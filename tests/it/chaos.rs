@@ -101,7 +101,7 @@ async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
 /// More refreshes than `max_flights`: the others load alone, but not if the store is down and the policy is
 /// `FailClosed`.
 #[tokio::test(start_paused = true)]
-async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
+async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let policy = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().unwrap();
     let guard = StampedeGuard::builder(chaos.clone()).policy(policy).max_flights(2).build().unwrap();
@@ -116,7 +116,7 @@ async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
 
 /// Regression: this was counted only as a store error, and callers with enough budget were counted instead.
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_on_after_its_budget_is_counted() {
+async fn a_caller_that_continues_after_its_budget_is_recorded() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let ms = Duration::from_millis;
     chaos.latency(ms(60), ms(60));
@@ -162,7 +162,7 @@ async fn a_shared_look_up_keeps_each_callers_budget() {
 /// A server that refuses commands (out of memory, loading) is still connected. Regression: a waiter that was retrying
 /// after a disconnect repeated its question as fast as the server answered, until its budget was used up.
 #[tokio::test(start_paused = true)]
-async fn a_refusing_server_is_asked_with_pauses() {
+async fn a_refusing_server_is_retried_with_pauses() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
@@ -269,7 +269,7 @@ async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
 
 /// A failed command that was retried is one error. Regression: the failed read of an `expire` counted twice.
 #[tokio::test(start_paused = true)]
-async fn each_failed_command_is_counted_once() {
+async fn each_failed_command_counts_once() {
     let chaos = ChaosStore::new(1);
     let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
     let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
@@ -369,7 +369,7 @@ async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
 /// receives it after its tag was invalidated loads. So does a waiter with a tag that the load has not: nothing shows
 /// whether that tag was invalidated.
 #[tokio::test(start_paused = true)]
-async fn a_shared_value_is_given_to_no_waiter_after_its_tag_is_invalidated() {
+async fn a_shared_value_reaches_no_waiter_after_its_tag_is_invalidated() {
     for leader_has_it in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let replica = chaos.replica();

@@ -133,7 +133,7 @@ async fn an_entry_that_only_other_processes_can_read_stays_theirs() {
 
 #[cfg(feature = "local")]
 #[tokio::test]
-async fn a_copy_in_memory_is_the_value_itself_and_is_counted_as_large_as_it_is() {
+async fn a_copy_in_memory_is_the_value_itself_and_counts_with_its_full_size() {
     use bytes::Bytes;
 
     let store = MemoryStore::new();

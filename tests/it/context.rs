@@ -167,7 +167,7 @@ async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_negative_value_is_kept_for_negative_for() {
+async fn a_negative_value_is_stored_for_negative_for() {
     let guard = guard(policy().negative_for(secs(2)));
     let found = guard.get_or_load("key", || async { Ok::<_, String>(None::<u8>) }).await;
     assert_eq!(found.ok(), Some(None));
@@ -240,7 +240,7 @@ async fn an_expired_value_is_loaded_again_and_stands_in_if_that_fails() {
 
 /// Regression: for a value beyond 64 KiB, all waiters in other processes loaded for themselves at once.
 #[tokio::test(start_paused = true)]
-async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
+async fn a_long_value_that_is_not_stored_is_shared_with_all_waiters() {
     let (store, loads) = (MemoryStore::new(), Counter::default());
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()));
     let calls = (0..20).map(|caller| {
@@ -259,7 +259,7 @@ async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
 
 /// Regression: the waiter got the older value that the second `expire` kept for failed loads.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_not_given_an_expired_value() {
+async fn a_waiter_does_not_receive_an_expired_value() {
     let store = MemoryStore::new();
     let policy = policy().stale_if_error(secs(60)).build().expect("valid");
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -313,7 +313,7 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
 
 /// Regression: an empty value that was stored directly was kept for `fresh_for` in place of `negative_for`.
 #[tokio::test(start_paused = true)]
-async fn an_inserted_negative_value_is_kept_for_negative_for() {
+async fn an_inserted_negative_value_is_stored_for_negative_for() {
     for codec in [Codec::MessagePack, Codec::Json] {
         let guard = guard(policy().negative_for(secs(2)).codec(codec));
         guard.insert("key", &None::<u8>).await.expect("stored");

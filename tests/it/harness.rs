@@ -112,7 +112,7 @@ async fn paused_server_does_not_answer_until_resumed() {
 }
 
 #[test]
-fn dropped_server_is_gone_even_if_stopped() {
+fn a_dropped_server_ends_even_if_stopped() {
     let server = RedisServer::start();
     let pid = server.pid();
     server.pause();
@@ -136,7 +136,7 @@ fn the_minimal_user_has_the_documented_rights_and_no_more() {
 }
 
 #[tokio::test]
-async fn clients_and_subscriptions_are_counted_and_cut() {
+async fn the_server_counts_and_cuts_clients_and_subscriptions() {
     let server = RedisServer::start();
     let _conn = plain_connection(&server.client()).await;
     let mut pubsub = server.client().get_async_pubsub().await.unwrap();

@@ -245,7 +245,7 @@ async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime(
 /// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped then. The flight
 /// of another process that waits for it gives it to the callers that waited, and to none that came after the value had ended.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_ended_before_a_caller_came_is_not_given_to_it_by_a_flight_that_waited_for_it() {
+async fn a_flight_that_waited_for_a_value_does_not_return_it_to_a_caller_that_came_after_its_end() {
     let chaos = ChaosStore::new(1);
     let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
     let stopped = chaos.replica();

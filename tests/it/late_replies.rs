@@ -41,7 +41,7 @@ fn open() -> Gate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_between_a_commit_and_its_reply_is_given_no_older_value() {
+async fn a_caller_between_a_commit_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, an acquire, and a commit that arrives after 50 ms.
     let first = call(&slow, 1, &open());
@@ -54,7 +54,7 @@ async fn a_caller_between_a_commit_and_its_reply_is_given_no_older_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_between_an_acquire_and_its_reply_is_given_no_older_value() {
+async fn a_caller_between_an_acquire_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, and an acquire that arrives after 30 ms.
     let first = call(&slow, 9, &open());

@@ -24,7 +24,7 @@ fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
 
 /// The process may still hold the lease, and no other process would end it.
 #[tokio::test(start_paused = true)]
-async fn a_lease_without_a_confirmed_end_is_given_back() {
+async fn a_lease_without_a_confirmed_end_is_released() {
     for answer in [Answer::Value, Answer::Fail, Answer::Panic] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let [leading, other] = [(); 2].map(|()| node(&chaos, policy()));

@@ -31,7 +31,7 @@ async fn ask(guards: &[&StampedeGuard], origin: &Origin) -> Vec<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
+async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
     let (chaos, origin) = (chaos(), Origin::new());
     for tags in [vec![], vec!["t"]] {
         let policy =
@@ -49,7 +49,7 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
 
 /// No caller waits for ever, and none is given a value older than it knew of when it asked.
 #[tokio::test(start_paused = true)]
-async fn repeated_callers_are_given_no_value_older_than_they_know() {
+async fn repeated_callers_receive_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
     let chaos = chaos();
     let guard = StampedeGuard::new(chaos.clone());
@@ -115,7 +115,7 @@ async fn no_read_is_made_for_callers_that_left() {
 
 /// The first caller's read finds nothing and starts a flight, which the queued callers join.
 #[tokio::test(start_paused = true)]
-async fn a_crowd_that_finds_nothing_reads_once() {
+async fn callers_at_one_moment_that_find_nothing_read_once() {
     let (chaos, origin) = (chaos(), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
     assert_eq!(ask(&[&guard; CROWD], &origin).await, [0; CROWD]);
@@ -146,7 +146,7 @@ async fn a_caller_that_joins_a_load_reads_nothing() {
 
 /// A value that lacks a caller's tags is a miss for that caller, no matter which caller read it.
 #[tokio::test(start_paused = true)]
-async fn callers_of_a_shared_read_judge_it_by_their_own_tags() {
+async fn callers_of_a_shared_read_check_it_against_their_own_tags() {
     let (chaos, origin) = (chaos(), Origin::new());
     let plain = StampedeGuard::new(chaos.clone());
     let tagged = plain.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));

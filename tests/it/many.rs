@@ -144,7 +144,7 @@ async fn a_key_that_the_loader_leaves_out_fails_if_the_policy_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_fail_together_or_apart() {
+async fn keys_fail_together_or_separately() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let together = guard.get_or_load_many([1_u64, 2], |_| async { Err::<[(u64, u64); 0], _>("down") }).await;
     for answer in together {
@@ -221,7 +221,7 @@ async fn a_call_takes_one_permit_for_all_its_keys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_asks_for_one_of_its_keys_is_told_so() {
+async fn a_load_that_requests_one_of_its_own_keys_fails_as_reentrant() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let inner = guard.clone();
     let answers = guard

@@ -66,7 +66,7 @@ async fn the_key_function_names_what_the_function_stores() {
 
 /// Regression of a kind that other attributes have: their default key is a function's name, so two functions share values.
 #[tokio::test]
-async fn functions_of_one_name_have_the_keys_that_they_are_given() {
+async fn functions_of_one_name_have_the_keys_that_their_attributes_set() {
     mod users {
         #[stampede_guard::memoize(guard = guard, name = "user", skip(guard))]
         pub(super) async fn find(guard: &stampede_guard::StampedeGuard, id: u64) -> super::Never<String> {

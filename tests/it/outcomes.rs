@@ -37,7 +37,7 @@ fn is(info: AnswerInfo, outcome: Outcome, age: u64, fresh_for: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_is_told_how_it_was_answered() {
+async fn a_caller_receives_the_outcome_of_its_call() {
     let guard = guard(Policy::builder().fresh_for(secs(60)).stale_while_revalidate(secs(60)));
     let (led, joined) = tokio::join!(ask(&guard), ask(&guard));
     assert_eq!((led.0, joined.0), (7, 7));
@@ -50,7 +50,7 @@ async fn a_caller_is_told_how_it_was_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hit_from_memory_is_told_from_one_of_the_store() {
+async fn a_hit_from_memory_is_distinguished_from_one_of_the_store() {
     let guard = guard(Policy::builder().fresh_for(secs(60)).local_for(Duration::MAX));
     guard.connect().await.expect("there is no server");
     ask(&guard).await;

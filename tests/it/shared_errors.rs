@@ -145,7 +145,7 @@ async fn an_error_that_is_too_long_or_not_read_back_arrives_as_text() {
 
 /// Regression: in other processes it was told as a time-out.
 #[tokio::test(start_paused = true)]
-async fn an_absent_value_is_told_as_such_in_another_process() {
+async fn an_absent_value_is_reported_as_such_in_another_process() {
     use stampede_guard::{ErrorKind, OnAbsent};
     for guard in two([(); 2].map(|()| policy().on_absent(OnAbsent::Fail))) {
         let told = guard.get_or_load_many(["key"], |_| async { Ok::<[(&str, u8); 0], String>([]) }).await;

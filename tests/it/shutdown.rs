@@ -120,7 +120,7 @@ async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
 
 /// Regression: no answer said that the node had the lease, and it ended before it had given it back.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_until_a_possible_lease_is_given_back() {
+async fn a_shutdown_waits_until_a_possible_lease_is_released() {
     let (chaos, origin) = a_way_off(1);
     let (ending, other) = (unknowing(&chaos, &origin).await, node(&chaos));
     let ends = tokio::spawn({

@@ -184,7 +184,7 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
 /// Regression: tag ids lived for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
 /// miss from then on.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
+async fn a_tagged_value_is_stored_for_as_long_as_its_loader_says() {
     const DAY: Duration = Duration::from_secs(86_400);
     const TAGS: [&str; 2] = ["catalog", "sale"];
     for (of_policy, own, invalidated) in [(1, 0, 0), (0, 2, 1), (1, 1, 0), (1, 1, 1)] {
@@ -242,12 +242,12 @@ async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_during_a_tag_invalidation_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_a_tag_invalidation_is_neither_stored_nor_returned_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_tag("prices").await.expect("confirmed")).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_during_invalidate_all_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_invalidate_all_is_neither_stored_nor_returned_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_all().await.expect("confirmed")).await;
 }
 
@@ -333,7 +333,7 @@ async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
 /// soon.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_caller_after_an_invalidation_is_given_no_older_value_even_if_the_store_goes_down() {
+async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_store_goes_down() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
     for (invalidated, outage, loads) in

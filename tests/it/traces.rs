@@ -150,7 +150,7 @@ async fn a_failed_load_and_its_waiters_name_each_other_too() {
 /// Waiters of a response are answered before the load ends.
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
-async fn waiters_of_a_response_that_is_still_arriving_name_its_load() {
+async fn waiters_of_an_incomplete_response_name_its_load() {
     use bytes::Bytes;
     use futures_util::stream;
     use http_body::Frame;

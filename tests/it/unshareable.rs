@@ -18,7 +18,7 @@ fn secs(secs: u64) -> Duration {
 
 /// Regression: a value over `max_body` lost all protection without a warning.
 #[tokio::test(start_paused = true)]
-async fn an_unshareable_value_is_counted_and_warned_of_once_a_minute() {
+async fn an_unshareable_value_is_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard =

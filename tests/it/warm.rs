@@ -89,7 +89,7 @@ async fn before_the_first_connection_a_warm_up_waits_for_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_counted_and_the_other_groups_go_on() {
+async fn failures_are_recorded_and_the_other_groups_continue() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let load = |keys: Vec<u64>| async move {
         if keys.contains(&3) {
@@ -107,7 +107,7 @@ async fn failures_are_counted_and_the_other_groups_go_on() {
 
 /// Each row was counted as loaded, as if it were stored.
 #[tokio::test(start_paused = true)]
-async fn only_what_is_stored_is_counted_as_stored() {
+async fn only_stored_values_count_as_stored() {
     let (store, loads) = (MemoryStore::new(), Arc::default());
     let (off, trial) = (on(&store, Policy::builder()), on(&store, Policy::builder().shadow(true)));
     off.set_bypass(true);

@@ -8,7 +8,7 @@ contract! {
     a_lost_mutex_is_queued_for,
     a_take_instead_sent_again_changes_nothing,
     a_take_instead_that_does_not_queue_still_gives_way,
-    a_position_in_the_queue_is_given_up_too,
+    a_position_in_the_queue_is_abandoned_too,
     a_mutex_without_a_holder_goes_to_the_head_of_the_queue,
     giving_way_passes_over_the_dead,
     giving_way_to_a_holder_without_an_expiry_says_so,
@@ -98,7 +98,7 @@ async fn a_take_instead_that_does_not_queue_still_gives_way(world: &World) {
     assert!(waiter.look().await.is_none() && again.heard_nothing().await);
 }
 
-async fn a_position_in_the_queue_is_given_up_too(world: &World) {
+async fn a_position_in_the_queue_is_abandoned_too(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     let again = Asker::on(&one.node, &mutex("k"));

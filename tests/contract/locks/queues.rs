@@ -10,7 +10,7 @@ contract! {
     no_token_barges_in_after_an_expiry,
     a_take_that_serves_another_token_keeps_its_own_position,
     the_head_itself_takes_what_has_expired,
-    a_position_that_is_given_up_is_not_served,
+    an_abandoned_position_is_not_served,
     dead_nodes_are_passed_over,
     behind_several_dead_waiters_a_live_one_is_notified,
     waiters_that_have_left_are_passed_over,
@@ -118,7 +118,7 @@ async fn the_head_itself_takes_what_has_expired(world: &World) {
     assert!(two.free().await && two.look().await.is_none());
 }
 
-async fn a_position_that_is_given_up_is_not_served(world: &World) {
+async fn an_abandoned_position_is_not_served(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(!one.free().await, "it held nothing");

@@ -9,7 +9,7 @@ contract! {
     a_late_take_of_a_holder_takes_nothing,
     permits_are_served_first_come_first,
     a_freed_permit_goes_to_the_waiter_and_to_no_other_token,
-    a_position_for_a_permit_can_be_given_up,
+    a_position_for_a_permit_can_be_abandoned,
     a_caller_that_does_not_queue_is_not_handed_a_permit,
     dead_waiters_for_permits_are_passed_over,
     a_lease_that_ended_is_recovered_once,
@@ -136,7 +136,7 @@ async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) 
     assert!(two.heard_nothing().await, "it was queued once");
 }
 
-async fn a_position_for_a_permit_can_be_given_up(world: &World) {
+async fn a_position_for_a_permit_can_be_abandoned(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);

@@ -314,7 +314,7 @@ async fn a_connect_doctor_or_shutdown_that_is_dropped_anywhere_leaves_nothing() 
 
 /// Several calls at once, each dropped at another point.
 #[tokio::test(start_paused = true)]
-async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
+async fn concurrent_calls_that_are_dropped_anywhere_leave_nothing() {
     for &meets in ALL {
         for seed in 0..60 {
             let mut random = fastrand::Rng::with_seed(seed);

@@ -31,7 +31,7 @@ async fn without_the_setting_no_response_has_an_answer_info() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_way_of_an_answer_is_told_with_its_times() {
+async fn each_outcome_is_reported_with_its_times() {
     let inner =
         Inner::with_headers(&[("cache-control", "max-age=60, stale-while-revalidate=30"), ("etag", "\"1\"")]);
     let shop = shop_with(&inner, policy().http(telling()));
@@ -59,7 +59,7 @@ async fn each_way_of_an_answer_is_told_with_its_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_are_told_that_they_waited() {
+async fn the_outcome_of_a_waiter_is_coalesced() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=60")]).held();
     let shops = replicas_with(2, &inner, policy().http(telling()));
     let asked: Vec<_> = (0..6)
@@ -81,7 +81,7 @@ async fn waiters_are_told_that_they_waited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_of_a_failed_load_is_told_so_and_a_response_for_one_client_is_not_fresh() {
+async fn a_waiter_of_a_failed_load_has_failed_and_a_response_for_one_client_is_not_fresh() {
     let inner = Inner::with(|_, _| Err(Down("gone".into()))).held();
     let shop = shop_with(&inner, policy().http(telling()));
     let leader = tokio::spawn(shop.clone().oneshot(get("/")));
@@ -116,7 +116,7 @@ async fn a_validated_response_is_led_and_fresh() {
 
 #[cfg(feature = "local")]
 #[tokio::test(start_paused = true)]
-async fn a_hit_from_memory_is_told_apart() {
+async fn a_hit_from_memory_is_reported_as_such() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=60")]);
     let shop = shop_with(&inner, policy().http(telling()).local_for(secs(60)));
     let mut outcomes = Vec::new();

@@ -113,7 +113,7 @@ async fn without_a_length_waiters_wait_for_the_whole() {
 
 /// A response that takes longer than a load may is not stored, but its readers get the whole of it.
 #[tokio::test(start_paused = true)]
-async fn a_slow_body_is_kept_to_its_end_for_all_its_readers() {
+async fn a_slow_body_is_buffered_to_its_end_for_all_its_readers() {
     let (feed, body) = Feed::new();
     let headers = [("content-length", "6")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("secret"))]);
@@ -209,7 +209,7 @@ async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_for_another_variant_does_not_read_an_arriving_body() {
+async fn a_request_for_another_variant_does_not_read_an_incomplete_body() {
     let (english, body) = Feed::new();
     let headers = [("content-length", "3"), ("vary", "accept-language")];
     let german = respond(200, &[("vary", "accept-language")], whole("de".to_owned()));
@@ -252,7 +252,7 @@ async fn a_waiter_that_leaves_or_is_slow_delays_no_other_client() {
 
 /// The response may be invalidated by a tag before it is complete, and a later client must not be given it.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_response_is_given_to_others_only_after_its_tags_were_checked() {
+async fn a_tagged_response_reaches_others_only_after_its_tags_were_checked() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([
         respond(200, &[("content-length", "3")], body),

@@ -216,7 +216,7 @@ async fn a_slow_body_reaches_its_client_whole_and_waiters_load_for_themselves() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_over_the_bound_is_dropped_once_its_client_is_gone() {
+async fn a_body_over_the_bound_is_dropped_once_its_client_has_left() {
     let (body, polled) = chunks(1_000_000);
     let shop = shop_with(&Inner::in_turn([Response::new(body)]), policy().max_body(CHUNK));
     let response = shop.clone().oneshot(get("/")).await.unwrap();

@@ -252,7 +252,7 @@ async fn a_head_of_a_stored_204_has_no_content_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_with_credentials_or_a_question_for_the_origin_is_not_looked_up() {
+async fn a_head_with_credentials_or_a_question_for_the_origin_causes_no_look_up() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

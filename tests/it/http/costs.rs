@@ -103,7 +103,7 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
 
 /// C14: the cost is per process, not per client.
 #[tokio::test]
-async fn a_crowd_costs_the_store_no_more_than_one_client() {
+async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
     let shops = shops(&server, &inner, 2).await;
     inner.gate.close();

@@ -56,7 +56,7 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
 /// Regression: tag ids lived for a day, whatever the origin said, and the response was loaded again after that. Both
 /// for a load that others share, and for a load apart from them until the response allows sharing.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_response_is_kept_for_its_lifetime() {
+async fn a_tagged_response_is_stored_for_its_lifetime() {
     const DAY: Duration = Duration::from_secs(86_400);
     for (first, text) in [(get("/"), " 1"), (authorized("ann"), "ann 1")] {
         let inner = personal("public, max-age=604800");
@@ -229,7 +229,7 @@ async fn a_load_longer_than_the_lease_is_stored_for_all() {
 /// A client that comes after an invalidation does not read a response that began before. Such readers wait on the key
 /// of the leader's credentials, which an invalidation of the resource does not reach.
 #[tokio::test(start_paused = true)]
-async fn an_arriving_response_to_credentials_is_not_for_clients_after_an_invalidation() {
+async fn an_incomplete_response_to_credentials_is_not_for_clients_after_an_invalidation() {
     let (feed, body) = Feed::new();
     let headers = [("cache-control", "public, max-age=60"), ("content-length", "3")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("new"))]);
@@ -266,7 +266,7 @@ async fn a_users_load_is_not_stored_after_an_invalidation() {
 
 /// A private cache keeps private responses, separately for each user.
 #[tokio::test(start_paused = true)]
-async fn a_private_cache_keeps_users_apart() {
+async fn a_private_cache_separates_users() {
     for control in ["private, max-age=60", "max-age=60", "public, max-age=60"] {
         let inner = personal(control).held();
         let shop = shop_with(&inner, policy().http(HttpPolicy::private()));

@@ -58,7 +58,7 @@ async fn an_insisting_client_gets_a_load_that_began_after_its_request() {
 /// is loaded, without the store, and also if the store is back a moment later.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn an_insisting_client_is_not_given_a_stored_response_after_a_failed_look_up() {
+async fn an_insisting_client_receives_no_stored_response_after_a_failed_look_up() {
     use stampede_guard::StampedeGuard;
     use stampede_guard::testing::{ChaosStore, Fault};
 

@@ -177,7 +177,7 @@ async fn the_leaders_request_reaches_the_inner_service_as_it_was() {
 
 /// S2.5
 #[tokio::test(start_paused = true)]
-async fn every_request_is_counted_once_by_its_outcome() {
+async fn every_request_counts_once_by_its_outcome() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = guard();
     let shop = guard.layer(inner.clone());
@@ -251,7 +251,7 @@ mod store_down {
     }
 
     #[tokio::test]
-    async fn a_client_is_not_given_the_same_failure_twice() {
+    async fn a_client_does_not_receive_the_same_failure_twice() {
         let server = crate::support::redis_server::RedisServer::start();
         let inner = Inner::with(|n, _| match n {
             1 => Err(Down("no route".to_owned())),

@@ -157,7 +157,7 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() 
 
 /// A HEAD, slow or given up, must not be what other requests wait for.
 #[tokio::test(start_paused = true)]
-async fn a_head_in_progress_or_given_up_delays_no_get() {
+async fn a_head_in_progress_or_abandoned_delays_no_get() {
     for given_up in [false, true] {
         let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
         let shops = stale(&inner).await;

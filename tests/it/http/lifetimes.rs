@@ -66,7 +66,7 @@ async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
 
 /// A8
 #[tokio::test(start_paused = true)]
-async fn an_explicit_lifetime_is_kept_for_any_status_but_failures_and_parts() {
+async fn an_explicit_lifetime_applies_to_any_status_but_failures_and_parts() {
     for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 451] {
         lasts(status, control("max-age=10"), 10).await;
     }

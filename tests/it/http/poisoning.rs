@@ -22,7 +22,7 @@ fn reflecting(vary: Option<&'static str>) -> Inner {
 
 /// B4, B6: headers that are not in the key, and that change the answer of many frameworks.
 #[tokio::test(start_paused = true)]
-async fn the_response_to_an_unkeyed_header_is_given_to_no_other_request() {
+async fn the_response_to_an_unkeyed_header_reaches_no_other_request() {
     let headers = [
         "x-http-method-override",
         "x-http-method",
@@ -92,7 +92,7 @@ async fn the_response_to_a_forwarding_header_is_for_equal_requests_only() {
 
 /// B5, B14: bodies, and two contradicting lengths, as in request smuggling.
 #[tokio::test(start_paused = true)]
-async fn the_response_to_a_fat_or_smuggling_get_is_given_to_no_other_request() {
+async fn the_response_to_a_fat_or_smuggling_get_reaches_no_other_request() {
     let fat = |headers: &[(&str, &str)]| {
         request("GET", "/", headers).map(|_| Full::new(Bytes::from_static(b"evil")))
     };
@@ -115,7 +115,7 @@ async fn the_response_to_a_fat_or_smuggling_get_is_given_to_no_other_request() {
 /// A request line may name an authority only, and servers accept it with any method (RFC 9112, 3.2.3). A router finds
 /// no route for it. Regression: that 404 was stored as the response of `/`.
 #[tokio::test]
-async fn the_response_to_a_target_without_a_path_is_given_to_no_other_request() {
+async fn the_response_to_a_target_without_a_path_reaches_no_other_request() {
     let app = Router::new().route("/", axum::routing::get(|| async { "home" })).layer(guard());
     let addr = serve(app).await;
     for cold in [true, false] {

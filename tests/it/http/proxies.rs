@@ -308,7 +308,7 @@ async fn an_invented_report_with_a_shorter_vary_does_not_prevent_storing() {
 
 /// Regression: the invented report took the only place.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_takes_no_variants_place() {
+async fn an_invented_report_replaces_no_variant() {
     let inner = Inner::numbered(|_| ());
     let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(1)));
     ask(&shop, by(&[EVIL])).await;
@@ -319,7 +319,7 @@ async fn an_invented_report_takes_no_variants_place() {
 
 /// Regression: all 20 requests that waited for it loaded alone.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
+async fn an_invented_report_that_is_refused_sends_no_stampede_to_the_handler() {
     let inner = Inner::with(move |n, request| {
         Ok(if is_evil(request) {
             respond(400, &[], whole("no such host"))

@@ -12,7 +12,7 @@ fn part(range: &str) -> Req {
 /// RFC 9530, 2, and RFC 1864: both digests are of one message's content, so a part that the guard cuts or joins has
 /// neither. `Repr-Digest` (RFC 9530, 3) is of the whole, whichever part is sent.
 #[tokio::test(start_paused = true)]
-async fn digests_of_the_content_are_not_given_with_other_content() {
+async fn digests_of_the_content_are_not_sent_with_other_content() {
     let digests = |seen: &Seen| {
         ["content-digest", "content-md5", "repr-digest"]
             .map(|name| seen.header(name).unwrap_or_default().to_owned())
@@ -57,7 +57,7 @@ async fn digests_of_the_content_are_not_given_with_other_content() {
 
 /// A trailer may contain a digest too (RFC 9530, 2), and each of the joined parts has its own.
 #[tokio::test(start_paused = true)]
-async fn the_trailers_of_a_part_are_not_given_with_joined_parts() {
+async fn the_trailers_of_a_part_are_not_sent_with_joined_parts() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=60"), ("content-range", &range)];

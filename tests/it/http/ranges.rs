@@ -131,7 +131,7 @@ async fn parts_are_stored_and_joined_by_a_strong_validator() {
 
 /// RFC 9111, 5.2.2.4: a joined response has no field that the newer part's `no-cache` withholds.
 #[tokio::test(start_paused = true)]
-async fn a_field_withheld_by_a_later_part_is_not_given_with_the_whole() {
+async fn a_field_withheld_by_a_later_part_is_not_sent_with_the_whole() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let (control, name) = match n {

@@ -74,7 +74,7 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
 /// Regression: after a wait of a second, a waiter was told a positive freshness of a response that must always be
 /// validated.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_told_no_freshness_that_the_response_lacks() {
+async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
     let cases = [
         ("no-cache", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
         ("max-age=0", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),

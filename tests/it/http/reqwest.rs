@@ -205,7 +205,7 @@ async fn a_response_to_credentials_goes_to_its_own_caller_only() {
 }
 
 #[tokio::test]
-async fn a_private_policy_keeps_users_apart() {
+async fn a_private_policy_separates_users() {
     for form in both_with(&Client::new(), HttpPolicy::private()) {
         let api = Api::start().await;
         for (user, n) in [("ann", 1), ("ann", 1), ("bob", 2), ("ann", 1)] {
@@ -424,7 +424,7 @@ async fn a_load_goes_on_without_the_request_that_began_it() {
 }
 
 #[tokio::test]
-async fn a_stale_response_is_refreshed_after_it_was_given() {
+async fn a_stale_response_is_refreshed_after_it_was_served() {
     for form in both() {
         let api = Api::start().await;
         assert_eq!(form.text(api.get("/stale")).await, "1");

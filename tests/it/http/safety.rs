@@ -234,7 +234,7 @@ async fn a_marker_keeps_requests_from_queueing_for_ten_seconds() {
 
 /// A stored response that may no longer be served does not prevent the marker.
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_has_become_private_is_marked_in_place_of_its_stored_response() {
+async fn a_marker_replaces_the_stored_response_of_a_resource_that_has_become_private() {
     let inner = Inner::with(|n, _| {
         let public = [("etag", "\"a\""), ("cache-control", "max-age=1")];
         let headers = if n == 1 { &public[..] } else { &[("cache-control", "private")] };
@@ -266,7 +266,7 @@ async fn a_marked_resource_that_becomes_cacheable_is_cached_by_the_next_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_request_of_a_crowd_heals_a_marked_resource() {
+async fn one_of_many_requests_heals_a_marked_resource() {
     let inner = private_until(1);
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

@@ -260,7 +260,7 @@ async fn admit(request: Request, next: Next) -> Response {
 }
 
 #[tokio::test]
-async fn a_refused_client_is_never_given_a_hit() {
+async fn a_refused_client_never_receives_a_hit() {
     let plan = |cache_control: &'static str| {
         let headers = [(CACHE_CONTROL, cache_control)];
         Router::new().route("/plan", get(async move || (headers, "secret plan")))

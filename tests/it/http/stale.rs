@@ -98,7 +98,7 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
 
 /// The stand-in for others is not given to a client that refuses stale responses: it gets the origin's own answer.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_refuses_stale_responses_is_given_no_stand_in() {
+async fn a_client_that_refuses_stale_responses_receives_no_stand_in() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
@@ -119,7 +119,7 @@ async fn a_client_that_refuses_stale_responses_is_given_no_stand_in() {
 
 /// The inner service's error goes to its own client, if that client accepts nothing else.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_refuses_stale_responses_is_given_the_error_itself() {
+async fn a_client_that_refuses_stale_responses_receives_the_error_itself() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(0));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;

@@ -91,7 +91,7 @@ async fn a_body_found_too_long_before_its_head_is_sent_is_not_reported_as_stored
 
 /// Regression: a hot route lost its protection without a sign.
 #[tokio::test(start_paused = true)]
-async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
+async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let inner = Inner::with(|n, _| {
@@ -129,7 +129,7 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
 
 /// A slow body is not a long one: a higher bound would not help.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
+async fn a_body_that_times_out_is_not_reported_as_too_long() {
     let (feed, body) = Feed::new();
     let (guard, shop) = guarded(&Inner::in_turn([Response::new(body)]));
     let response = tower::ServiceExt::oneshot(shop, get("/")).await.unwrap();

@@ -179,7 +179,7 @@ async fn each_unsafe_request_is_sent_without_waiting() {
 
 /// Strictly, the response to a POST may be stored for GETs; but no GET waits for that.
 #[tokio::test(start_paused = true)]
-async fn a_post_in_progress_or_given_up_delays_no_get() {
+async fn a_post_in_progress_or_abandoned_delays_no_get() {
     for given_up in [false, true] {
         let inner = Inner::with_headers(&[("cache-control", "max-age=60")]).held();
         let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));

@@ -98,7 +98,7 @@ async fn a_304_updates_the_headers_and_restarts_the_freshness() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_in_two_replicas_asks_once() {
+async fn many_clients_of_two_replicas_cause_one_validation() {
     let inner = tagged("max-age=10");
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;

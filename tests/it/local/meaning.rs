@@ -136,7 +136,7 @@ async fn a_stale_value_is_served_by_the_stale_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_asks_for_its_own_key_is_told_so() {
+async fn a_load_that_requests_its_own_key_fails_as_reentrant() {
     let [guard] = replicas(keeping());
     let inner = guard.clone();
     let load = move || async move {

@@ -140,7 +140,7 @@ async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns
 
 /// The lease may end during an attempt to renew it, or between two attempts that fail at once.
 #[tokio::test(start_paused = true)]
-async fn each_lapse_of_the_lease_is_counted_once() {
+async fn each_lapse_of_the_lease_counts_once() {
     let (_chaos, [(replica, guard)]) = fleet(keeping);
     let origin = Origin::new();
     for lapses in 1..=3 {
@@ -502,7 +502,7 @@ async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for(
 
 // P18.
 #[tokio::test(start_paused = true)]
-async fn copies_take_no_more_bytes_than_the_builder_was_given() {
+async fn copies_take_no_more_bytes_than_the_builder_allows() {
     const CAPACITY: u64 = 1024 * 1024;
     let guard = StampedeGuard::builder(MemoryStore::with_capacity(64 << 20))
         .policy(keeping().build().expect("valid"))

@@ -20,7 +20,7 @@ fn users() -> Router {
 }
 
 #[test]
-fn requests_are_counted_by_the_route_that_matched_them() {
+fn requests_are_recorded_by_the_route_that_matched_them() {
     let recorded = Recorded::default();
     recorded.during(async {
         let guard =

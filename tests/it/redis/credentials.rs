@@ -235,7 +235,7 @@ async fn a_wait_by_announcements_outlives_tokens() {
 
 /// A password that is rotated by hand, from a file: it has no end that the provider knows.
 #[tokio::test]
-async fn a_password_without_an_end_is_asked_for_with_each_new_connection() {
+async fn a_password_without_an_expiry_is_requested_for_each_new_connection() {
     let server = RedisServer::start();
     let number = Arc::new(AtomicU32::new(1));
     let present = Arc::clone(&number);
@@ -336,7 +336,7 @@ async fn behind_sentinels_tokens_cost_nothing_and_a_failover_uses_the_present_on
 
 #[cfg(feature = "cluster")]
 #[tokio::test]
-async fn on_a_cluster_each_node_is_given_each_token() {
+async fn on_a_cluster_each_node_receives_each_token() {
     use redis::cluster::ClusterClient;
 
     use crate::support::cluster::{CLUSTER_RIGHTS, Cluster};

@@ -218,7 +218,7 @@ async fn a_missing_right_to_subscribe_is_reported_with_its_cost() {
 
 /// Guards against a former defect: the advice about a silent middlebox was to grant a right.
 #[tokio::test]
-async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() {
+async fn a_subscription_without_an_answer_is_distinguished_from_one_that_is_refused() {
     let server = RedisServer::start();
     let proxy = crate::support::proxy::Proxy::start(server.port()).await;
     proxy.set(crate::support::proxy::Mode::BlackHoleSubscriptions);

@@ -59,7 +59,7 @@ async fn stale_by_now() {
 }
 
 #[tokio::test]
-async fn after_the_soft_timeout_every_node_is_given_the_stale_value_and_the_load_is_stored_for_all() {
+async fn after_the_soft_timeout_every_node_receives_the_stale_value_and_the_load_is_stored_for_all() {
     let mut fleet = Fleet::start(policy().stale_if_error(SOON).soft_timeout(ms(30))).await;
     assert_eq!(fleet.ask(0).await, 1);
     stale_by_now().await;
@@ -146,7 +146,7 @@ async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() 
 }
 
 #[tokio::test]
-async fn values_that_are_stored_together_end_apart() {
+async fn values_that_are_stored_together_expire_at_different_times() {
     let server = RedisServer::start();
     let node =
         local(&server, policy().fresh_for(Duration::from_secs(1000)).ttl_jitter(0.1).build().expect("valid"))

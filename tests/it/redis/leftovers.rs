@@ -95,7 +95,7 @@ async fn a_value_leaves_nothing_but_its_entry() {
 /// Guards against a former defect: flights that each waited 20 ms behind a load of 20 s left 44 places a second in the queue, and
 /// each end of a load had to pass them.
 #[tokio::test]
-async fn flights_that_waited_for_long_enough_leave_no_places_in_the_queue() {
+async fn flights_that_waited_for_long_enough_leave_no_entries_in_the_queue() {
     let server = RedisServer::start();
     let leads = local(&server, lease_of(SOON * 2)).await;
     let hurried = patient(SOON * 2).wait_timeout(Duration::from_millis(20), OnWaitTimeout::Load);

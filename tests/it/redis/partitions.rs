@@ -147,13 +147,13 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
 }
 
 #[tokio::test]
-async fn a_lease_grant_lost_to_a_timeout_is_given_back() {
+async fn a_lease_grant_lost_to_a_timeout_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|_| ()).await;
 }
 
 /// The connection breaks after the acquire has run.
 #[tokio::test]
-async fn a_lease_grant_lost_with_the_connection_is_given_back() {
+async fn a_lease_grant_lost_with_the_connection_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 

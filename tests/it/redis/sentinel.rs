@@ -187,7 +187,7 @@ async fn a_primary_that_became_a_replica_is_not_read_from() {
 
 /// A primary that is cut off from its replicas and the sentinels still reports the role of a primary.
 #[tokio::test]
-async fn a_primary_that_the_sentinels_have_given_up_is_left() {
+async fn a_primary_that_the_sentinels_have_replaced_is_left() {
     let watch = Sentinels::start();
     let guard = connected(&watch).await;
     answer(&guard, "k", 1).await;

@@ -29,7 +29,7 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn any_number_of_guards_have_two_connections_and_all_are_told() {
+async fn any_number_of_guards_have_two_connections_and_all_are_notified() {
     let server = RedisServer::start();
     let (here, there) = (backend(&server), backend(&server));
     let mut pairs = Vec::new();
@@ -145,7 +145,7 @@ async fn a_guard_that_ends_leaves_the_others_their_connections_and_the_last_clos
 }
 
 #[tokio::test]
-async fn all_guards_are_told_again_after_their_connections_were_lost() {
+async fn all_guards_are_notified_again_after_their_connections_were_lost() {
     let server = RedisServer::start();
     let (here, there) = (backend(&server), backend(&server));
     let mut pairs = Vec::new();

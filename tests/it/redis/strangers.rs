@@ -165,7 +165,7 @@ async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
 /// With foreign data in place of the lease, the queue or the outcome, nodes may not coordinate, but every caller is answered, by at
 /// most one load per process.
 #[tokio::test]
-async fn other_peoples_data_in_place_of_lease_or_queue_does_no_harm() {
+async fn foreign_data_instead_of_lease_or_queue_does_no_harm() {
     for kind in ["l", "q", "o"] {
         let server = RedisServer::start();
         let guards = pair(&server).await;

@@ -143,7 +143,7 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
 
 /// The commit's reply is lost, or the commit was never sent: the guard gives back the lease that it may hold.
 #[tokio::test]
-async fn a_lease_that_may_be_held_is_given_back() {
+async fn a_lease_that_may_be_held_is_released() {
     let server = Server::start().await;
     // Run twice: only the first run sends the scripts' text.
     for number in [0, 1] {
@@ -178,7 +178,7 @@ async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
 
 /// More processes wait than one script call wakes, so the invalidation wakes them in two calls.
 #[tokio::test]
-async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
+async fn an_invalidation_that_notifies_many_waiters_and_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let queue = format!("sg1:q:{{default:{}}}", stage.name);

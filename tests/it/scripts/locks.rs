@@ -108,7 +108,7 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
 /// Several waiters of one process: once its inbox is open the process asks about them, and then all leave at the same moment. The
 /// holder has extended its lock beyond the time in its token.
 #[tokio::test]
-async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
+async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
     broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();

@@ -108,7 +108,7 @@ async fn waiters_that_give_up_at_random_leave_the_others_alone() {
 /// A waiter that leaves while the mutex is held gives up its place: it would be in the way of the next release, and
 /// stay as long as the queue.
 #[tokio::test]
-async fn a_waiter_that_leaves_gives_up_its_place() {
+async fn a_waiter_that_leaves_gives_up_its_position() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;

@@ -174,7 +174,7 @@ async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
 
 /// S0.6, S1.15: true if the mutex was held; false the second time, and after expiry. A caller that never acquired has
 /// no guard to unlock.
-async fn unlocking_tells_whether_it_was_held(stage: Stage) {
+async fn unlocking_returns_whether_it_was_held(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut guard = locked(&b).await;
     assert!(guard.unlock().await.expect("asks"));
@@ -285,7 +285,7 @@ async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
 
 /// S5.3, S5.12: any client can read the rest of the holder's TTL. The holder's own estimate is lower, and costs no
 /// command.
-async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
+async fn a_busy_mutex_reports_how_long_it_may_take(stage: Stage) {
     let [a, b] = stage.handles_of(ms(50_000));
     assert_eq!(b.remaining().await.expect("asks"), None);
     let guard = locked(&a).await;
@@ -346,7 +346,7 @@ cases! {
     a_non_expiring_lock_does_not_expire,
     attempts_run_out,
     a_mutex_unlocked_between_retries_is_acquired,
-    unlocking_tells_whether_it_was_held,
+    unlocking_returns_whether_it_was_held,
     unlocking_clears_all_predicates,
     unlocking_a_lost_mutex_frees_the_handle,
     unlocking_lets_others_acquire,
@@ -355,7 +355,7 @@ cases! {
     synchronize_excludes_others_and_lets_them_in_after,
     synchronize_keeps_the_value_of_work_that_took_too_long,
     extending_starts_the_time_anew_and_creates_nothing,
-    a_busy_mutex_tells_how_long_it_may_take,
+    a_busy_mutex_reports_how_long_it_may_take,
     any_client_unlocks_by_force,
     busy_and_unreachable_are_different_answers,
 }

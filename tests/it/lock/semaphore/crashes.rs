@@ -212,7 +212,7 @@ async fn free_behind(behind: &Semaphore) -> Permit {
 
 /// A permit is granted and the answer lost: the caller gets an error, and the permit is free again at once.
 #[tokio::test]
-async fn a_permit_is_given_back_when_the_answer_to_its_grant_is_lost() {
+async fn a_permit_is_released_when_the_answer_to_its_grant_is_lost() {
     let unanswered = async |wait: Wait| {
         let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
         proxy.set(Mode::NoReplies);

@@ -158,7 +158,7 @@ fn calls(calls: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn a_transcript_in_order_is_counted() {
+fn a_transcript_in_order_is_accepted() {
     let seen =
         "grant a, grant b, queue c, queue d, queue e, free a, next, grant c, leave d, now 100, next, grant e";
     let transcript = replay(&calls(seen), "t", 2);

@@ -56,7 +56,7 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
 /// A master hangs and is not replaced, while its keys are requested all the time. The other nodes must not be asked about the slots
 /// ten times a second by every process.
 #[tokio::test]
-async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
+async fn a_master_that_hangs_causes_few_slot_queries() {
     let cluster = Cluster::patient();
     let guard = unconnected(&cluster.url(), Policy::default());
     connects(&guard).await;

@@ -93,7 +93,7 @@ async fn a_server_without_room_for_connections_is_used_a_second_after_it_has_som
 }
 
 #[tokio::test]
-async fn rights_are_used_a_second_after_they_are_given_back() {
+async fn rights_are_used_a_second_after_they_are_restored() {
     is_used_a_second_after_commands(
         &[&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]],
         &["ACL", "SETUSER", "minimal", "+evalsha", "+eval"],
