@@ -4,8 +4,6 @@ mod bumps;
 #[cfg(feature = "redis")]
 mod clock;
 #[cfg(feature = "redis")]
-mod crowds;
-#[cfg(feature = "redis")]
 mod equal_answers;
 #[cfg(feature = "redis")]
 mod foreign;
@@ -13,6 +11,8 @@ mod foreign;
 mod keyspace;
 #[cfg(feature = "redis")]
 mod leaving;
+#[cfg(feature = "redis")]
+mod long_queues;
 mod mutexes;
 #[cfg(feature = "redis")]
 mod on_redis;
@@ -39,7 +39,7 @@ pub(super) fn cases() -> Vec<on_cluster::Case> {
 /// The cases that affect a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
-    [on_redis::cases(), crowds::cases(), clock::cases(), leaving::cases()].concat()
+    [on_redis::cases(), long_queues::cases(), clock::cases(), leaving::cases()].concat()
 }
 
 fn mutex(name: &str) -> LockName {

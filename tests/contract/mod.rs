@@ -70,12 +70,12 @@ macro_rules! on_servers {
 
 mod attempts;
 #[cfg(feature = "redis")]
-mod crowds;
-#[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
 mod lists;
 mod locks;
+#[cfg(feature = "redis")]
+mod long_queues;
 #[cfg(feature = "cluster")]
 mod on_cluster;
 #[cfg(feature = "redis")]

@@ -73,7 +73,8 @@ async fn the_contract_holds_on_a_cluster() {
         failures(
             &world,
             "server-case",
-            [on_redis::cases(), crowds::cases(), locks::server_cases(), volumes::server_cases()].concat(),
+            [on_redis::cases(), long_queues::cases(), locks::server_cases(), volumes::server_cases()]
+                .concat(),
             1,
         )
         .await,

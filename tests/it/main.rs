@@ -21,8 +21,6 @@ mod coalescing;
 #[cfg(feature = "lz4")]
 mod compression;
 mod context;
-#[cfg(any(feature = "redis", feature = "testing"))]
-mod crowd;
 #[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls", feature = "http"))]
 mod deployments_to_try;
 mod drops;
@@ -48,7 +46,11 @@ mod local;
 mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
+#[cfg(feature = "testing")]
+mod lost_grants;
 mod many;
+#[cfg(any(feature = "redis", feature = "testing"))]
+mod many_keys;
 mod many_permits;
 #[cfg(feature = "macros")]
 mod memoize_attribute;
@@ -83,8 +85,6 @@ mod tags;
 mod traces;
 #[cfg(feature = "testing")]
 mod unconfirmed;
-#[cfg(feature = "testing")]
-mod unheard;
 mod unshareable;
 mod unstorable;
 mod warm;

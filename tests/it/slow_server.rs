@@ -10,7 +10,7 @@ use stampede_guard::testing::ChaosStore;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
-use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
+use crate::many_keys::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 
 const NODES: usize = 3;
 

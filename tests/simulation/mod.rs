@@ -31,7 +31,7 @@
 
 mod aftermath;
 mod bounds;
-mod crowds;
+mod bulk;
 pub(crate) mod dropped;
 mod events;
 mod excuses;
@@ -127,7 +127,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
         report.violations.extend(match seed % 8 {
             1 => LocalSet::new().block_on(&paused(), stops::violations(seed)),
             3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
-            5 => paused().block_on(crowds::violations(seed)),
+            5 => paused().block_on(bulk::violations(seed)),
             7 => paused().block_on(overflows::violations(seed)),
             _ => Vec::new(),
         });

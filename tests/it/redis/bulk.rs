@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use tokio::time::sleep;
 
 use super::*;
-use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
+use crate::many_keys::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 use crate::support::proxy::{Mode, Proxy};
 
 const NODES: usize = 3;

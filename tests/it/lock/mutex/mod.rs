@@ -6,7 +6,6 @@
 
 mod arguments;
 mod bumps;
-mod crowds;
 mod drops;
 mod expiry;
 mod fairness;
@@ -16,6 +15,7 @@ mod forks;
 mod keyspace;
 mod kills;
 mod late_answers;
+mod many_waiters;
 mod names;
 mod polling;
 mod processes;
