@@ -205,7 +205,7 @@ impl World {
 
     /// The server with the keys of this name.
     #[cfg(feature = "redis")]
-    fn home(&self, name: &str) -> &support::redis_server::RedisServer {
+    fn server_of(&self, name: &str) -> &support::redis_server::RedisServer {
         let _ = name;
         match self {
             Self::Memory(_) => unreachable!("these cases are about a server"),
@@ -261,20 +261,20 @@ impl Flight {
     }
 
     /// A flight on a separate node.
-    async fn apart(world: &World, key: &Key) -> Self {
+    async fn separate(world: &World, key: &Key) -> Self {
         Self::on(&world.node().await, key)
     }
 
     /// A flight on a separate node that holds the lease.
     async fn holding(world: &World, key: &Key) -> Self {
-        let flight = Self::apart(world, key).await;
+        let flight = Self::separate(world, key).await;
         flight.must_hold().await;
         flight
     }
 
     /// A flight on a separate node that waits in the queue.
     async fn waiting(world: &World, key: &Key) -> Self {
-        let flight = Self::apart(world, key).await;
+        let flight = Self::separate(world, key).await;
         flight.must_wait().await;
         flight
     }
@@ -384,7 +384,7 @@ impl Flight {
         self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
 
-    async fn heard_nothing(&self) -> bool {
+    async fn has_no_hints(&self) -> bool {
         self.hints_so_far().await.is_none()
     }
 

@@ -26,8 +26,8 @@ struct Database(Arc<AtomicU64>);
 
 impl Database {
     async fn price(&self, id: u64) -> Result<Option<u64>, DbError> {
-        let asked = self.0.fetch_add(1, Ordering::SeqCst);
-        if id == 0 { Err(DbError) } else { Ok((id < 100).then_some(499 + asked)) }
+        let earlier = self.0.fetch_add(1, Ordering::SeqCst);
+        if id == 0 { Err(DbError) } else { Ok((id < 100).then_some(499 + earlier)) }
     }
 
     async fn find(&self, text: &str) -> Result<Vec<u64>, DbError> {

@@ -137,9 +137,9 @@ async fn failures_are_shared_for_error_for() -> Result<(), Box<dyn Error>> {
     assert!(matches!(first.loader(), Some(DbError::Down)));
     assert_eq!(first.to_string(), "the load failed: the database is down");
     // A moment later, in another process: told, not loaded.
-    let told = there.get_or_load("key", fail).await.expect_err("failed");
-    assert!(told.is_remote());
-    assert_eq!(told.to_string(), "another caller's load failed: the database is down");
+    let failure = there.get_or_load("key", fail).await.expect_err("failed");
+    assert!(failure.is_remote());
+    assert_eq!(failure.to_string(), "another caller's load failed: the database is down");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let again = there.get_or_load("key", fail).await.expect_err("failed");
     assert!(again.loader().is_some(), "loaded again");
@@ -149,8 +149,8 @@ async fn failures_are_shared_for_error_for() -> Result<(), Box<dyn Error>> {
 #[tokio::test(start_paused = true)]
 async fn limits_of_time() -> Result<(), Box<dyn Error>> {
     let policy = Policy::builder()
-        .load_timeout(Duration::from_secs(10)) // ends a load; all waiters are told
-        .wait_timeout(Duration::from_secs(2), OnWaitTimeout::Fail) // a waiter is told after 2 s; the load goes on
+        .load_timeout(Duration::from_secs(10)) // ends a load; all waiters receive the error
+        .wait_timeout(Duration::from_secs(2), OnWaitTimeout::Fail) // a waiter gives up after 2 s; the load goes on
         .build()?;
     let guard = StampedeGuard::in_memory().with_policy(policy);
     let hang = || async { std::future::pending::<Result<u8, DbError>>().await };

@@ -223,7 +223,7 @@ async fn a_layer_that_refuses_clients_belongs_outside_or_is_declared() -> Result
     let declared = HttpPolicy::default().credential_header(office);
     let declared = StampedeGuard::in_memory().with_policy(Policy::builder().http(declared).build()?);
     let right = [
-        plan().layer(StampedeGuard::in_memory()).layer(from_fn(admit)), // outside: asked for hits too
+        plan().layer(StampedeGuard::in_memory()).layer(from_fn(admit)), // outside: called for hits too
         plan().layer(from_fn(admit)).layer(declared), // declared: a request with the header bypasses
     ];
     for app in right {

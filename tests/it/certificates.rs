@@ -110,9 +110,9 @@ impl TlsServer {
     /// Presents a certificate, and verifies clients' certificates with the authority.
     pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
         let files = authority.files(identity);
-        let given: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let server_args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
         // The last argument of a name counts, so `args` can override.
-        let plain = RedisServer::with_args_of(|| [files.arguments(), given.clone()].concat());
+        let plain = RedisServer::with_args_of(|| [files.arguments(), server_args.clone()].concat());
         let tls_port = plain.tls_port().expect("it was given one");
         Self { plain, tls_port, files }
     }

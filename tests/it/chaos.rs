@@ -13,7 +13,7 @@ use crate::asking::{arrived, ask, load};
 /// on.
 #[tokio::test(start_paused = true)]
 async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
-    for is_told in [true, false] {
+    for is_notified in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let policy = Policy::builder()
             .fresh_for(Duration::from_secs(1))
@@ -31,14 +31,14 @@ async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
         let waiting = ask(&guards[1], &origin);
         sleep(Duration::from_millis(10)).await;
         origin.always("k", Answer::Fail);
-        chaos.inject(Fault::WakeLost, if is_told { 0.0 } else { 1.0 });
+        chaos.inject(Fault::WakeLost, if is_notified { 0.0 } else { 1.0 });
         guards[2].invalidate("k").await.unwrap();
         origin.wait_for_loads("k", 3).await;
         origin.release();
         let _ = (leading.await.unwrap(), waiting.await.unwrap());
 
         assert_eq!(guards[2].get::<u64>("k").await.unwrap(), None);
-        assert!(guards[2].get_or_load("k", load(&origin)).await.is_err(), "is_told={is_told}");
+        assert!(guards[2].get_or_load("k", load(&origin)).await.is_err(), "is_notified={is_notified}");
     }
 }
 
@@ -70,10 +70,10 @@ async fn a_background_refresh_does_not_go_on_without_the_store() {
     origin.change("k");
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let before = chaos.commands();
-    let asked = ask(&guard, &origin);
+    let call = ask(&guard, &origin);
     arrived(&chaos, before + 1).await;
     chaos.inject(Fault::ErrorBefore, 1.0);
-    assert_eq!(asked.await.unwrap().unwrap(), 0, "served stale");
+    assert_eq!(call.await.unwrap().unwrap(), 0, "served stale");
     sleep(Duration::from_millis(100)).await;
     assert_eq!(origin.loads("k"), 1);
     chaos.calm();
@@ -261,8 +261,8 @@ async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
         });
         expired.unwrap();
         origin.always("k", Answer::Fail);
-        let given = guard.get_or_load("k", load(&origin)).await;
-        assert_eq!(given.ok(), stands_in.then_some(7), "{meanwhile}");
+        let received = guard.get_or_load("k", load(&origin)).await;
+        assert_eq!(received.ok(), stands_in.then_some(7), "{meanwhile}");
     }
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }

@@ -105,9 +105,9 @@ async fn do_not_store_wins_over_every_lifetime() {
 #[tokio::test(start_paused = true)]
 async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness() {
     let guard = guard(policy().stale_if_error(secs(60)));
-    let load = |asked: &'static str, expected: Option<&'static str>| {
+    let load = |case: &'static str, expected: Option<&'static str>| {
         move |mut cx: LoadContext<String>| async move {
-            assert_eq!(cx.validator(), expected, "{asked}");
+            assert_eq!(cx.validator(), expected, "{case}");
             match cx.take_previous() {
                 Some(previous) => Ok::<_, String>(previous),
                 None => {
@@ -117,7 +117,7 @@ async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness(
             }
         }
     };
-    let ask = |asked, expected| guard.get_or_load_with("key", load(asked, expected));
+    let ask = |case, expected| guard.get_or_load_with("key", load(case, expected));
     assert_eq!(ask("first", None).await.ok().as_deref(), Some("the report"));
     for _ in 0..3 {
         advance(secs(11)).await;
@@ -146,23 +146,23 @@ async fn a_previous_value_of_another_type_is_dropped_with_its_validator() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     let guard = guard(policy().load_timeout(secs(20)));
-    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let load = move |cx: LoadContext<u8>| async move {
-        told.send(cx.deadline()).expect("heard");
+        sender.send(cx.deadline()).expect("heard");
         cx.lost().await;
-        told.send(tokio::time::Instant::now()).expect("heard");
+        sender.send(tokio::time::Instant::now()).expect("heard");
         Ok::<_, String>(1)
     };
     let started = tokio::time::Instant::now();
-    let asked = tokio::spawn({
+    let call = tokio::spawn({
         let guard = guard.clone();
         async move { guard.get_or_load_with("key", load).await.ok() }
     });
-    assert_eq!(hears.recv().await, Some(started + secs(20)));
+    assert_eq!(receiver.recv().await, Some(started + secs(20)));
     guard.invalidate("key").await.expect("confirmed");
-    let lost = hears.recv().await.expect("told");
+    let lost = receiver.recv().await.expect("told");
     assert!(lost - started < secs(1), "{:?}", lost - started);
-    assert_eq!(asked.await.expect("joined"), Some(1));
+    assert_eq!(call.await.expect("joined"), Some(1));
     assert_eq!(fresh(&guard).await, None, "it was not stored");
 }
 
@@ -303,11 +303,11 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
     };
     assert_eq!(guard.get_or_load_with("key", unsure).await.ok(), Some(None));
     assert_eq!(fresh(&guard).await, None, "it was not to be stored");
-    let brief = |mut cx: LoadContext<Option<u8>>| async move {
+    let short_lived = |mut cx: LoadContext<Option<u8>>| async move {
         cx.fresh_for(secs(3));
         Ok::<_, String>(None)
     };
-    assert_eq!(guard.get_or_load_with("key", brief).await.ok(), Some(None));
+    assert_eq!(guard.get_or_load_with("key", short_lived).await.ok(), Some(None));
     assert_eq!(fresh(&guard).await, Some(3));
 }
 

@@ -235,7 +235,7 @@ async fn a_failing_child_is_reported_with_its_last_output() {
     let panic = waiting.await.unwrap_err().into_panic();
     let text = panic.downcast_ref::<String>().unwrap();
     assert!(text.contains("ended without `ready`") && text.contains("the last words of a child"), "{text}");
-    assert!(text.split(':').next().is_some_and(|place| place.ends_with("harness.rs")), "{text}");
+    assert!(text.split(':').next().is_some_and(|location| location.ends_with("harness.rs")), "{text}");
 }
 
 #[tokio::test]

@@ -75,8 +75,8 @@ pub(crate) fn cases<S: Into<Backend> + Clone + Send + Sync + 'static>() -> Vec<C
         ("a tag", |two| Box::pin(tag(two)), Some(2)),
         ("a namespace", |two| Box::pin(namespace(two)), Some(2)),
         ("an insertion that failed", |two| Box::pin(failed_insertion(two)), Some(2)),
-        ("a kept invalidation", |two| Box::pin(kept(two)), Some(2)),
-        ("a kept tag", |two| Box::pin(kept_tag(two)), Some(2)),
+        ("a kept invalidation", |two| Box::pin(retained(two)), Some(2)),
+        ("a kept tag", |two| Box::pin(retained_tag(two)), Some(2)),
     ]
 }
 
@@ -156,7 +156,7 @@ async fn sent<S>(two: &Two<S>) {
     }
 }
 
-async fn kept<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+async fn retained<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     two.other.insert("k", &1_u32).await.expect("confirmed");
     two.chaos.inject(Fault::Ghost, 1.0);
     two.late.invalidate("k").await.expect_err("not confirmed");
@@ -167,7 +167,7 @@ async fn kept<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> 
     two.value().await
 }
 
-async fn kept_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+async fn retained_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     two.sale(1).await;
     two.chaos.inject(Fault::Ghost, 1.0);
     two.late.invalidate_tag("sale").await.expect_err("not confirmed");

@@ -58,8 +58,8 @@ async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     chaos.inject(Fault::WakeLost, 1.0);
     origin.release();
     assert!(leads.await.expect("joined").is_err());
-    let told = waits.await.expect("joined").expect_err("the failure");
-    assert!(matches!(told, LoadError::Remote { .. }), "{told:?}");
+    let failure = waits.await.expect("joined").expect_err("the failure");
+    assert!(matches!(failure, LoadError::Remote { .. }), "{failure:?}");
     assert_eq!(origin.loads("k"), 1);
 }
 
@@ -81,8 +81,8 @@ async fn a_caller_after_the_first_has_left_joins_the_remaining_waiters() {
     sleep(secs(1)).await;
     assert_eq!((second.is_finished(), waiting.stats().tasks), (false, 1));
     origin.release();
-    for asked in [leads, second, third] {
-        assert!(asked.await.expect("joined").is_ok());
+    for call in [leads, second, third] {
+        assert!(call.await.expect("joined").is_ok());
     }
     assert_eq!(origin.loads("k"), 1);
 }

@@ -11,7 +11,7 @@ use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
 use tokio::time::Instant;
 
-const CROWD: usize = 100;
+const CALLERS: usize = 100;
 
 fn chaos() -> ChaosStore {
     let chaos = ChaosStore::new(1);
@@ -39,10 +39,10 @@ async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
         let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
         guard.insert("k", &7_u64).await.expect("stored");
         let before = chaos.commands();
-        assert_eq!(ask(&[&guard; CROWD], &origin).await, [7; CROWD]);
+        assert_eq!(ask(&[&guard; CALLERS], &origin).await, [7; CALLERS]);
         assert_eq!(chaos.commands() - before, 2);
         let stats = guard.stats();
-        assert_eq!((stats.hits, stats.store_errors), (CROWD as u64, 0));
+        assert_eq!((stats.hits, stats.store_errors), (CALLERS as u64, 0));
     }
     assert_eq!(origin.loads("k"), 0);
 }
@@ -56,7 +56,7 @@ async fn repeated_callers_receive_no_value_older_than_they_know() {
     guard.insert("k", &0_u64).await.expect("stored");
     let known = Arc::<AtomicU64>::default();
     let before = chaos.commands();
-    let callers = (0..CROWD).map(|_| {
+    let callers = (0..CALLERS).map(|_| {
         let (guard, known) = (guard.clone(), Arc::clone(&known));
         tokio::spawn(async move {
             for _ in 0..CALLS {
@@ -75,7 +75,7 @@ async fn repeated_callers_receive_no_value_older_than_they_know() {
     let callers = tokio::time::timeout(Duration::from_secs(60), join_all(callers));
     callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
-    assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
+    assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CALLERS as u64);
 }
 
 /// No caller is left to read for, or one.
@@ -97,13 +97,13 @@ async fn no_read_is_made_for_callers_that_left() {
             let guard = guard.clone();
             Box::pin(async move { guard.get::<u64>("k").await })
         };
-        let mut crowd: Vec<_> = (0..CROWD).map(|_| look()).collect();
-        for ask in &mut crowd {
+        let mut callers: Vec<_> = (0..CALLERS).map(|_| look()).collect();
+        for ask in &mut callers {
             assert!(poll!(ask).is_pending());
         }
-        crowd.drain(staying..);
+        callers.drain(staying..);
         // In another task than the one that polled them first.
-        for answer in tokio::spawn(join_all(crowd)).await.expect("joined") {
+        for answer in tokio::spawn(join_all(callers)).await.expect("joined") {
             assert_eq!(answer.expect("answered"), Some(7));
         }
         assert_eq!(first.await.expect("joined"), [7]);
@@ -118,7 +118,7 @@ async fn no_read_is_made_for_callers_that_left() {
 async fn callers_at_one_moment_that_find_nothing_read_once() {
     let (chaos, origin) = (chaos(), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
-    assert_eq!(ask(&[&guard; CROWD], &origin).await, [0; CROWD]);
+    assert_eq!(ask(&[&guard; CALLERS], &origin).await, [0; CALLERS]);
     assert_eq!(origin.loads("k"), 1);
     assert_eq!(chaos.commands(), 3, "a look, an acquire and a commit");
 }
@@ -135,13 +135,13 @@ async fn a_caller_that_joins_a_load_reads_nothing() {
     });
     origin.wait_for_loads("k", 1).await;
     let before = chaos.commands();
-    let crowd = [&guard; CROWD];
-    let (joined, ()) = tokio::join!(ask(&crowd, &origin), async {
+    let callers = [&guard; CALLERS];
+    let (joined, ()) = tokio::join!(ask(&callers, &origin), async {
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(chaos.commands(), before);
         origin.release();
     });
-    assert_eq!((joined, first.await.expect("joined")), (vec![0; CROWD], vec![0]));
+    assert_eq!((joined, first.await.expect("joined")), (vec![0; CALLERS], vec![0]));
 }
 
 /// A value that lacks a caller's tags is a miss for that caller, no matter which caller read it.

@@ -150,12 +150,12 @@ async fn keys_fail_together_or_separately() {
     for answer in together {
         assert_eq!(answer.expect_err("fails").loader(), Some(&"down"));
     }
-    let apart = |keys: Vec<u64>| async move {
+    let each = |keys: Vec<u64>| async move {
         keys.into_iter().map(|key| (key, if key == 3 { Ok(30_u64) } else { Err("gone") })).collect::<Vec<_>>()
     };
-    let apart = guard.get_or_load_many_each([3_u64, 4], apart).await;
-    assert_eq!(apart[0].as_ref().ok(), Some(&Some(30)));
-    assert_eq!(apart[1].as_ref().expect_err("fails").loader(), Some(&"gone"));
+    let each = guard.get_or_load_many_each([3_u64, 4], each).await;
+    assert_eq!(each[0].as_ref().ok(), Some(&Some(30)));
+    assert_eq!(each[1].as_ref().expect_err("fails").loader(), Some(&"gone"));
     assert_eq!(
         guard.get(3_u64).await.expect("answers"),
         Some(30_u64),
@@ -166,11 +166,11 @@ async fn keys_fail_together_or_separately() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_call_is_the_failure_of_its_keys() {
     let guard = on(&MemoryStore::new(), Policy::builder());
-    let asked = |keys: Vec<u64>| {
+    let loader = |keys: Vec<u64>| {
         assert!(keys.is_empty(), "no such table");
         async { Ok::<[(u64, u64); 0], &str>([]) }
     };
-    for answer in guard.get_or_load_many([1_u64, 2], asked).await {
+    for answer in guard.get_or_load_many([1_u64, 2], loader).await {
         let LoadError::Panicked(text) = answer.expect_err("panicked") else { panic!("another failure") };
         assert!(text.contains("no such table"), "{text}");
     }

@@ -161,9 +161,9 @@ fn each_policy_has_counts_under_its_name() {
         let guard = StampedeGuard::in_memory();
         let reports = guard.with_policy(Policy::builder().name("reports").build().expect("valid"));
         assert_eq!(recorded.count("stampede_guard_loads_total{policy=reports}"), Some(0), "from the start");
-        let brief = reports.policy().to_builder().fresh_for(secs(1)).build().expect("valid");
+        let short_lived = reports.policy().to_builder().fresh_for(secs(1)).build().expect("valid");
         guard.get_or_load("a", || loads_after(secs(1))).await.expect("loaded");
-        for (key, guard) in [("b", &reports), ("c", &reports), ("d", &guard.with_policy(brief))] {
+        for (key, guard) in [("b", &reports), ("c", &reports), ("d", &guard.with_policy(short_lived))] {
             guard.get_or_load(key, || loads_after(secs(1))).await.expect("loaded");
         }
         // The stats are those of the guard.

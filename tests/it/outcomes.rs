@@ -32,8 +32,8 @@ async fn ask(guard: &StampedeGuard) -> (u64, AnswerInfo) {
 
 fn is(info: AnswerInfo, outcome: Outcome, age: u64, fresh_for: u64) {
     let seconds = |duration: Duration| duration.as_millis().div_ceil(1_000) as u64;
-    let told = (info.outcome, info.age.as_secs(), seconds(info.fresh_for));
-    assert_eq!(told, (outcome, age, fresh_for), "{info:?}");
+    let reported = (info.outcome, info.age.as_secs(), seconds(info.fresh_for));
+    assert_eq!(reported, (outcome, age, fresh_for), "{info:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,11 +110,11 @@ async fn a_value_whose_load_was_not_stored_is_not_fresh() {
                 _ => {}
             }
         };
-        let asked = async {
+        let calls = async {
             sleep(Duration::from_millis(1)).await;
             tokio::join!(ask(&guard), ask(&guard))
         };
-        let ((), (), (one, another)) = tokio::join!(holder, change, asked);
+        let ((), (), (one, another)) = tokio::join!(holder, change, calls);
         let both = [one.1, another.1];
         for outcome in [Outcome::Led, Outcome::Coalesced] {
             assert!(both.iter().any(|info| info.outcome == outcome), "{case}: {both:?}");

@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(1);
 /// This many callers, one after the other, take a tenth of this time if none of them waits for the other runtime.
 const LATER: (usize, Duration) = (50, Duration::from_secs(2));
-const CROWD: usize = 20;
+const CALLERS: usize = 20;
 
 /// A caller that was not polled may fail because its time is over.
 type Call = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + Send>>;
@@ -63,7 +63,7 @@ async fn timed(guard: &StampedeGuard) -> (Option<u64>, Duration) {
 
 /// Callers of this runtime get `value`: the first one and a concurrent crowd within the budget, later ones at once.
 async fn are_answered(guard: &StampedeGuard, value: u64) {
-    for (found, took) in join_all((0..CROWD).map(|_| timed(guard))).await {
+    for (found, took) in join_all((0..CALLERS).map(|_| timed(guard))).await {
         assert_eq!(found, Some(value));
         assert!(took <= BUDGET, "{took:?}");
     }

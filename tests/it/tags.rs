@@ -296,8 +296,8 @@ async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
         tokio::time::sleep(Duration::from_millis(1)).await;
         gate.open();
         let _ = first.await.expect("joined");
-        let given = later.await.expect("joined");
-        assert!(given.is_err(), "{given:?}: invalidated before it asked");
+        let received = later.await.expect("joined");
+        assert!(received.is_err(), "{received:?}: invalidated before it asked");
         assert_eq!(get(&guards[1], "k").await, None, "and it is not stored again");
     }
 }
@@ -368,9 +368,9 @@ async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_stor
         }
         gate.open();
         assert_eq!(first.await.expect("joined"), 1, "it came first");
-        for given in join_all(later).await {
-            let given = given.expect("joined");
-            assert!(!invalidated || given == 2, "{given}: invalidated before it asked");
+        for received in join_all(later).await {
+            let received = received.expect("joined");
+            assert!(!invalidated || received == 2, "{received}: invalidated before it asked");
         }
         assert_eq!(counter.started(), loads, "invalidated: {invalidated}, outage of {outage:?}");
     }

@@ -115,11 +115,11 @@ async fn waiters_here_and_in_another_process_name_the_load_that_served_them() {
     let waits = spans.named("stampede_guard.wait");
     let expected = Seen { name: "stampede_guard.wait".to_owned(), within: "request".to_owned(), flight };
     assert_eq!(waits, vec![expected; 3]);
-    let told = links.0.lock().expect("no panic").clone();
-    assert_eq!(told.iter().filter(|(what, _)| *what == "load").count(), 1);
-    assert_eq!(told.iter().filter(|(what, _)| *what == "wait").count(), 3);
-    assert!(told.iter().all(|(_, flight)| *flight == told[0].1), "{told:?}");
-    assert_eq!(told[0].1.to_string(), loads[0].flight);
+    let reported = links.0.lock().expect("no panic").clone();
+    assert_eq!(reported.iter().filter(|(what, _)| *what == "load").count(), 1);
+    assert_eq!(reported.iter().filter(|(what, _)| *what == "wait").count(), 3);
+    assert!(reported.iter().all(|(_, flight)| *flight == reported[0].1), "{reported:?}");
+    assert_eq!(reported[0].1.to_string(), loads[0].flight);
 
     // A hit has no span.
     ask(&there, SECOND_LONG).await;

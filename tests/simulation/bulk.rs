@@ -34,7 +34,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     chaos.command_time(Duration::from_micros(random.u64(500..=1_000)));
     let warms = random.bool();
     let loads = Arc::new(AtomicU64::new(0));
-    let asked = guards.iter().map(async |guard| {
+    let calls = guards.iter().map(async |guard| {
         let loads = Arc::clone(&loads);
         let load = move |keys: Vec<u64>| {
             loads.fetch_add(keys.len() as u64, Ordering::Relaxed);
@@ -56,7 +56,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
         }
     };
     let answered = tokio::select! {
-        answered = join_all(asked) => answered,
+        answered = join_all(calls) => answered,
         () = hot => Vec::new(),
     };
     chaos.command_time(Duration::ZERO);

@@ -26,13 +26,13 @@ impl World {
             }
         };
         let answers = node.guard.get_or_load_many(keys.iter().map(|key| cache_key_name(*key)), loader).await;
-        let asked: Vec<u64> = asking.iter().map(|asking| asking.seq).collect();
+        let start_seqs: Vec<u64> = asking.iter().map(|asking| asking.seq).collect();
         asking.into_iter().for_each(|asking| asking.answered());
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} all keys answered {answers:?} after {took:?}"));
-        for ((key, answer), asked) in keys.into_iter().zip(answers).zip(asked) {
+        for ((key, answer), start_seqs) in keys.into_iter().zip(answers).zip(start_seqs) {
             match answer {
-                Ok(Some(value)) => self.check_answer(id, key, asked, began, value),
+                Ok(Some(value)) => self.check_answer(id, key, start_seq, began, value),
                 Ok(None) => {
                     self.oracle.violated(format_args!("n{id} k{key} is absent, and no loader left it out"))
                 }
@@ -41,7 +41,7 @@ impl World {
                 }
                 Err(_) => {}
             }
-            self.check_time(node, &Call { key, ..call }, asked, began);
+            self.check_time(node, &Call { key, ..call }, start_seq, began);
         }
     }
 

@@ -87,9 +87,9 @@ fn listen() {
     HOOK.call_once(|| {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let kept = PANICS
+            let caught = PANICS
                 .try_with(|panics| panics.borrow_mut().as_mut().map(|panics| panics.push(info.to_string())));
-            if !matches!(kept, Ok(Some(()))) {
+            if !matches!(caught, Ok(Some(()))) {
                 hook(info);
             }
         }));
@@ -101,7 +101,7 @@ fn paused() -> Runtime {
     runtime.expect("a runtime")
 }
 
-fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> Report {
+fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> Report {
     listen();
     // The guard draws its jitter from this thread's generator.
     fastrand::seed(seed);
@@ -109,12 +109,12 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     let runtime = paused();
     let simulated = || {
         runtime.block_on(async {
-            let world = World::new(Plan::draw(seed, profile), seed, is_shown);
+            let world = World::new(Plan::draw(seed, profile), seed, is_traced);
             std::sync::Arc::clone(&world).live().await;
             let mut state = crate::sync::lock(&world.oracle.state);
             let struck = crate::testing::Fault::ALL.iter().map(|fault| world.chaos.struck(*fault)).sum();
             let mut violations = std::mem::take(&mut state.violations);
-            violations.extend(floods::excess(world.born(), world.oracle.began.elapsed()));
+            violations.extend(floods::excess(world.guards_started(), world.oracle.began.elapsed()));
             let log = state.log.take().unwrap_or_default();
             let local_hits = world.local_hits();
             Report { violations, hash: state.hash(), log, loads: state.loads.all.len(), struck, local_hits }
@@ -210,14 +210,14 @@ fn the_documents_state_the_numbers_of_runs_and_of_fault_kinds() {
     assert!(include_str!("../../Makefile").contains(&format!("SEEDS:-{FULL}}}")));
     let guarantees = include_str!("../../docs/guarantees.md");
     let thousands = FULL * profiles / 1_000;
-    for told in [
+    for text in [
         format!("{} runs in each test run and {thousands},000 by", SEEDS * profiles),
         format!("{kinds} kinds of fault now and then"),
     ] {
-        assert!(guarantees.contains(&told), "{told}");
+        assert!(guarantees.contains(&text), "{text}");
     }
-    let told = format!("on which {kinds} kinds of fault strike");
-    assert!(include_str!("../../CHANGELOG.md").contains(&told), "{told}");
+    let text = format!("on which {kinds} kinds of fault strike");
+    assert!(include_str!("../../CHANGELOG.md").contains(&text), "{text}");
 }
 
 #[test]

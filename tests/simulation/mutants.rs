@@ -30,7 +30,7 @@ pub(super) enum Mutant {
     /// Renewals go on after the end. Harmless: the token is one flight's own.
     RenewalOutlivesRelease,
     /// No waiter is told that what it waits for has ended.
-    NobodyIsTold,
+    NobodyIsNotified,
     /// A node that is shut down keeps its leases.
     LeavesItsLeases,
     /// Each look-up is made twice.
@@ -44,7 +44,7 @@ impl Mutant {
         Self::ReleaseWithoutToken,
         Self::RenewWithoutToken,
         Self::RenewalOutlivesRelease,
-        Self::NobodyIsTold,
+        Self::NobodyIsNotified,
         Self::LeavesItsLeases,
         Self::LooksTwice,
     ];
@@ -67,7 +67,7 @@ pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
 pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
-    if MUTANT.get() == Some(Mutant::NobodyIsTold) {
+    if MUTANT.get() == Some(Mutant::NobodyIsNotified) {
         let silence: Weak<dyn Relay> = Arc::<Silence>::downgrade(&SILENCE);
         // The first relay is the one that stays.
         store.relay_to(silence);
@@ -88,7 +88,7 @@ impl Relay for Silence {
         ControlFlow::Break(true)
     }
 
-    fn notify_lock(&self, _token: &Token, _tell: LockHint) {}
+    fn notify_lock(&self, _token: &Token, _hint: LockHint) {}
 }
 
 /// Whether, and how often, a command arrives at the store. `step` is all that happens there.

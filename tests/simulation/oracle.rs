@@ -46,7 +46,7 @@ pub(super) struct Oracle {
     pub(super) copies_for: Option<Duration>,
     pub(super) keys: HashMap<Box<str>, u8>,
     /// How many names of unconfirmed invalidations a node keeps before they become one of everything.
-    pub(super) most_kept: usize,
+    pub(super) most_unsent: usize,
     pub(super) state: Mutex<State>,
 }
 
@@ -209,9 +209,9 @@ impl Oracle {
         // I6: without faults, a waiter that is told asks again at once.
         if self.profile == Profile::None {
             let soon = Instant::now() + self.trip * 2 + Duration::from_millis(20);
-            let is_told = |token: &Token| handed_to.is_none_or(|other| token == other);
+            let is_notified = |token: &Token| handed_to.is_none_or(|other| token == other);
             for (_, holder) in
-                state.tokens.iter_mut().filter(|(token, holder)| holder.key == key && is_told(token))
+                state.tokens.iter_mut().filter(|(token, holder)| holder.key == key && is_notified(token))
             {
                 holder.due = holder.due.map(|due| due.min(soon));
             }
@@ -268,19 +268,19 @@ impl Oracle {
     }
 
     /// I3, as callers see it; I10. Without `asked` the value may be older than a change.
-    pub(super) fn check_value(&self, node: usize, key: u8, asked: Option<u64>, value: Value) {
+    pub(super) fn check_value(&self, node: usize, key: u8, start_seq: Option<u64>, value: Value) {
         let (whose, load) = value;
         self.check(whose == key, format_args!("I10: key {key} was given a value of key {whose}"));
         let state = lock(&self.state);
         let known = state.loads.all.get(load as usize).cloned();
         let older = known.as_ref().and_then(|known| {
-            let (asked, ended) = (asked?, state.by_key.get(&key)?.ended.iter());
+            let (start_seq, ended) = (start_seq?, state.by_key.get(&key)?.ended.iter());
             ended
                 .filter(|change| {
                     // Another node's change does not reach a load without a lease.
                     let elsewhere = change.everywhere.filter(|_| known.is_fenced() && !self.has_stand_ins);
                     let ended = if change.node == node { Some(change.ended) } else { elsewhere };
-                    ended.is_some_and(|ended| ended < asked) && known.began < change.began
+                    ended.is_some_and(|ended| ended < start_seq) && known.began < change.began
                 })
                 .count()
                 .checked_sub(1)
@@ -299,7 +299,7 @@ impl Oracle {
     }
 
     /// I14, for a caller that came at this moment.
-    pub(super) fn check_windows(&self, key: u8, asked: u64, came: Instant, (_, load): Value) {
+    pub(super) fn check_windows(&self, key: u8, start_seq: u64, came: Instant, (_, load): Value) {
         let state = lock(&self.state);
         let Some(known) = state.loads.all.get(load as usize) else { return };
         let over = known.served_until.filter(|_| self.window.is_some()).map(|until| until + SLACK);
@@ -309,7 +309,7 @@ impl Oracle {
             && !self.has_stand_ins
             && state.by_key.get(&key).is_some_and(|of| {
                 of.unstored.iter().any(|(seq, at, began)| {
-                    known.began < *began && *seq < asked && until(*at).is_some_and(|until| until <= came)
+                    known.began < *began && *seq < start_seq && until(*at).is_some_and(|until| until <= came)
                 })
             });
         drop(state);
@@ -321,11 +321,11 @@ impl Oracle {
     }
 
     /// The lease of this token has ended, with the result of its load.
-    pub(super) fn load_was_told(&self, key: u8, token: &Token) {
+    pub(super) fn unstorable_load_ended(&self, key: u8, token: &Token) {
         let mut state = lock(&self.state);
         let Some(began) = state.loads.unstorable(token) else { return };
-        let told = (state.next(), Instant::now(), began);
-        state.by_key.entry(key).or_default().unstored.push(told);
+        let load = (state.next(), Instant::now(), began);
+        state.by_key.entry(key).or_default().unstored.push(load);
     }
 
     pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
@@ -337,7 +337,7 @@ impl Oracle {
         self.ended(node, key, began, false);
         let mut state = lock(&self.state);
         state.unsent.insert((node, key));
-        if state.unsent.iter().filter(|(of, _)| *of == node).count() > self.most_kept {
+        if state.unsent.iter().filter(|(of, _)| *of == node).count() > self.most_unsent {
             state.unsent.extend(self.keys.values().map(|key| (node, *key)));
         }
         state.loads.detached(Some(node), key);

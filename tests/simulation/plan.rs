@@ -30,7 +30,7 @@ pub(super) struct Plan {
     pub(super) local: Policy,
     pub(super) keeps: Vec<bool>,
     /// How many names of unconfirmed invalidations a node keeps.
-    pub(super) most_kept: usize,
+    pub(super) most_unsent: usize,
     /// How long a volume lease lasts.
     pub(super) term: Duration,
     pub(super) nodes: usize,
@@ -363,13 +363,13 @@ impl Plan {
         unstorable(seed, &mut calls, &policy, (nodes, keys), (profile, lasts));
         // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
         let overflows = tagged && random.bool();
-        let most_kept = if overflows { random.usize(1..=2) } else { 10_000 };
+        let most_unsent = if overflows { random.usize(1..=2) } else { 10_000 };
         let [policy, local] = [policy, local]
             .map(|policy| policy.to_builder().invalidate_all(overflows).build().expect("a valid policy"));
         Self {
             policy,
             local,
-            most_kept,
+            most_unsent,
             keeps,
             term,
             nodes,

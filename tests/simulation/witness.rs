@@ -38,7 +38,7 @@ impl Oracle {
             lease.as_ref().map(|(token, _)| token) == lease_after.as_ref().map(|(token, _)| token);
         let before = self.holder(lease.as_ref(), of);
         let after = self.holder(lease_after.as_ref(), of);
-        let told = match &command {
+        let text = match &command {
             Command::LookUp => "look up".to_owned(),
             Command::Acquire { token, .. } => format!("acquire t{}", who(token)),
             Command::Renew { token, .. } => format!("renew t{}", who(token)),
@@ -54,12 +54,12 @@ impl Oracle {
             CommandAnswer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
             CommandAnswer::Acquired(Acquired::Granted) => "granted".to_owned(),
             CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
-            CommandAnswer::Checked(kept) => format!("{kept:?}"),
+            CommandAnswer::Checked(check) => format!("{check:?}"),
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
             CommandAnswer::Announced(_) => "done".to_owned(),
             CommandAnswer::Refused(_) => "voided".to_owned(),
         };
-        self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
+        self.note(format_args!("k{of} {text}: {came}; lease {before} -> {after}"));
 
         // Whether a caller without special requirements would be served the stored entry, at the node of this token.
         let is_served = |token: &Token| {
@@ -92,7 +92,7 @@ impl Oracle {
             let heir = lease_after.as_ref().filter(|_| !same_holder);
             let heir = heir.map(|(heir, _)| (heir, is_served(heir)));
             let mut state = lock(&self.state);
-            state.loads.given_up(of, token, ["commit", "fail"].contains(&step));
+            state.loads.abandoned(of, token, ["commit", "fail"].contains(&step));
             if let Some(holder) = state.tokens.get_mut(token) {
                 holder.over = true;
             }
@@ -104,7 +104,7 @@ impl Oracle {
             }
             drop(state);
             if done && ["commit", "fail"].contains(&step) {
-                self.load_was_told(of, token);
+                self.unstorable_load_ended(of, token);
             }
         };
         match (&command, &answer) {
@@ -131,8 +131,8 @@ impl Oracle {
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
                         // Beyond this limit the flight continues without the store, and also where the round trips of the look-up and
                         // of these acquires use up its budget.
-                        let asked = self.trip * (u32::from(holder.found) + 2);
-                        if holder.found > UNUSABLE_LIMIT || holder.found > 0 && asked > self.budget {
+                        let spent = self.trip * (u32::from(holder.found) + 2);
+                        if holder.found > UNUSABLE_LIMIT || holder.found > 0 && spent > self.budget {
                             state.loads.troubled(token.node(), of);
                         }
                         // An acquire may find a value that is unusable because it or its tag was invalidated.
@@ -167,18 +167,18 @@ impl Oracle {
                     );
                 }
             }
-            (Command::Renew { token, .. }, CommandAnswer::Checked(kept)) => {
+            (Command::Renew { token, .. }, CommandAnswer::Checked(check)) => {
                 self.check(
-                    *kept == TokenCheck::Lost || held_by(token),
+                    *check == TokenCheck::Lost || held_by(token),
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
                 );
                 self.check(same_holder, format_args!("I2: a renewal changed {before} to {after}"));
-                if *kept == TokenCheck::Lost {
+                if *check == TokenCheck::Lost {
                     lock(&self.state).loads.lost(of, token);
                 }
             }
-            (Command::Commit { token, entry, .. }, CommandAnswer::Checked(kept)) => {
-                let done = *kept == TokenCheck::Held;
+            (Command::Commit { token, entry, .. }, CommandAnswer::Checked(check)) => {
+                let done = *check == TokenCheck::Held;
                 if let Some((_, id)) = self.value(entry, key) {
                     lock(&self.state).loads.is_committed(id);
                 }
@@ -204,11 +204,11 @@ impl Oracle {
                     }
                 }
             }
-            (Command::Fail { token, .. }, CommandAnswer::Checked(kept)) => {
-                ours(token, *kept == TokenCheck::Held, "fail")
+            (Command::Fail { token, .. }, CommandAnswer::Checked(check)) => {
+                ours(token, *check == TokenCheck::Held, "fail")
             }
-            (Command::Release { token }, CommandAnswer::Checked(kept)) => {
-                ours(token, *kept == TokenCheck::Held, "release")
+            (Command::Release { token }, CommandAnswer::Checked(check)) => {
+                ours(token, *check == TokenCheck::Held, "release")
             }
             (Command::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
@@ -235,12 +235,12 @@ impl Oracle {
                         state.loads.is_stored(id, served_for.unwrap_or_default());
                     }
                 }
-                let wanted = insert.as_ref().map(|insert| &insert.entry);
+                let expected = insert.as_ref().map(|insert| &insert.entry);
                 self.check(
-                    lease_after.is_none() && entry_after.as_ref() == wanted,
+                    lease_after.is_none() && entry_after.as_ref() == expected,
                     format_args!("I3: an invalidation of key {of} left {after}"),
                 );
-                lock(&self.state).loads.invalidated(of, wanted.is_some());
+                lock(&self.state).loads.invalidated(of, expected.is_some());
                 self.lease_ended(of, None);
             }
             (Command::Invalidate { .. }, CommandAnswer::Refused(_)) => self.check(

@@ -138,14 +138,14 @@ impl Cluster {
     }
 
     /// Which of the three masters has the slot of the guard's entry for `key`, as long as no slot was moved.
-    pub(crate) fn home_of(&self, key: &str) -> usize {
+    pub(crate) fn master_of(&self, key: &str) -> usize {
         master_of(self.slot_of(key))
     }
 
     /// A key with a slot of `master`.
     pub(crate) fn key_on(&self, master: usize, name: &str) -> String {
         let keys = (0..).map(|n| format!("{name}-{n}"));
-        keys.into_iter().find(|key| self.home_of(key) == master).expect("one in three")
+        keys.into_iter().find(|key| self.master_of(key) == master).expect("one in three")
     }
 
     /// Begins to migrate a slot: `from` redirects requests for absent keys to `to` by ASK.

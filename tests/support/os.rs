@@ -45,7 +45,7 @@ impl Guarded {
         };
         let mut guarded = Self { child, lifeline, exited: None };
         let pid = guarded.pid();
-        guarded.tell_lifeline(&pid.to_string())?;
+        guarded.write_lifeline(&pid.to_string())?;
         Ok(guarded)
     }
 
@@ -110,7 +110,7 @@ impl Guarded {
         assert!(status.success(), "SIG{name} to process {}: {status}", self.pid());
     }
 
-    fn tell_lifeline(&mut self, line: &str) -> io::Result<()> {
+    fn write_lifeline(&mut self, line: &str) -> io::Result<()> {
         match &mut self.lifeline.stdin {
             Some(pipe) => pipe.write_all(format!("{line}\n").as_bytes()),
             None => Ok(()),
@@ -118,7 +118,7 @@ impl Guarded {
     }
 
     fn let_go(&mut self) {
-        let _ = self.tell_lifeline("done");
+        let _ = self.write_lifeline("done");
         drop(self.lifeline.stdin.take());
         let _ = self.lifeline.wait();
     }

@@ -358,12 +358,12 @@ pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
 /// client that keeps trying a dead port can even connect to itself. Nodes of a cluster listen to each other at their port
 /// plus 10,000, which is also below that range and above all ports returned here.
 pub(crate) fn free_port() -> u16 {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    static RESERVED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let port = fastrand::u16(PORTS);
-        assert!(given.len() < PORTS.len(), "all ports have been given");
-        if given.insert(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        assert!(reserved.len() < PORTS.len(), "all ports have been given");
+        if reserved.insert(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }

@@ -105,7 +105,7 @@ async fn existing_flags_are_preserved() {
 async fn where_announcements_are_refused_the_answer_says_so() {
     let world = World::redis();
     let server = world_of(&world);
-    let asker = Asker::apart(&world, &mutex("k")).await;
+    let asker = Asker::separate(&world, &mutex("k")).await;
     let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("the minimal user may not") };
     assert!(why.contains("CONFIG"), "{why}");
     assert_eq!(flags(server), "");
@@ -140,7 +140,7 @@ async fn databases_are_distinguished() {
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     asker.must_wait().await;
     on("6", &["DEL", "lock:k"]);
-    assert!(asker.heard_nothing().await);
+    assert!(asker.has_no_hints().await);
     on("5", &["DEL", "lock:k"]);
     while !asker.notified().await.missed {}
     asker.must_take().await;

@@ -144,7 +144,7 @@ impl World {
             _ => {
                 let kind = if registry { "n" } else { "a" };
                 let name = format!("sg1:{kind}:{{{}}}", volume().name());
-                self.home(volume().name()).run::<u8>(&["DEL", &name]);
+                self.server_of(volume().name()).run::<u8>(&["DEL", &name]);
             }
         }
         #[cfg(not(feature = "testing"))]

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(50);
 listed! {
     /// The state of the key, and the concurrent events, that the dropped call meets.
     enum Meets, ALL:
-        Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndCrowd
+        Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndWaiters
         LoadThatFails LoadThatPanics LoadThatPanicsHere LoaderThatLeaves ShutdownElsewhere
         Invalidation TagInvalidation OwnFailure OwnPanic OwnTimeout Tags Cap CapThatSheds
         ShortWait ShortWaitThatFails SoftTimeout FullHouse
@@ -91,7 +91,7 @@ impl World {
             Meets::LoadElsewhere | Meets::ShortWait | Meets::ShortWaitThatFails => {
                 self.begin(1, "key", Load::Value)
             }
-            Meets::LoadAndCrowd => {
+            Meets::LoadAndWaiters => {
                 self.begin(1, "key", Load::Value);
                 sleep(TRIP * 5).await;
                 (0..6).for_each(|caller| self.begin(caller % 2, "key", Load::Value));

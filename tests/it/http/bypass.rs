@@ -7,7 +7,7 @@ use http_body_util::Full;
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, settle, shop, shop_with, whole,
+    Inner, Req, Shop, all, ask, get, policy, request, respond, send_many, settle, shop, shop_with, whole,
 };
 
 /// Sends a request from `make` before and after a plain GET has been stored: the inner service answers it each time,
@@ -111,7 +111,7 @@ async fn a_request_without_one_plain_host_bypasses() {
 async fn bypassing_and_other_requests_do_not_wait_for_each_other() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
-    let plain = crowd(&shop, 10, "/");
+    let plain = send_many(&shop, 10, "/");
     settle().await;
     let own: Vec<_> = (0..10)
         .map(|_| {
@@ -207,7 +207,7 @@ async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
         .collect();
     settle().await;
     assert_eq!(inner.loads.running(), 10, "a HEAD does not wait");
-    let gets = crowd(&shop, 5, "/");
+    let gets = send_many(&shop, 5, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 11, "a GET does not wait for a HEAD");
     // And a HEAD does not wait for a GET in progress.

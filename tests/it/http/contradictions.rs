@@ -3,8 +3,8 @@
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Boxed, Inner, all, ask, crowd, get, policy, replicas_with, request, respond, secs, sent, settle, shop,
-    shop_with, whole,
+    Boxed, Inner, all, ask, get, policy, replicas_with, request, respond, secs, send_many, sent, settle,
+    shop, shop_with, whole,
 };
 
 const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -49,7 +49,7 @@ async fn waiters_for_a_contradictory_304_share_one_load_of_the_whole() {
         inner.gate.close();
         let leader = super::kit::send(&shops[0], get("/"));
         settle().await;
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
         settle().await;
         assert_eq!(inner.calls(), 2, "one validation in the fleet");
         inner.gate.open();
@@ -167,7 +167,7 @@ async fn waiters_for_a_contradictory_304_share_one_load_on_redis_too() {
     ask(&shops[0].0, get("/")).await;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     inner.gate.close();
-    let waiting: Vec<_> = shops.iter().flat_map(|(shop, _)| crowd(shop, 10, "/")).collect();
+    let waiting: Vec<_> = shops.iter().flat_map(|(shop, _)| send_many(shop, 10, "/")).collect();
     inner.loads.reach(2).await;
     for (_, guard) in &shops {
         eventually("all have asked", secs(10), async || guard.stats().flights == 1).await;

@@ -6,7 +6,7 @@ use stampede_guard::http::HttpPolicy;
 use tower::Layer as _;
 
 use super::kit::{
-    Boxed, Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, secs, send, sent, whole,
+    Boxed, Inner, Req, Shop, all, ask, get, policy, request, respond, secs, send, send_many, sent, whole,
 };
 use crate::support::monitor::Monitor;
 use crate::support::probe::eventually;
@@ -109,9 +109,9 @@ async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     inner.gate.close();
     let started = inner.calls();
     let monitor = Monitor::start(&server);
-    let leading = crowd(&shops[0].1, 50, "/crowd");
+    let leading = send_many(&shops[0].1, 50, "/popular");
     inner.loads.reach(started + 1).await;
-    let waiting = crowd(&shops[1].1, 50, "/crowd");
+    let waiting = send_many(&shops[1].1, 50, "/popular");
     let queued = async || server.keys().iter().any(|key| key.starts_with("sg1:q:"));
     eventually("the other process waits", secs(10), queued).await;
     inner.gate.open();
@@ -123,7 +123,7 @@ async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     assert!(commands.total <= 4 + 4, "C14: {:#?}", commands.lines);
     // Concurrent hits share their reads.
     let monitor = Monitor::start(&server);
-    let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/crowd"))).collect();
+    let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/popular"))).collect();
     all(hits).await;
     let commands = monitor.finish().without(["ping", "time"]);
     assert!(commands.total <= 50, "C14: {:#?}", commands.lines);

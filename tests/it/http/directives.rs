@@ -3,7 +3,7 @@
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Inner, Req, all, ask, crowd, get, policy, replicas, request, secs, send, settle, shop, shop_with,
+    Inner, Req, all, ask, get, policy, replicas, request, secs, send, send_many, settle, shop, shop_with,
 };
 
 fn with(control: &str) -> Req {
@@ -23,7 +23,7 @@ async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
     assert_eq!(inner.calls(), 2, "one load in the fleet");
     for shop in &shops {
         let started = tokio::time::Instant::now();
-        for seen in all(crowd(shop, 10, "/")).await {
+        for seen in all(send_many(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=59"));
         }
         assert!(started.elapsed() < secs(1), "A11: readers do not wait");
@@ -135,7 +135,7 @@ async fn a_request_for_a_younger_response_delays_no_other_client() {
     settle().await;
     assert_eq!(inner.calls(), 2);
     for shop in &shops {
-        assert!(all(crowd(shop, 5, "/")).await.iter().all(|seen| seen.text() == "1"));
+        assert!(all(send_many(shop, 5, "/")).await.iter().all(|seen| seen.text() == "1"));
         assert_eq!(ask(shop, with("max-age=40")).await.text(), "1", "old enough for this one");
     }
     inner.gate.open();
@@ -174,10 +174,10 @@ async fn only_if_cached_never_loads() {
 async fn only_if_cached_does_not_wait_for_a_load_either() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 3, "/");
+    let clients = send_many(&shop, 3, "/");
     settle().await;
     let seen = ask(&shop, with("only-if-cached")).await;
     assert_eq!(seen.status, 504);
     inner.gate.open();
-    assert_eq!(all(crowd).await.len(), 3);
+    assert_eq!(all(clients).await.len(), 3);
 }

@@ -97,8 +97,8 @@ async fn a_stored_whole_outlives_a_reload_of_a_part() {
         let part = [common[0], common[1], ("content-range", "bytes 0-0/10")];
         Ok(respond(206, &part, whole("0")))
     });
-    for letter in [HttpPolicy::default(), HttpPolicy::strict()] {
-        let shops = replicas_with(2, &inner, policy().http(letter));
+    for settings in [HttpPolicy::default(), HttpPolicy::strict()] {
+        let shops = replicas_with(2, &inner, policy().http(settings));
         let before = inner.calls();
         ask(&shops[0], get("/")).await;
         assert_eq!(ask(&shops[1], reload(&[("range", "bytes=0-0")])).await.status, 206);

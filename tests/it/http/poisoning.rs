@@ -79,8 +79,8 @@ async fn the_response_to_a_forwarding_header_is_for_equal_requests_only() {
     for name in headers {
         let varying = shop(&reflecting(Some(name)));
         let http = HttpPolicy::default().vary_on(name.parse().unwrap());
-        let told = shop_with(&reflecting(None), policy().http(http));
-        for shop in [varying, told] {
+        let configured = shop_with(&reflecting(None), policy().http(http));
+        for shop in [varying, configured] {
             for _ in 0..2 {
                 let poison = request("GET", "/", &[(name, "evil.example")]);
                 assert_eq!(ask(&shop, poison).await.text(), "evil", "{name}");

@@ -160,11 +160,11 @@ async fn a_waiter_gets_no_response_of_another_report() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     let inner = Inner::with(|n, request| {
-        let asked = if request.headers().contains_key("if-none-match") { "yes" } else { "no" };
+        let conditional = if request.headers().contains_key("if-none-match") { "yes" } else { "no" };
         let fields = [
             ("cache-control", "max-age=10, stale-while-revalidate=60"),
             ("etag", "\"a\""),
-            ("x-asked", asked),
+            ("x-conditional", conditional),
         ];
         Ok(respond(200, &fields, whole(format!("{} {n}", link(request.headers())))))
     });
@@ -179,7 +179,7 @@ async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 1");
     settle().await;
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 4");
-    assert_eq!(ask(&shop, proxied()).await.header("x-asked"), Some("yes"));
+    assert_eq!(ask(&shop, proxied()).await.header("x-conditional"), Some("yes"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,17 +327,17 @@ async fn an_invented_report_that_is_refused_sends_no_stampede_to_the_handler() {
             respond(200, &[], whole(format!("{n}")))
         })
     });
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let shop = shop(&inner);
     let evil = send(&shop, by(&[EVIL]));
     settle().await;
-    let crowd: Vec<_> = (0..20).map(|_| send(&shop, get("/"))).collect();
+    let clients: Vec<_> = (0..20).map(|_| send(&shop, get("/"))).collect();
     settle().await;
     inner.open_first();
     settle().await;
     inner.gate.open();
     evil.await.unwrap();
-    all(crowd).await;
+    all(clients).await;
     assert_eq!(inner.calls(), 2, "the invented one, and one for the crowd");
 }
 
@@ -358,12 +358,12 @@ async fn an_invented_report_that_fails_fails_alone() {
         tokio::spawn(async move { shop.oneshot(by(&[EVIL])).await.map(|_| ()) })
     };
     settle().await;
-    let crowd: Vec<_> = (0..5).map(|_| send(&shop, get("/"))).collect();
+    let clients: Vec<_> = (0..5).map(|_| send(&shop, get("/"))).collect();
     settle().await;
     inner.gate.open();
     assert!(evil.await.unwrap().is_err());
     let mut seen: Vec<_> =
-        all(crowd).await.iter().map(|seen| (seen.status, seen.text().to_owned())).collect();
+        all(clients).await.iter().map(|seen| (seen.status, seen.text().to_owned())).collect();
     let later = ask(&shop, get("/")).await;
     seen.push((later.status, later.text().to_owned()));
     assert!(seen.iter().all(|(status, _)| *status == 200), "{seen:#?}");
@@ -372,7 +372,7 @@ async fn an_invented_report_that_fails_fails_alone() {
 /// Regression: the ordinary request waited for it, and got a 504.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_that_hangs_hangs_alone() {
-    let inner = Inner::numbered(|_| ()).held_apart();
+    let inner = Inner::numbered(|_| ()).held_separately();
     inner.gate.open();
     let shop = shop(&inner);
     let evil = send(&shop, by(&[EVIL]));
@@ -425,7 +425,7 @@ async fn an_invented_report_splits_no_ordinary_response() {
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_request_after_an_unsafe_method_joins_no_older_load_while_the_store_is_away() {
-    let inner = linking().held_apart();
+    let inner = linking().held_separately();
     let replica = stampede_guard::testing::ChaosStore::new(1).replica();
     let shop =
         StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap()).layer(inner.clone());

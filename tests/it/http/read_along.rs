@@ -9,8 +9,8 @@ use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, replicas, request, respond, secs, settle,
-    shop, whole,
+    Boxed, Feed, Inner, Shop, all, ask, get, policy, read, replicas, request, respond, secs, send_many,
+    settle, shop, whole,
 };
 
 type Streamed = GuardedBody<Boxed>;
@@ -41,7 +41,7 @@ async fn waiters_read_arrived_bytes_and_the_last_byte_after_the_commit() {
     let replicas = replicas(2, &inner);
     let leader = start(&replicas[0]);
     settle().await;
-    let elsewhere = crowd(&replicas[1], 5, "/");
+    let elsewhere = send_many(&replicas[1], 5, "/");
     let early: Vec<_> = (0..3).map(|_| start(&replicas[0])).collect();
     settle().await;
     feed.data("abc");
@@ -267,7 +267,7 @@ async fn a_tagged_response_reaches_others_only_after_its_tags_were_checked() {
     settle().await;
     let mut leading = leader.await.unwrap();
     StampedeGuard::new(store).invalidate_tag("t").await.unwrap();
-    let later = crowd(&shop, 3, "/");
+    let later = send_many(&shop, 3, "/");
     settle().await;
     feed.data("ld");
     drop(feed);

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::kit::{
-    Down, Feed, Inner, Seen, all, ask, crowd, get, policy, replicas_with, respond, secs, send, settle, shop,
-    whole,
+    Down, Feed, Inner, Seen, all, ask, get, policy, replicas_with, respond, secs, send, send_many, settle,
+    shop, whole,
 };
 
 /// A header line.
@@ -39,7 +39,7 @@ async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
         ask(&shops[0], get("/")).await;
         tokio::time::sleep(secs(12)).await;
         inner.gate.close();
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 5, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 5, "/")).collect();
         settle().await;
         inner.gate.open();
         let seen = all(waiting).await;
@@ -62,7 +62,7 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     ask(&shop, get("/")).await;
     tokio::time::sleep(secs(12)).await;
     inner.gate.close();
-    let waiting = crowd(&shop, 5, "/");
+    let waiting = send_many(&shop, 5, "/");
     let seen = all(waiting).await;
     assert!(seen.iter().all(|seen| seen.text() == "1"));
     let expected = [("fwd=stale; ttl=-2; detail=no-answer", 1), ("fwd=stale; collapsed; ttl=-2", 4)];
@@ -86,7 +86,7 @@ async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
         let headers = [("etag", "\"a\""), ("cache-control", control), ("age", age)];
         let inner = Inner::in_turn([respond(200, &headers, body)]);
         let shops = replicas_with(2, &inner, policy());
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 3, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 3, "/")).collect();
         tokio::time::sleep(secs(2)).await;
         feed.data("body");
         drop(feed);

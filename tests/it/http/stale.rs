@@ -3,8 +3,8 @@
 use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{
-    Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send, settle,
-    shop_with, whole,
+    Down, Inner, all, ask, get, policy, replicas, replicas_with, request, respond, secs, send, send_many,
+    settle, shop_with, whole,
 };
 
 /// The first call is answered with `Cache-Control: control`, later ones with a new text, or with the status of `then`.
@@ -29,7 +29,7 @@ async fn stale_while_revalidate_answers_all_requests_at_once_and_asks_once() {
     let inner = inner.held();
     // Held: a client that waited for the origin would not be answered.
     for shop in &shops {
-        for seen in all(crowd(shop, 10, "/")).await {
+        for seen in all(send_many(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-2"));
             assert_eq!(seen.header("age"), Some("12"));
         }
@@ -192,7 +192,7 @@ async fn an_invalidation_overtakes_a_load_for_credentials() {
     use stampede_guard::http::{HttpPolicy, cache_key};
     let inner =
         Inner::with(|n, _| Ok(respond(200, &[("cache-control", "s-maxage=60")], whole(n.to_string()))));
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let http = HttpPolicy::default().share_authorized(true);
     let guard = super::kit::guard().with_policy(policy().http(http).build().unwrap());
     let shop = guard.layer(inner.clone());
@@ -232,7 +232,7 @@ async fn a_response_that_is_expired_late_stands_in_for_all_clients() {
             .expire(stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap())
             .await
             .unwrap();
-        for seen in all(crowd(&shop, 10, "/")).await {
+        for seen in all(send_many(&shop, 10, "/")).await {
             assert_eq!(seen.text(), "1", "{failure}: {}", seen.remark());
         }
         assert_eq!(inner.calls(), 2, "{failure}");

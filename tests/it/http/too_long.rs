@@ -11,7 +11,7 @@ use http_body_util::BodyExt as _;
 use stampede_guard::StampedeGuard;
 use tower::Layer as _;
 
-use super::kit::{Boxed, Down, Feed, Inner, Shop, all, ask, crowd, get, policy, secs, settle, whole};
+use super::kit::{Boxed, Down, Feed, Inner, Shop, all, ask, get, policy, secs, send_many, settle, whole};
 use crate::support::warnings::Warnings;
 
 const MOST: usize = 1000;
@@ -63,7 +63,7 @@ async fn a_body_with_a_size_hint_over_max_body_is_decided_at_its_head() {
     for body in [exact, lower] {
         let inner = Inner::with(move |_, _| Ok(Response::new(body()))).held();
         let (_, shop) = guarded(&inner);
-        let followers = crowd(&shop, 5, "/");
+        let followers = send_many(&shop, 5, "/");
         settle().await;
         assert_eq!(inner.calls(), 1);
         inner.gate.open();
@@ -117,10 +117,10 @@ async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
         settle().await;
     }
     assert_eq!(guard.stats().unshareable, 3, "sized, unannounced, and by its header");
-    let told = warnings.about("longer than max_body");
-    assert_eq!(told.len(), 1, "{warnings:?}");
-    assert!(told[0].contains("Key(#") && told[0].contains("1001 1000 "), "{told:?}");
-    assert!(!told[0].contains("secret"), "{told:?}");
+    let warned = warnings.about("longer than max_body");
+    assert_eq!(warned.len(), 1, "{warnings:?}");
+    assert!(warned[0].contains("Key(#") && warned[0].contains("1001 1000 "), "{warned:?}");
+    assert!(!warned[0].contains("secret"), "{warned:?}");
 
     ask(&shop, get("/short")).await;
     ask(&shop, get("/not-shared-for-another-reason")).await;

@@ -8,8 +8,8 @@ use stampede_guard::http::{DoNotStore, HttpPolicy, cache_key};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Req, Seen, Shop, all, ask, crowd, get, policy, replicas, replicas_with, request,
-    respond, secs, send, settle, whole,
+    Boxed, Down, Inner, Req, Seen, Shop, all, ask, get, policy, replicas, replicas_with, request, respond,
+    secs, send, send_many, settle, whole,
 };
 
 type Answer = Arc<dyn Fn() -> Result<Response<Boxed>, Down> + Send + Sync>;
@@ -37,7 +37,7 @@ fn about_the_resource() -> Vec<(&'static str, Answer)> {
         response.extensions_mut().insert(DoNotStore);
         Ok(response)
     };
-    let long = |told: bool| {
+    let long = |declared: bool| {
         answer(move || {
             let (text, length) = ("n".repeat(200), [("content-length", "200")]);
             let streamed = http_body_util::StreamBody::new(futures_util::stream::iter(
@@ -47,7 +47,7 @@ fn about_the_resource() -> Vec<(&'static str, Answer)> {
                     .collect::<Vec<_>>(),
             ));
             let body = http_body_util::BodyExt::boxed_unsync(streamed);
-            Ok(respond(200, if told { &length } else { &[] }, body))
+            Ok(respond(200, if declared { &length } else { &[] }, body))
         })
     };
     vec![
@@ -241,7 +241,7 @@ async fn a_resource_that_has_become_uncacheable_is_loaded_once_per_wave() {
         assert_eq!(inner.calls(), 2);
         for wave in 1..=10 {
             inner.gate.close();
-            let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 20, "/")).collect();
+            let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 20, "/")).collect();
             settle().await;
             inner.gate.open();
             for seen in all(waiting).await {

@@ -80,19 +80,19 @@ async fn a_copy_of_another_type_is_a_miss() {
 
 #[tokio::test(start_paused = true)]
 async fn a_copy_is_served_for_local_for_and_not_past_its_freshness() {
-    let brief = Duration::from_secs(3);
-    let [guard] = replicas(keeping().local_for(brief));
+    let short = Duration::from_secs(3);
+    let [guard] = replicas(keeping().local_for(short));
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
-    sleep(brief).await;
+    sleep(short).await;
     let hits = guard.stats().local_hits;
     assert_eq!(load(&guard, "k", 2).await, 1, "the store has it");
     assert_eq!(guard.stats().local_hits, hits);
 
-    let [guard] = replicas(keeping().fresh_for(brief));
+    let [guard] = replicas(keeping().fresh_for(short));
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
-    sleep(brief).await;
+    sleep(short).await;
     assert_eq!(load(&guard, "k", 2).await, 2);
 }
 

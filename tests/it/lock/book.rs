@@ -17,7 +17,7 @@ use crate::support::redis_server::RedisServer;
 
 use super::nodes::{A_MOMENT, AT_ONCE, SOON, connected, locked, ms, node, refused};
 
-pub(crate) const ROLES: &[Role] = &[("book.crowd", crowd), ("book.holder", holder)];
+pub(crate) const ROLES: &[Role] = &[("book.crowd", acquirers), ("book.holder", holder)];
 
 fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
     set(locks.mutex("market")).build().expect("valid")
@@ -98,7 +98,7 @@ fn holder(child: Child) -> BoxFuture<'static, ()> {
 }
 
 /// The role `book.crowd`: acquires and releases 25 locks as fast as it can, with random TTLs.
-fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
+fn acquirers(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
         let locks = connected(&redis).await;

@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(120);
 
 /// The provider of credentials by this issuer.
-pub(crate) fn by(issuer: &str) -> impl Fn() -> Given + Send + Sync + 'static {
+pub(crate) fn by(issuer: &str) -> impl Fn() -> Answer + Send + Sync + 'static {
     let issuer: Arc<str> = issuer.into();
     move || {
         let issuer = Arc::clone(&issuer);
@@ -30,7 +30,7 @@ pub(crate) fn by(issuer: &str) -> impl Fn() -> Given + Send + Sync + 'static {
     }
 }
 
-type Given = BoxFuture<'static, std::io::Result<Credentials>>;
+type Answer = BoxFuture<'static, std::io::Result<Credentials>>;
 
 fn of(backend: Backend, lease: Duration) -> StampedeGuard {
     StampedeGuard::builder(backend).policy(lease_of(lease)).build().expect("valid")
@@ -50,10 +50,10 @@ async fn pair(server: &RedisServer, tokens: &Tokens) -> [StampedeGuard; 2] {
 
 /// Requests of every kind, one after the other, until `lasts` has passed. Each must succeed. Returns how many there were.
 async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> String) -> u32 {
-    let (until, asked) = (Instant::now() + lasts, AtomicU32::new(0));
+    let (until, requests) = (Instant::now() + lasts, AtomicU32::new(0));
     let mutex = Mutex::new(&guard.locks(), "m").expect("valid");
     while Instant::now() < until {
-        let number = asked.fetch_add(1, Ordering::Relaxed);
+        let number = requests.fetch_add(1, Ordering::Relaxed);
         let key = name(number % 50);
         match number % 7 {
             0 => guard.invalidate(&*key).await.expect("confirmed"),
@@ -66,7 +66,7 @@ async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> Strin
         }
         tokio::time::sleep(ms(2)).await;
     }
-    asked.into_inner()
+    requests.into_inner()
 }
 
 /// Checks that no request went without the store, and no connection was lost.
@@ -93,14 +93,14 @@ async fn tokens_of_two_seconds_cost_no_request_and_no_connection_in_a_minute() {
     let (ours, opened) = (server.ids_of(TOKEN), server.opened());
     assert_eq!(ours.len(), 4);
     let minute = Duration::from_secs(60);
-    let asked = tokio::join!(ask(&guards[0], minute, key), ask(&guards[1], minute, key));
+    let requests = tokio::join!(ask(&guards[0], minute, key), ask(&guards[1], minute, key));
     nothing_failed(&guards);
     // The second look is a connection itself.
     assert_eq!((server.opened() - opened, server.ids_of(TOKEN)), (1, ours), "no other connection");
     let issued = tokens.issued();
     assert!((76..=120).contains(&issued), "{issued} tokens for two guards, one for each 1.3 to 1.56 seconds");
-    assert!(asked.0 + asked.1 > 1_000, "{asked:?}");
-    println!("{asked:?} requests, {issued} tokens, no connection beside the first four");
+    assert!(requests.0 + requests.1 > 1_000, "{requests:?}");
+    println!("{requests:?} requests, {issued} tokens, no connection beside the first four");
     // Notifications arrive, too.
     guards[0].invalidate("k").await.expect("confirmed");
     share_a_load(&server, &guards).await;
@@ -230,7 +230,7 @@ async fn a_wait_by_announcements_outlives_tokens() {
     tokio::time::sleep(LIFE * 3).await;
     assert_eq!(server.ids_of(TOKEN), ours, "none was opened anew");
     server.run::<()>(&["DEL", "sg1:foreign"]);
-    told(waits).await.expect("no panic").expect("the lock");
+    notified(waits).await.expect("no panic").expect("the lock");
 }
 
 /// A password that is rotated by hand, from a file: it has no end that the provider knows.

@@ -31,8 +31,8 @@ pub(super) async fn examined(guard: &StampedeGuard) -> Report {
 async fn doctor(guard: &StampedeGuard) -> Report {
     let report = examined(guard).await;
     for finding in &report.findings {
-        let told = format!("{finding}");
-        assert!(!told.contains("sg1:e:{") && !told.contains("pw"), "no key and no password: {told}");
+        let text = format!("{finding}");
+        assert!(!text.contains("sg1:e:{") && !text.contains("pw"), "no key and no password: {text}");
     }
     report
 }
@@ -110,7 +110,7 @@ async fn an_inbox_that_is_up_hears_something_each_second() {
     tokio::time::sleep(ms(2_500)).await;
     eventually("pings are answered", SOON, async || {
         let health = guard.health();
-        health.silent_for.is_some_and(|heard| heard < ms(1_000))
+        health.silent_for.is_some_and(|silence| silence < ms(1_000))
             && health.inbox_lag.is_some_and(|lag| lag < ms(1_000))
     })
     .await;

@@ -113,8 +113,8 @@ async fn a_loader_receives_the_value_and_validator_of_another_node() {
 #[tokio::test]
 async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
     // Long enough for eight calls on a busy machine.
-    let kept = ms(1_500);
-    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept).error_for(kept)).await;
+    let lasts = ms(1_500);
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(lasts).error_for(lasts)).await;
     let loads = Counter::default();
     let nothing = |node: usize, key: &'static str| {
         let loads = loads.clone();
@@ -128,7 +128,7 @@ async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
         assert!(nothing(node, "fails").await.is_err());
     }
     assert_eq!((loads.started(), fleet.total(|stats| stats.negatives)), (2, 1), "once each");
-    tokio::time::sleep(kept + ms(100)).await;
+    tokio::time::sleep(lasts + ms(100)).await;
     assert!(nothing(1, "nothing").await.is_ok() && nothing(2, "fails").await.is_err());
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
@@ -136,11 +136,11 @@ async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
 /// Guards against a former defect: a directly stored negative value lived for `fresh_for`, and not for `negative_for` as a loaded one.
 #[tokio::test]
 async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
-    let kept = ms(300);
-    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept)).await;
+    let lasts = ms(300);
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(lasts)).await;
     fleet.nodes[0].insert("nothing", &None::<u32>).await.expect("stored");
     fleet.nodes[0].insert("something", &Some(1_u32)).await.expect("stored");
-    tokio::time::sleep(kept + ms(100)).await;
+    tokio::time::sleep(lasts + ms(100)).await;
     assert_eq!(fleet.nodes[1].get::<Option<u32>>("nothing").await.expect("answered"), None);
     assert_eq!(fleet.nodes[1].get::<Option<u32>>("something").await.expect("answered"), Some(Some(1)));
 }

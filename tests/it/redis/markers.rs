@@ -48,8 +48,8 @@ impl Marked {
     }
 
     /// The victim leads a load that the origin holds.
-    async fn leads(&self, tell: &str) {
-        self.victim().send(tell);
+    async fn leads(&self, command: &str) {
+        self.victim().send(command);
         self.others.origin.wait_for_loads("k", 1).await;
     }
 

@@ -170,8 +170,8 @@ impl Nodes {
 
     /// Node 0 executes `tell` and leads a load of `key` that the origin holds; callers of every other node wait for
     /// it.
-    pub(super) async fn one_leads(&self, key: &str, tell: &str, callers: usize) {
-        self.node(0).send(tell);
+    pub(super) async fn one_leads(&self, key: &str, command: &str, callers: usize) {
+        self.node(0).send(command);
         self.origin.wait_for_loads(key, 1).await;
         for (waiting, member) in self.fleet.members()[1..].iter().enumerate() {
             member.send(&format!("load {key} {callers}"));
@@ -215,8 +215,8 @@ impl Nodes {
     /// `old` or, if it asked again, `new`.
     pub(super) async fn overtaken(&self, index: usize, key: &str, old: &str, new: &str) {
         let replies = self.replies(index, key).await;
-        let given = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
-        assert!(given(old) >= 1 && given(old) + given(new) == replies.len(), "{replies:?}");
+        let count_of = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
+        assert!(count_of(old) >= 1 && count_of(old) + count_of(new) == replies.len(), "{replies:?}");
     }
 
     /// Waits until the flights of these nodes have ended and have left nothing on the server.

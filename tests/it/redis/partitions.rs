@@ -120,7 +120,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     let loads = Counter::default();
     // The acquire is executed, but its reply is held back.
     let held = Gate::closed();
-    let unheard = tokio::spawn({
+    let waits = tokio::spawn({
         let (guard, held, loads) = (cut.behind.clone(), held.clone(), loads.clone());
         async move {
             held.pass().await;
@@ -138,7 +138,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     })
     .await;
     cut_off(&cut.proxy);
-    assert_eq!(unheard.await.expect("joined"), 1);
+    assert_eq!(waits.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
     // Much earlier than the lease expires.
     let next = tokio::time::timeout(SOON, held_call(&cut.direct, 2, &open, &loads)).await;
@@ -169,8 +169,8 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
         cut.proxy.set(Mode::BlackHole);
         async move { behind.insert("k", &1u32).await }
     });
-    let told = held.await.expect("joined").expect_err("it was not confirmed");
-    assert!(told.to_string().contains("not confirmed"), "{told}");
+    let error = held.await.expect("joined").expect_err("it was not confirmed");
+    assert!(error.to_string().contains("not confirmed"), "{error}");
     cut.direct.insert("k", &2u32).await.expect("confirmed");
     // By the server's clock, a command may run until one second after its caller gave up.
     tokio::time::sleep(ms(1_500)).await;

@@ -100,7 +100,7 @@ pub(super) fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Twenty callers of one key, each with a loader that takes `load`.
-pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
+pub(super) async fn load_together(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
     let callers = (0..20).map(|_| {
         let loads = loads.clone();
         guard.get_or_load(key, move || async move {
@@ -115,7 +115,7 @@ pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, load
 /// Checks that callers of one key share one load.
 pub(super) async fn still_coalesces(guard: &StampedeGuard) {
     let loads = Counter::default();
-    crowd(guard, "shared", ms(500), &loads).await;
+    load_together(guard, "shared", ms(500), &loads).await;
     assert_eq!(loads.started(), 1);
 }
 

@@ -50,7 +50,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     let nodes = nodes(&server, 2).await;
     let id = "sg1:t:{default:catalog}";
     assert_eq!(answer(&nodes[0], "k", 1).await, 1);
-    let kept: String = server.run(&["GET", id]);
+    let stored: String = server.run(&["GET", id]);
     server.run::<()>(&["DEL", id]);
     assert_eq!(answer(&nodes[1], "k", 2).await, 2, "evicted");
     server.run::<()>(&["DEL", id]);
@@ -61,7 +61,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
     server.run::<()>(&["DEL", id]);
     assert_eq!(answer(&nodes[1], "k", 4).await, 4);
-    assert_ne!(server.run::<String>(&["GET", id]), kept);
+    assert_ne!(server.run::<String>(&["GET", id]), stored);
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 

@@ -126,8 +126,8 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
             if at.is_none() {
                 // After a stall of the machine the renewal may still be under way. A ping has fewer bytes than that.
                 eventually("it is renewed", SOON, async || {
-                    let (asked, answered) = server.moved();
-                    asked > 60 && answered > 0
+                    let (sent, answered) = server.moved();
+                    sent > 60 && answered > 0
                 })
                 .await;
             }
@@ -152,8 +152,8 @@ async fn a_lease_that_may_be_held_is_released() {
         load(&stage.breaks, &stage.name, 1).await.expect("a value");
         server.disarm();
     }
-    let (asked, _) = server.moved();
-    for (number, at) in [asked - 200, asked - 1].into_iter().enumerate() {
+    let (sent, _) = server.moved();
+    for (number, at) in [sent - 200, sent - 1].into_iter().enumerate() {
         let stage = Stage::new(&server, number + 2, Some(Break::Request(at)), policy()).await;
         stage.arm();
         load(&stage.breaks, &stage.name, 1).await.expect("a value");
@@ -182,10 +182,10 @@ async fn an_invalidation_that_notifies_many_waiters_and_breaks_anywhere_holds() 
     broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let queue = format!("sg1:q:{{default:{}}}", stage.name);
-        let places = (0..501).map(|place| format!("{place:032x}:{place:032x}"));
+        let entries = (0..501).map(|number| format!("{number:032x}:{number:032x}"));
         let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
         server.with_data(|data| {
-            let lay = words(&["RPUSH", &queue]).into_iter().chain(places.map(String::into_bytes));
+            let lay = words(&["RPUSH", &queue]).into_iter().chain(entries.map(String::into_bytes));
             data.run(&lay.collect::<Vec<_>>());
             data.run(&words(&["PEXPIRE", &queue, "60000"]));
         });

@@ -113,8 +113,9 @@ async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();
         // Its inbox is not open yet, so it asks about its waiters once it is.
-        let deaf = Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
-        let breaks = deaf.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
+        let short_timeout =
+            Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
+        let breaks = short_timeout.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
         let mut guard = sound.lock().await.expect("free");
         assert!(guard.extend(TTL * 2).await.expect("its connection is sound"));
         stage.arm();

@@ -102,8 +102,8 @@ async fn a_post_at_one_server_invalidates_the_pages_of_all() {
         tokio::join!(post, pages());
         slowest = slowest.max(posted.elapsed());
         for _ in 0..3 {
-            let shown = pages().await;
-            assert!(shown.iter().all(|version| *version == round as u64), "round {round}: {shown:?}");
+            let versions = pages().await;
+            assert!(versions.iter().all(|version| *version == round as u64), "round {round}: {versions:?}");
         }
     }
     let hits = hits().await;

@@ -96,10 +96,10 @@ async fn without_the_right_to_subscribe_a_waiter_asks_twice_a_second() {
         "+@all",
         "-subscribe",
     ]);
-    let deaf = connected(&format!("redis://deaf:pw@127.0.0.1:{}/", server.port())).await;
+    let unsubscribed = connected(&format!("redis://deaf:pw@127.0.0.1:{}/", server.port())).await;
     for _ in 0..2 {
         let mut holder = locked(&mutex(&one)).await;
-        let next = waiter(&deaf);
+        let next = waiter(&unsubscribed);
         queued(&server, 1).await;
         holder.unlock().await.expect("asks");
         let (mut next, took) = granted(next).await;

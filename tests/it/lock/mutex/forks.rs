@@ -26,7 +26,7 @@ async fn a_forked_process_excludes_its_parent() {
 pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
-        let counted = std::thread::spawn(move || {
+        let worker = std::thread::spawn(move || {
             let client = ::redis::Client::open(redis).expect("a URL");
             let locks = Locks::new(client.clone());
             match fork().expect("a second process") {
@@ -42,7 +42,7 @@ pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
                 }
             }
         });
-        child.result(&counted.join().expect("no panic"));
+        child.result(&worker.join().expect("no panic"));
     })
 }
 

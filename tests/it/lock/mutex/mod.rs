@@ -48,7 +48,7 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.holder", holder),
     ("mutex.increments", processes::increments),
     ("mutex.acquisitions", processes::acquisitions),
-    ("mutex.crowd", kills::crowd),
+    ("mutex.crowd", kills::acquirers),
     ("mutex.forks", forks::forks),
 ];
 
@@ -186,7 +186,7 @@ fn holder(mut child: Child) -> BoxFuture<'static, ()> {
 }
 
 /// Tells a child in the role `mutex.holder` to acquire the mutex.
-async fn held_by(member: &Member, tell: &str) {
-    member.send(tell);
+async fn held_by(member: &Member, command: &str) {
+    member.send(command);
     member.wait_event("locked").await;
 }

@@ -131,8 +131,8 @@ async fn databases_are_separate_and_each_hears_its_own_grants() {
     let [five, also_five, six] = [connected(&five).await, connected(&also_five).await, connected(&six).await];
     warm(&five).await;
     let mut holder = locked(&mutex(&five)).await;
-    let mut apart = mutex(&six).try_lock().await.expect("asks").expect("another database");
-    assert!(apart.unlock().await.expect("asks"));
+    let mut elsewhere = mutex(&six).try_lock().await.expect("asks").expect("another database");
+    assert!(elsewhere.unlock().await.expect("asks"));
     let next = waiter(&also_five);
     let queue = "return redis.call('SELECT', 5) and redis.call('LLEN', 'sg1:mq:{default:m}')";
     eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["EVAL", queue, "0"])).await;

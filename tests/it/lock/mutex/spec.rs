@@ -34,7 +34,7 @@ impl Stage {
 }
 
 /// Long enough for a busy machine to check the held lock, short enough to wait for.
-const BRIEF: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(2);
 
 /// Waits until the key is gone.
 async fn expired(mutex: &Mutex) {
@@ -73,7 +73,7 @@ async fn any_client_sees_whether_the_mutex_is_held(stage: Stage) {
 
 /// S1.10: the owner does, another guard does not, and after expiry no guard does.
 async fn only_the_holder_owns(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let guard = locked(&a).await;
     assert!(guard.is_owned().await.expect("asks"));
     guard.ensure().await.expect("owned");
@@ -124,7 +124,7 @@ async fn two_tasks_on_one_handle_do_not_both_acquire(stage: Stage) {
 
 /// S1.3: with a TTL.
 async fn a_lock_expires(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let guard = a.try_lock().await.expect("asks").expect("free");
     assert!(guard.is_owned().await.expect("asks"));
     expired(&b).await;
@@ -196,7 +196,7 @@ async fn unlocking_clears_all_predicates(stage: Stage) {
 
 /// S1.16: an unlock that returns false frees the handle, and the handle acquires again.
 async fn unlocking_a_lost_mutex_frees_the_handle(stage: Stage) {
-    let [a, _] = stage.handles_of(BRIEF);
+    let [a, _] = stage.handles_of(SHORT);
     let mut guard = locked(&a).await;
     expired(&a).await;
     assert!(!guard.unlock().await.expect("asks"));
@@ -250,7 +250,7 @@ async fn synchronize_excludes_others_and_lets_them_in_after(stage: Stage) {
 
 /// S1.19: the flaw of returning the unlock's result. Another client holds the mutex by then, and is not disturbed.
 async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let mut other = None;
     let work = async |held: stampede_guard::lock::Held| {
         held.expired().await;

@@ -73,9 +73,9 @@ async fn waiters_that_leave_at_random_lose_no_permit(stage: Stage) {
                     let (semaphore, left) = (semaphore.clone(), left.clone());
                     let patience = Duration::from_micros(fastrand::u64(..4_000));
                     tokio::spawn(async move {
-                        let told = if dropped { Wait::Forever } else { Wait::For(patience) };
+                        let wait = if dropped { Wait::Forever } else { Wait::For(patience) };
                         let limit = if dropped { patience } else { SOON };
-                        let acquired = tokio::time::timeout(limit, semaphore.acquire(told)).await;
+                        let acquired = tokio::time::timeout(limit, semaphore.acquire(wait)).await;
                         if acquired.map_or(true, |acquired| acquired.expect("asks").is_none()) {
                             drop(left.start());
                         }

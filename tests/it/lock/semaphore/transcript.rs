@@ -72,7 +72,7 @@ impl Transcript {
                         self.waited += 1;
                     }
                     (None, Some(read)) => {
-                        self.read = Some(self.place_of(token, read) + 1);
+                        self.read = Some(self.position_of(token, read) + 1);
                         self.waited += 1;
                     }
                     (None, None) => assert!(self.queue.is_empty(), "{token} went before {:?}", self.queue),
@@ -99,14 +99,14 @@ impl Transcript {
     }
 
     /// The position of the token among the places that were read. Only dead waiters and holders may stand before it.
-    fn place_of(&self, token: &str, read: usize) -> usize {
-        let places = self.queue.iter().enumerate().skip(read);
-        for (at, place) in places {
-            if place == token {
+    fn position_of(&self, token: &str, read: usize) -> usize {
+        let entries = self.queue.iter().enumerate().skip(read);
+        for (at, entry) in entries {
+            if entry == token {
                 return at;
             }
-            let is_passed = self.dead.contains(&place[..32]) || self.holders.contains_key(place);
-            assert!(is_passed, "it was the head's: {place}, and went to {token}");
+            let is_passed = self.dead.contains(&entry[..32]) || self.holders.contains_key(entry);
+            assert!(is_passed, "it was the head's: {entry}, and went to {token}");
         }
         panic!("{token} was not in the queue");
     }
@@ -114,7 +114,7 @@ impl Transcript {
     fn queue(&mut self, words: &[&str]) {
         // A place in the queue is a token of 65 characters and a lease.
         match *words {
-            ["rpush", _, place] => self.queue.push_back(place[..65].to_owned()),
+            ["rpush", _, entry] => self.queue.push_back(entry[..65].to_owned()),
             ["lpop", _] => {
                 self.dead.clear();
                 self.head = self.queue.pop_front();
@@ -125,8 +125,8 @@ impl Transcript {
                 assert!(read.is_some_and(|read| read <= count), "{count} places of {read:?}");
                 self.queue.drain(..count);
             }
-            ["lrem", _, "1", place] => {
-                let at = self.queue.iter().position(|token| *token == place[..65]);
+            ["lrem", _, "1", entry] => {
+                let at = self.queue.iter().position(|token| *token == entry[..65]);
                 let _ = at.and_then(|at| self.queue.remove(at));
             }
             ["llen" | "lpos" | "lrange" | "pexpire", ..] => {}
@@ -140,13 +140,13 @@ fn calls(calls: &str) -> Vec<Vec<String>> {
     let call = |call: &str| {
         let (what, who) = call.split_once(' ').unwrap_or((call, ""));
         let (token, [holders, queue]) = (who.repeat(65), ["sg1:sh:{t}", "sg1:sq:{t}"]);
-        let place = format!("{token}60000");
+        let entry = format!("{token}60000");
         let words: &[&str] = match what {
-            "queue" => &["rpush", queue, &place],
+            "queue" => &["rpush", queue, &entry],
             "next" => &["lpop", queue],
             "read" => &["lrange", queue, "0", "499"],
             "drop" => &["lpop", queue, who],
-            "leave" => &["lrem", queue, "1", &place],
+            "leave" => &["lrem", queue, "1", &entry],
             "grant" => &["zadd", holders, "100", &token],
             "free" => &["zrem", holders, &token],
             "now" => &["zremrangebyscore", holders, "-inf", who],

@@ -57,8 +57,8 @@ async fn waiters_learn_that_the_semaphore_was_deleted() {
     let since = Instant::now();
     assert!(handles[3].delete().await.expect("asks"));
     for waiter in waiters {
-        let told = ended(waiter).await;
-        assert!(matches!(told, Err(LockError::Closed)), "{told:?}");
+        let outcome = ended(waiter).await;
+        assert!(matches!(outcome, Err(LockError::Closed)), "{outcome:?}");
     }
     assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
     assert_eq!(server.keys(), Vec::<String>::new(), "without a trace");

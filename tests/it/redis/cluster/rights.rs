@@ -15,8 +15,8 @@ async fn each_master_is_queried_for_the_rights_of_the_user_there() {
         ] {
             node.run::<()>(&["ACL", "SETUSER", "spread", &format!("-{right}")]);
             let guard = unconnected(&cluster.url(), lease_of(LEASE));
-            is_told(&guard, named).await;
-            is_told(&guard, &format!("the master at {address}")).await;
+            connect_advises(&guard, named).await;
+            connect_advises(&guard, &format!("the master at {address}")).await;
             let report = examined(&guard).await;
             let of = |finding: &&Finding| finding.check == "rights" && finding.severity == Severity::Problem;
             let found: Vec<_> = report.findings.iter().filter(of).collect();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The number of CLUSTER commands that this node has received.
-fn asked(node: &RedisServer) -> usize {
+fn slot_queries(node: &RedisServer) -> usize {
     let stats: String = node.run(&["INFO", "commandstats"]);
     let calls = stats.lines().filter(|line| line.starts_with("cmdstat_cluster"));
     let calls =
@@ -69,8 +69,8 @@ async fn a_master_that_hangs_causes_few_slot_queries() {
         let _ = guard.get::<u32>(&*key).await;
         tokio::time::sleep(ms(10)).await;
     }
-    let asked = asked(cluster.node(1)) - before;
-    assert!((1..=25).contains(&asked), "asked {asked} times in five seconds");
+    let sent = sent(cluster.node(1)) - before;
+    assert!((1..=25).contains(&sent), "asked {sent} times in five seconds");
     cluster.node(0).resume();
     let resumed = Instant::now();
     while guard.insert(&*key, &8).await.is_err() {

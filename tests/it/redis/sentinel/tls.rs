@@ -98,10 +98,10 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
         [Trust { at_sentinels: Some(&another), ..right }, Trust { at_servers: Some(&another), ..right }]
     {
         let guard = guarded(trust.client(&watch.tls_ports()), Policy::default());
-        is_gone_without(&guard, "name it as `root_cert`").await;
+        loads_go_on_without(&guard, "name it as `root_cert`").await;
     }
     let unencrypted = "if they want TLS";
-    let told = [
+    let checks = [
         (Trust { at_servers: None, ..right }, watch.tls_ports(), unencrypted),
         (Trust { at_sentinels: None, ..right }, watch.tls_ports(), unencrypted),
         (right, watch.ports(), "ports for TLS"),
@@ -115,7 +115,7 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
         })
         .await;
     });
-    join_all(told).await;
+    join_all(checks).await;
     for server in [watch.first(), watch.second()] {
         connected_to(server, 0).await;
     }
