@@ -115,7 +115,7 @@ async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World
     assert!(holder == new.token && remaining > LEASE / 2, "{remaining:?}");
     assert!(waiter.has_no_hints().await);
     assert_eq!(new.commit("new").await, TokenCheck::Held);
-    assert_eq!(waiter.hints().await.finished, Some(new.token.clone()), "its place was kept");
+    assert_eq!(waiter.hints().await.finished, Some(new.token.clone()), "its position was retained");
 }
 
 async fn steps_of_a_token_that_never_held_are_refused(world: &World) {

@@ -151,7 +151,7 @@ impl Asker {
         let caller = std::panic::Location::caller();
         async move {
             let hints = timeout(WITHIN, self.wait.notified()).await;
-            hints.unwrap_or_else(|_| panic!("{caller}: it was never told"))
+            hints.unwrap_or_else(|_| panic!("{caller}: it was never notified"))
         }
     }
 

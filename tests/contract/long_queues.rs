@@ -49,7 +49,7 @@ async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
         return;
     }
     for each in [1, 100] {
-        let name = format!("{each} places each");
+        let name = format!("{each} entries each");
         let holder = Flight::holding(world, &key(&name)).await;
         enqueue_dead(world, &name, each);
         let waiter = Flight::waiting(world, &key(&name)).await;

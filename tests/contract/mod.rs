@@ -138,7 +138,7 @@ fn probe_beside(other: &str, name: impl Fn(&str) -> String) -> String {
     let master = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
     #[cfg(not(feature = "cluster"))]
     let master = |_: &str| 0;
-    let texts = (0..).map(|number| format!("a probe for what was heard before, {number}"));
+    let texts = (0..).map(|number| format!("a probe for what was received before, {number}"));
     texts.into_iter().find(|text| master(&name(text)) == master(other)).expect("one in three")
 }
 
@@ -195,11 +195,11 @@ impl World {
             Self::Redis(server) => {
                 let left = server.pubsub_clients() - 1;
                 node.close();
-                let what = "the server notices that a node has gone";
+                let what = "the server notices that a node has left";
                 support::probe::eventually_eq(what, WITHIN, left, async || server.pubsub_clients()).await;
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => unreachable!("no case on a cluster is about nodes that are gone"),
+            Self::Cluster(_) => unreachable!("no case on a cluster is about nodes that have left"),
         }
     }
 

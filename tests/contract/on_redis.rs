@@ -105,7 +105,7 @@ async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) 
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(400)), "{acquired:?}");
     let left: i64 = server.run(&["PTTL", &at("q", "k")]);
-    assert!(left <= 2 * 60_000 + 1_000, "nor is the queue kept for longer: {left} ms");
+    assert!(left <= 2 * 60_000 + 1_000, "nor does the queue last longer: {left} ms");
     let started = Instant::now();
     while let Acquired::Held { .. } = waiter.acquire(waiter.ask()).await {
         assert!(started.elapsed() < WITHIN);

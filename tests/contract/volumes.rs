@@ -249,7 +249,7 @@ async fn a_lost_registry_is_replaced_by_one_that_is_not_mature(world: &World) {
     let knowing =
         |stamp, registry_id| Renewal { stamp, mark: None, known_registry: Some(registry_id), term: TERM };
     let wrong = one.renew_with(knowing(2, Uuid::new_v4())).await;
-    assert!(!wrong.registry.is_mature, "another birth");
+    assert!(!wrong.registry.is_mature, "another registry");
     let right = one.renew_with(knowing(3, first.registry.registry_id)).await;
     assert!(right.registry.is_mature);
     assert!(one.renew(4, None).await.registry.is_mature, "it stays mature");

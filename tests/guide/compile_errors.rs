@@ -56,7 +56,7 @@ fn position_of(text: &str, module: &str) -> String {
     let path = format!("ui/{module}.rs:");
     let (_, at) = text.split_once(&path).unwrap_or_else(|| panic!("elsewhere: {text}"));
     let mut numbers = at.split([':', '\n']).map(|number| number.trim().parse::<usize>());
-    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_else(|| panic!("no place: {text}"));
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_else(|| panic!("no position: {text}"));
     let (line, column) = (next(), next());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui").join(format!("{module}.rs"));
     let source = fs::read_to_string(source).expect("a module of ui");
@@ -131,7 +131,7 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-/// The errors in these modules, each at the right place and no others but repetitions at the same function.
+/// The errors in these modules, each at the right position and no others but repetitions at the same function.
 fn the_attribute_points_at_what_it_refuses(texts: &[&str]) {
     for (module, expected) in ATTRIBUTE {
         let path = format!("ui/{module}.rs");

@@ -136,7 +136,7 @@ async fn failures_are_shared_for_error_for() -> Result<(), Box<dyn Error>> {
     let first = here.get_or_load("key", fail).await.expect_err("failed");
     assert!(matches!(first.loader(), Some(DbError::Down)));
     assert_eq!(first.to_string(), "the load failed: the database is down");
-    // A moment later, in another process: told, not loaded.
+    // A moment later, in another process: shared, not loaded.
     let failure = there.get_or_load("key", fail).await.expect_err("failed");
     assert!(failure.is_remote());
     assert_eq!(failure.to_string(), "another caller's load failed: the database is down");

@@ -127,7 +127,7 @@ async fn an_absent_value_is_stored_for_a_shorter_time() -> Result<(), Box<dyn Er
         guard.get_or_load("user", move || async move { Ok::<_, std::io::Error>(found) }).await
     };
     assert_eq!(ask(None).await?, None);
-    assert_eq!(ask(Some(7)).await?, None, "kept");
+    assert_eq!(ask(Some(7)).await?, None, "stored");
     sleep(Duration::from_secs(6)).await;
     assert_eq!(ask(Some(7)).await?, Some(7));
     sleep(Duration::from_secs(50)).await;

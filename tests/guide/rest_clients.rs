@@ -141,7 +141,7 @@ impl Maps {
     async fn distance(&self, route: Route) -> Result<Distance, std::io::Error> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         match route.to.as_str() {
-            "Atlantis" => Err(std::io::Error::other("no such place")),
+            "Atlantis" => Err(std::io::Error::other("no such city")),
             to => Ok(Distance { km: u32::try_from(to.len()).unwrap_or(0) * 100 }),
         }
     }
@@ -173,7 +173,7 @@ async fn any_client_by_a_key() -> Result<(), Box<dyn Error + Send + Sync>> {
         Err(LoadError::Remote(text)) => format!("the map service says: {text}"),   // another process sent it
         Err(error) => format!("no answer: {error}"), // a panic, or the guard's own error
     };
-    assert_eq!(text, "the map service says: no such place");
+    assert_eq!(text, "the map service says: no such city");
     Ok(())
 }
 

@@ -202,7 +202,7 @@ async fn a_timeout_outside_ends_the_wait_and_inside_the_load() {
 
     let inside = slow(&loads).layer(limit()).layer(StampedeGuard::in_memory());
     let (one, two) = tokio::join!(requests::get(&inside, "/"), requests::get(&inside, "/"));
-    assert_eq!((one.status, two.status), (504, 504), "all waiters are told");
+    assert_eq!((one.status, two.status), (504, 504), "all waiters receive the error");
     assert_eq!(loads.load(Ordering::Relaxed), 1);
     let later = requests::get(&inside, "/").await;
     assert_eq!((later.status, later.is_hit()), (504, false), "and nothing is stored");

@@ -286,7 +286,7 @@ async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
     assert_eq!(other.get::<u64>(("key", 1)).await.expect("answered"), None);
 }
 
-/// The other process loads for itself as soon as the caller is gone, and is given no failure.
+/// The other process loads for itself as soon as the caller has left, and receives no failure.
 #[tokio::test(start_paused = true)]
 async fn a_caller_on_trial_that_leaves_is_no_failure_of_the_others() {
     let [trial, other] = beside_a_trial(Policy::builder);

@@ -213,7 +213,7 @@ async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
     (loads, took)
 }
 
-/// A page that is given the older part ends before the part's load does, and its permit then goes to another load.
+/// A page that receives the older part ends before the part's load does, and its permit then goes to another load.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_outlives_its_outer_load_takes_its_own_permit() {
     let policy = capped(1, secs(20), OnOverload::Shed).soft_timeout(LOAD / 10);
@@ -229,7 +229,7 @@ async fn a_reload_inside_a_load_needs_no_second_permit() {
     assert!(took < LOAD * 5, "{took:?}");
 }
 
-/// Regression: the inner load was refused at once, because its outer load held the only `max_fail_open_loads` place.
+/// Regression: the inner load was refused at once, because its outer load held the only permit of `max_fail_open_loads`.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_load_inside_a_fail_open_load_needs_no_second_permit() {
@@ -259,7 +259,7 @@ async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
     }
 }
 
-/// A crowd of callers of one key. Returns how many of them loaded, and their results.
+/// Many callers of one key at once. Returns how many of them loaded, and their results.
 async fn load_many(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
     let calls = (0..callers).map(|_| {
@@ -328,7 +328,7 @@ fn an_endless_permit_timeout_is_refused_by_name() {
 async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
-    // With one caller the lease is handed over; six callers are more than the takeovers that are tried.
+    // With one caller the lease is handed over; six callers are more than the attempts to take over.
     for callers in [1, 6] {
         let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
         let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");

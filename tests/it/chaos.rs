@@ -55,7 +55,7 @@ async fn a_value_that_was_not_invalidated_stands_in_for_a_failed_load() {
     for _ in 0..3 {
         assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
     }
-    assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
+    assert_eq!(origin.loads("k"), 2, "the failure was sent to the fleet, for the back-off");
 }
 
 /// No caller waits for the background refresh, and without the store every process would load.
@@ -81,7 +81,7 @@ async fn a_background_refresh_does_not_go_on_without_the_store() {
     origin.wait_for_loads("k", 2).await;
 }
 
-/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found in place of a load.
+/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found instead of loading.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     for (policy, loads) in [(OnStoreDown::FailOpen, 2), (OnStoreDown::FailClosed, 1)] {
@@ -114,7 +114,7 @@ async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// Regression: this was counted only as a store error, and callers with enough budget were counted instead.
+/// Regression: this was recorded only as a store error, and callers with enough budget were recorded instead.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_continues_after_its_budget_is_recorded() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -267,7 +267,7 @@ async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }
 
-/// A failed command that was retried is one error. Regression: the failed read of an `expire` counted twice.
+/// A failed command that was retried is one error. Regression: the failed read of an `expire` was recorded twice.
 #[tokio::test(start_paused = true)]
 async fn each_failed_command_counts_once() {
     let chaos = ChaosStore::new(1);
@@ -314,7 +314,7 @@ async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
             assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), version);
             assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
         } else {
-            // A store that answers and refuses: its callers share one more load, in place of one load each.
+            // A store that answers and refuses: its callers share one more load, instead of one load each.
             chaos.inject(Fault::OutOfMemory, if what == "refused" { 1.0 } else { 0.0 });
             other.invalidate("k").await.unwrap();
             let later: Vec<_> = (0..10).map(|_| ask(&guard, &origin)).collect();

@@ -45,7 +45,7 @@ async fn a_loader_decides_the_lifetimes_of_its_value() {
     assert!(guard.contains("key").await.expect("answered"), "stale, and servable");
     advance(secs(2)).await;
     assert!(!guard.contains("key").await.expect("answered"));
-    assert_eq!(fresh(&guard).await, None, "nothing is kept past its windows");
+    assert_eq!(fresh(&guard).await, None, "nothing is stored past its windows");
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,9 +148,9 @@ async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     let guard = guard(policy().load_timeout(secs(20)));
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let load = move |cx: LoadContext<u8>| async move {
-        sender.send(cx.deadline()).expect("heard");
+        sender.send(cx.deadline()).expect("received");
         cx.lost().await;
-        sender.send(tokio::time::Instant::now()).expect("heard");
+        sender.send(tokio::time::Instant::now()).expect("received");
         Ok::<_, String>(1)
     };
     let started = tokio::time::Instant::now();
@@ -160,7 +160,7 @@ async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     });
     assert_eq!(receiver.recv().await, Some(started + secs(20)));
     guard.invalidate("key").await.expect("confirmed");
-    let lost = receiver.recv().await.expect("told");
+    let lost = receiver.recv().await.expect("sent");
     assert!(lost - started < secs(1), "{:?}", lost - started);
     assert_eq!(call.await.expect("joined"), Some(1));
     assert_eq!(fresh(&guard).await, None, "it was not stored");
@@ -257,7 +257,7 @@ async fn a_long_value_that_is_not_stored_is_shared_with_all_waiters() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Regression: the waiter got the older value that the second `expire` kept for failed loads.
+/// Regression: the waiter got the older value that the second `expire` retained for failed loads.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_does_not_receive_an_expired_value() {
     let store = MemoryStore::new();
@@ -311,7 +311,7 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
     assert_eq!(fresh(&guard).await, Some(3));
 }
 
-/// Regression: an empty value that was stored directly was kept for `fresh_for` in place of `negative_for`.
+/// Regression: an empty value that was stored directly was stored for `fresh_for` instead of `negative_for`.
 #[tokio::test(start_paused = true)]
 async fn an_inserted_negative_value_is_stored_for_negative_for() {
     for codec in [Codec::MessagePack, Codec::Json] {
@@ -325,7 +325,7 @@ async fn an_inserted_negative_value_is_stored_for_negative_for() {
     }
     let guard = guard(policy());
     guard.insert("key", &None::<u8>).await.expect("stored");
-    assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was asked for");
+    assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was requested");
 }
 
 /// Regression: this panicked in the flight, so all waiters loaded for themselves, and nothing was stored.

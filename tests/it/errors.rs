@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join};
 use futures_util::poll;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
-/// Regression: every caller that got a failure as text was told of "another process".
+/// Regression: the text of every shared failure named "another process".
 #[tokio::test(start_paused = true)]
 async fn an_error_text_claims_no_other_process_where_there_is_none() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
@@ -35,7 +35,7 @@ async fn an_error_text_claims_no_other_process_where_there_is_none() {
     }
 }
 
-/// Regression: of `no user` caused by `no route`, the other callers were told only `no user`.
+/// Regression: of `no user` caused by `no route`, the other callers received only `no user`.
 #[tokio::test(start_paused = true)]
 async fn the_causes_of_a_failure_reach_every_caller() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");

@@ -53,7 +53,7 @@ async fn on_redis(name: &str) -> Example {
     example
 }
 
-/// The README's table: one load for all replicas, and few commands, as counted by the server.
+/// The README's table: one load for all replicas, and few commands, by the server's own count.
 #[tokio::test]
 async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     let quickstart = on_redis("quickstart").await;

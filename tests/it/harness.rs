@@ -33,7 +33,7 @@ struct LoadConfig {
     key: String,
 }
 
-/// Loads one key at the origin when told to go.
+/// Loads one key at the origin when the parent says so.
 fn load_once(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: LoadConfig = child.config();
@@ -143,12 +143,12 @@ async fn the_server_counts_and_cuts_clients_and_subscriptions() {
     pubsub.subscribe("c").await.unwrap();
     assert_eq!((server.client_count(), server.pubsub_clients()), (2, 1));
     assert_eq!(server.kill_pubsub(), 1);
-    eventually_eq("the subscriber is gone", BOUND, (1, 0), async || {
+    eventually_eq("the subscriber has left", BOUND, (1, 0), async || {
         (server.client_count(), server.pubsub_clients())
     })
     .await;
     assert_eq!(server.kill_clients(), 1);
-    eventually_eq("all are gone", BOUND, 0, async || server.client_count()).await;
+    eventually_eq("all have left", BOUND, 0, async || server.client_count()).await;
 }
 
 #[tokio::test]
@@ -290,7 +290,7 @@ async fn proxy_holds_delays_and_resets() {
     proxy.set(Mode::Pass);
     assert!(old.get::<_, String>("k").await.is_err());
     assert!(new.get::<_, String>("k").await.is_err());
-    eventually_eq("flows are gone", BOUND, 0, async || server.client_count()).await;
+    eventually_eq("flows have ended", BOUND, 0, async || server.client_count()).await;
     let mut fresh = plain_connection(&client).await;
     assert_eq!(fresh.get::<_, String>("k").await.unwrap(), "v");
 }

@@ -75,8 +75,8 @@ pub(crate) fn cases<S: Into<Backend> + Clone + Send + Sync + 'static>() -> Vec<C
         ("a tag", |two| Box::pin(tag(two)), Some(2)),
         ("a namespace", |two| Box::pin(namespace(two)), Some(2)),
         ("an insertion that failed", |two| Box::pin(failed_insertion(two)), Some(2)),
-        ("a kept invalidation", |two| Box::pin(retained(two)), Some(2)),
-        ("a kept tag", |two| Box::pin(retained_tag(two)), Some(2)),
+        ("a retained invalidation", |two| Box::pin(retained(two)), Some(2)),
+        ("a retained tag", |two| Box::pin(retained_tag(two)), Some(2)),
     ]
 }
 
@@ -182,7 +182,7 @@ async fn retained_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two
 pub(crate) async fn all_hold<S: Into<Backend> + Clone + Send + Sync + 'static>(store: S) {
     let run = async |(number, (name, case, expected)): (usize, Case<S>)| {
         let ends = case(Two::connected(store.clone(), &format!("case{number}")).await).await;
-        (ends != expected).then(|| format!("{name}: {ends:?} in place of {expected:?}"))
+        (ends != expected).then(|| format!("{name}: {ends:?} instead of {expected:?}"))
     };
     let failed: Vec<_> =
         join_all(cases().into_iter().enumerate().map(run)).await.into_iter().flatten().collect();
@@ -214,7 +214,7 @@ async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_fo
 /// A change that is not confirmed may still happen. A caller that waits for a load meanwhile finds its value, which was stored only now
 /// and is as old as the call.
 ///
-/// Regression: whatever was found in place of an awaited lease was served, however old.
+/// Regression: whatever was found instead of an awaited lease was served, however old.
 #[tokio::test(start_paused = true)]
 async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime() {
     let chaos = ChaosStore::new(1);

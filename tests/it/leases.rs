@@ -13,7 +13,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// A lease that outlasts every wait here: a lease that is not given back makes the test fail.
+/// A lease that outlasts every wait here: a lease that is not released makes the test fail.
 fn policy() -> PolicyBuilder {
     Policy::builder().lease(secs(60))
 }

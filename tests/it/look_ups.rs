@@ -47,7 +47,7 @@ async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// No caller waits for ever, and none is given a value older than it knew of when it asked.
+/// No caller waits for ever, and none receives a value older than it knew of when it called.
 #[tokio::test(start_paused = true)]
 async fn repeated_callers_receive_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
@@ -73,7 +73,7 @@ async fn repeated_callers_receive_no_value_older_than_they_know() {
         known.store(version, Ordering::SeqCst);
     }
     let callers = tokio::time::timeout(Duration::from_secs(60), join_all(callers));
-    callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
+    callers.await.expect("all are notified").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
     assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CALLERS as u64);
 }
@@ -264,7 +264,7 @@ async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
         let (one, other) = tokio::join!(refresh(), refresh());
         assert!(one.is_ok() && other.is_ok());
         assert_eq!((guard.stats().store_errors, guard.stats().fail_open_loads), (2 * round, 0));
-        assert_eq!(origin.loads("k"), round, "time stands still: it was stored when they looked");
+        assert_eq!(origin.loads("k"), round, "time stands still: it was stored at their look-up");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

@@ -1,12 +1,12 @@
 //! All integration tests, as one binary.
 //!
-//! One link step in place of thirty, and one copy of `tests/support`, which the store contract and the benches compile
+//! One link step instead of thirty, and one copy of `tests/support`, which the store contract and the benches compile
 //! as well. The binary is also the program of the fleet: tests with real processes run it again, see
 //! `support::processes`.
 //!
 //! Works alike under `cargo test` (one process, tests as threads) and `cargo nextest run` (one process per test):
 //! every test has its own Redis, and nothing is shared through globals.
-#![allow(clippy::unwrap_used)] // In a test the panic is the report; texts are given where they add something.
+#![allow(clippy::unwrap_used)] // In a test the panic is the report; texts stand where they add something.
 
 #[cfg(feature = "testing")]
 mod asking;

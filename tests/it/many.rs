@@ -126,7 +126,7 @@ async fn a_key_that_the_loader_leaves_out_is_negative() {
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(calls.load(Ordering::Relaxed), 1, "the absence is stored");
-    assert_eq!(guard.get::<Option<u64>>(99_u64).await.expect("answers"), None, "it was not asked for");
+    assert_eq!(guard.get::<Option<u64>>(99_u64).await.expect("answers"), None, "it was not requested");
     sleep(secs(6)).await;
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(calls.load(Ordering::Relaxed), 2, "the absence ends after negative_for");
@@ -151,11 +151,13 @@ async fn keys_fail_together_or_separately() {
         assert_eq!(answer.expect_err("fails").loader(), Some(&"down"));
     }
     let each = |keys: Vec<u64>| async move {
-        keys.into_iter().map(|key| (key, if key == 3 { Ok(30_u64) } else { Err("gone") })).collect::<Vec<_>>()
+        keys.into_iter()
+            .map(|key| (key, if key == 3 { Ok(30_u64) } else { Err("sold out") }))
+            .collect::<Vec<_>>()
     };
     let each = guard.get_or_load_many_each([3_u64, 4], each).await;
     assert_eq!(each[0].as_ref().ok(), Some(&Some(30)));
-    assert_eq!(each[1].as_ref().expect_err("fails").loader(), Some(&"gone"));
+    assert_eq!(each[1].as_ref().expect_err("fails").loader(), Some(&"sold out"));
     assert_eq!(
         guard.get(3_u64).await.expect("answers"),
         Some(30_u64),

@@ -1,4 +1,4 @@
-//! The attribute `#[memoize]`: keys, guards and policies of functions, what the loader owns, and what callers are given.
+//! The attribute `#[memoize]`: keys, guards and policies of functions, what the loader owns, and what callers receive.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,12 +12,12 @@ use serde::de::DeserializeOwned;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard, memoize};
 use tokio::time::sleep;
 
-/// An origin that counts what it is asked for.
+/// An origin that counts its loads.
 #[derive(Clone, Default)]
 pub(crate) struct Origin(Arc<AtomicUsize>);
 
 impl Origin {
-    /// How often it has been asked.
+    /// How often it was called.
     pub(crate) fn calls(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
@@ -316,7 +316,7 @@ async fn settings_change_the_policy_of_the_guard_and_leave_its_others() {
         let late = own(&guard, &origin, 0).await.expect_err("too long");
         assert_eq!(late.guard().map(|error| error.kind()), Some(ErrorKind::Timeout), "{late:?}");
     }
-    // The short value is stored, the long one is not; the failure is kept, as the guard's policy says.
+    // The short value is stored, the long one is not; the failure is stored, as the guard's policy says.
     assert_eq!(origin.calls(), 4);
     sleep(Duration::from_secs(11)).await;
     own(&guard, &origin, 1).await.expect("loaded");

@@ -1,4 +1,4 @@
-//! The metrics that a recorder is told of, and the pages that list them.
+//! The metrics that a recorder receives, and the pages that list them.
 
 mod recorder;
 #[cfg(feature = "axum")]
@@ -194,7 +194,7 @@ fn failures_of_the_provider_of_credentials_are_recorded() {
         let failed = guard.health().credential_failures;
         drop(guard);
         sleep(secs(2)).await;
-        assert_eq!(recorded.count(FAILURES), Some(failed), "each is told once");
+        assert_eq!(recorded.count(FAILURES), Some(failed), "each is reported once");
     });
 }
 

@@ -1,4 +1,4 @@
-//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is given out
+//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is returned
 //! after an invalidation, and nothing is left over.
 //!
 //! The nodes share one in-memory store and a paused clock, so thousands of virtual seconds pass in one. A

@@ -144,7 +144,7 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
     }
 }
 
-/// A load of another caller runs, and the store has a value: a refresh is given neither.
+/// A load of another caller runs, and the store has a value: a refresh receives neither.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
     for shadow in [false, true] {

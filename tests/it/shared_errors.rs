@@ -84,10 +84,10 @@ async fn a_later_caller_gets_the_error_itself_here_and_there() {
     let guards = two([(); 2].map(|()| policy().share_errors::<String>().share_errors::<ApiError>()));
     fails(&guards[0], busy()).await;
     for guard in &guards {
-        let error = guard.get_or_load("key", || async { Ok::<u8, ApiError>(1) }).await.expect_err("told");
+        let error = guard.get_or_load("key", || async { Ok::<u8, ApiError>(1) }).await.expect_err("shared");
         assert_eq!(error.loader(), Some(&busy()), "{error:?}");
         // Callers with another type of errors get the text.
-        let text = guard.get_or_load("key", || async { Ok::<u8, String>(1) }).await.expect_err("told");
+        let text = guard.get_or_load("key", || async { Ok::<u8, String>(1) }).await.expect_err("shared");
         assert!(matches!(&text, LoadError::Remote(text) if text == "the API refused"), "{text:?}");
     }
 }
@@ -143,7 +143,7 @@ async fn an_error_that_is_too_long_or_not_read_back_arrives_as_text() {
     assert!(matches!(&failure, LoadError::Remote(text) if text == "unreadable"), "{failure:?}");
 }
 
-/// Regression: in other processes it was told as a time-out.
+/// Regression: in other processes it was reported as a time-out.
 #[tokio::test(start_paused = true)]
 async fn an_absent_value_is_reported_as_such_in_another_process() {
     use stampede_guard::{ErrorKind, OnAbsent};

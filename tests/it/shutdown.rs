@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask};
 
-/// A lease that outlasts the tests: a lease that is not given back makes a test fail.
+/// A lease that outlasts the tests: a lease that is not released makes a test fail.
 fn policy() -> Policy {
     Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
 }
@@ -118,7 +118,7 @@ async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: no answer said that the node had the lease, and it ended before it had given it back.
+/// Regression: no answer said that the node had the lease, and it ended before it had released it.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_until_a_possible_lease_is_released() {
     let (chaos, origin) = a_way_off(1);
@@ -173,7 +173,7 @@ async fn a_shutdown_gives_back_a_lease_with_a_lost_grant() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: the value loaded meanwhile was kept back until the store had answered, or the lease had ended.
+/// Regression: the value loaded meanwhile was withheld until the store had answered, or the lease had ended.
 #[tokio::test(start_paused = true)]
 async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());

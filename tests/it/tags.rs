@@ -82,7 +82,7 @@ async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_check
     assert_eq!(get(&plain, "k").await, None);
 }
 
-/// Regression: such a caller joined the load of a policy without the tag, and was given the value, or the older value in place of a
+/// Regression: such a caller joined the load of a policy without the tag, and received the value, or the older value instead of a
 /// failed load, from before the acknowledged invalidation.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_for_it() {
@@ -181,7 +181,7 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     }
 }
 
-/// Regression: tag ids lived for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
+/// Regression: tag ids lasted for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
 /// miss from then on.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_value_is_stored_for_as_long_as_its_loader_says() {
@@ -297,7 +297,7 @@ async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
         gate.open();
         let _ = first.await.expect("joined");
         let received = later.await.expect("joined");
-        assert!(received.is_err(), "{received:?}: invalidated before it asked");
+        assert!(received.is_err(), "{received:?}: invalidated before its request");
         assert_eq!(get(&guards[1], "k").await, None, "and it is not stored again");
     }
 }
@@ -370,7 +370,7 @@ async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_stor
         assert_eq!(first.await.expect("joined"), 1, "it came first");
         for received in join_all(later).await {
             let received = received.expect("joined");
-            assert!(!invalidated || received == 2, "{received}: invalidated before it asked");
+            assert!(!invalidated || received == 2, "{received}: invalidated before its request");
         }
         assert_eq!(counter.started(), loads, "invalidated: {invalidated}, outage of {outage:?}");
     }

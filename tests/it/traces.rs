@@ -64,7 +64,7 @@ impl Spans {
     }
 }
 
-/// What the guard told of loads and waits.
+/// What the guard reported about loads and waits.
 #[derive(Clone, Default)]
 struct Links(Arc<Mutex<Vec<(&'static str, FlightId)>>>);
 

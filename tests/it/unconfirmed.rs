@@ -1,8 +1,8 @@
-//! Promise 19: an invalidation that the store has not confirmed is kept, and sent as soon as the store answers; until then its process
+//! Promise 19: an invalidation that the store has not confirmed is retained, and sent as soon as the store answers; until then its process
 //! serves nothing that it invalidates.
 //!
 //! On the in-memory store with a paused clock. A replica that is connected again stays silent until the clock moves, so what it
-//! serves before its kept invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
+//! serves before its retained invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
 
 mod together;
 
@@ -379,7 +379,7 @@ async fn the_beginning_and_the_end_are_logged_once() {
     assert_eq!(two.cut.stats().invalidations_resent, 3);
 }
 
-/// The runtime in which an invalidation was kept ends before the store answers.
+/// The runtime in which an invalidation was retained ends before the store answers.
 #[test]
 fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_retained() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();

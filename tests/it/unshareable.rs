@@ -1,4 +1,4 @@
-//! Loaded values that can not be shared: their callers get them, and a warning without their content tells the
+//! Loaded values that can not be shared: their callers get them, and a warning without their content shows the
 //! operator.
 
 use std::time::Duration;
@@ -164,7 +164,7 @@ async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
     assert!(warnings.about("has panicked").len() <= 1, "{warnings:?}");
 }
 
-/// Regression: the caller that loaded such a value got the panic in its place.
+/// Regression: the caller that loaded such a value got the panic instead.
 #[tokio::test(start_paused = true)]
 async fn a_value_whose_serialize_panics_goes_to_its_caller_and_is_not_stored() {
     let guard = StampedeGuard::in_memory();

@@ -105,7 +105,7 @@ async fn failures_are_recorded_and_the_other_groups_continue() {
     assert_eq!((after.stored, after.failed), (0, 10), "a guard that is shut down warms nothing");
 }
 
-/// Each row was counted as loaded, as if it were stored.
+/// Each row was reported as loaded, as if it were stored.
 #[tokio::test(start_paused = true)]
 async fn only_stored_values_count_as_stored() {
     let (store, loads) = (MemoryStore::new(), Arc::default());

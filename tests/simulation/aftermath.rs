@@ -84,7 +84,7 @@ impl World {
             ];
             if left != [0; 6] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(
-                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads, kept invalidations {left:?}",
+                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads, retained invalidations {left:?}",
                     node.id
                 ));
             }

@@ -139,7 +139,7 @@ impl World {
         self.longest_load(key) * (1 + hops + outdated) as u32
     }
 
-    /// The longest load of this key at any node: a caller that is given another node's outcome may have waited for all of that load.
+    /// The longest load of this key at any node: a caller that receives another node's outcome may have waited for all of that load.
     fn longest_load(&self, key: u8) -> Duration {
         let load_timeout = self.plan.policy.load_timeout;
         let of_key = self.plan.all_calls().filter(|call| call.asks_for(key) && call.loads());

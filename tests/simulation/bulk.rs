@@ -16,10 +16,10 @@ use tokio::time::sleep;
 use crate::testing::ChaosStore;
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x6372_6f77_6473;
 
-/// The violations of the seed's world of crowds.
+/// The violations of the seed's world of bulk loads.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));

@@ -3,7 +3,7 @@
 //! A load either has the lease, and is then the only load under that lease except for loads that panicked; or it has an excuse for
 //! going without, which `excuses` finds.
 //!
-//! Events of a key bound the number of its leased loads (B2): one to begin with, and one more for each value that is gone or no
+//! Events of a key bound the number of its leased loads (B2): one to begin with, and one more for each value that is removed or no
 //! longer fresh, each load that failed or left nothing to other callers, each lease that was lost with its load, each invalidation,
 //! and each forced reload.
 
@@ -209,8 +209,8 @@ impl Loads {
     }
 
     /// The lease's flight has ended it, or has tried to, and loads nothing more. If the flight `has_loaded` but no load is known under
-    /// its lease, the lease was lost to another flight of the node, and the load was counted under that flight's lease. The lost lease
-    /// is then kept, as the excuse of the other flight's load, which is still to come.
+    /// its lease, the lease was lost to another flight of the node, and the load was recorded under that flight's lease. The lost lease
+    /// then remains, as the excuse of the other flight's load, which is still to come.
     pub(super) fn abandoned(&mut self, key: u8, token: &Token, has_loaded: bool) {
         if has_loaded && self.of_lease.get(token).is_none_or(|of| of.loads == 0) {
             return;
@@ -233,7 +233,7 @@ impl Loads {
         }
     }
 
-    /// The stored value is gone, and the lease holder can store nothing any more. `inserted`: another value is stored instead.
+    /// The stored value is removed, and the lease holder can store nothing any more. `inserted`: another value is stored instead.
     pub(super) fn invalidated(&mut self, key: u8, inserted: bool) {
         let of = self.of_key.entry(key).or_default();
         if let Some(holder) = of.holder.take() {
@@ -252,7 +252,7 @@ impl Loads {
         }
     }
 
-    /// Whether a command of the node about the key has gone wrong since then.
+    /// Whether a command of the node about the key has failed since then.
     pub(super) fn was_troubled(&self, node: usize, key: u8, since: Instant) -> bool {
         self.at_node.get(&(node, key)).and_then(|at| at.troubled).is_some_and(|at| at >= since)
     }
@@ -272,7 +272,7 @@ impl Loads {
         (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
-    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was counted
+    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was recorded
     /// under the lease, but may have been another flight's. If a load without an excuse follows, the first one ran without the lease.
     fn is_free(&mut self, lease: &Token, is_excused: bool) -> bool {
         let of = self.of_lease.entry(lease.clone()).or_default();

@@ -9,7 +9,7 @@ use super::oracle::Value;
 use super::plan::{Call, Ends, Profile, Script};
 use super::world::{Running, World, cache_key};
 
-/// A key as the guard is given it.
+/// A key as the guard receives it.
 type Name = (&'static str, u8);
 
 impl World {

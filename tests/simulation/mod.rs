@@ -9,12 +9,12 @@
 //!
 //! 1. A value is stored under the lease of its own token, and once per token.
 //! 2. No flight renews, frees or ends another flight's lease.
-//! 3. A value is not stored if its load began before the last invalidation, nor given to callers that begin after the invalidation has
+//! 3. A value is not stored if its load began before the last invalidation, nor returned to callers that begin after the invalidation has
 //!    ended: at the node that invalidated, by its store or by its local tier, whether it was acknowledged or not; at any node, if it was
 //!    acknowledged or its node has sent it again, and the load was committed.
 //! 4. Every call returns within a bound for its kind; without faults, within the time of its load.
 //! 5. A load has the lease, or a valid excuse for going without. There are no more leased loads of a key than events that cause one.
-//! 6. A waiter does not sleep past the time it was told; without faults, not past the end of the load it waits for.
+//! 6. A waiter does not sleep past the time that it received; without faults, not past the end of the load it waits for.
 //! 7. In the end nothing is left: no lease, flight, task, waiter or read.
 //! 8. Without the lease, a node runs one load of a key that later callers join, and another load replaces it at most once. A leased
 //!    load continues, whichever callers leave.
@@ -23,9 +23,9 @@
 //! 11. Nothing panics, and warnings do not flood the logs.
 //! 12. After the faults, every caller is answered, and one load is enough for all.
 //! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
-//! 14. Once a load that must not be stored has ended under its lease, no later caller is given an older value. Nor is a caller that comes
-//!     after the end of a value's stale windows given that value.
-//! 15. Of a crowd of keys at a slow server each is loaded once and stored, and hits of other keys are not lost.
+//! 14. Once a load that must not be stored has ended under its lease, no later caller receives an older value. Nor does a caller that comes
+//!     after the end of a value's stale windows receive that value.
+//! 15. Of many keys loaded at once at a slow server each is loaded once and stored, and hits of other keys are not lost.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
@@ -265,7 +265,7 @@ fn one() {
 
 /// Prints how often each invariant is broken, with the first seeds, for use during a change.
 #[test]
-#[ignore = "prints a survey and checks nothing"]
+#[ignore = "prints a summary and checks nothing"]
 fn survey() {
     let mut found = std::collections::BTreeMap::<String, (u64, Vec<String>)>::new();
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) {

@@ -29,7 +29,7 @@ pub(super) enum Mutant {
     RenewWithoutToken,
     /// Renewals go on after the end. Harmless: the token is one flight's own.
     RenewalOutlivesRelease,
-    /// No waiter is told that what it waits for has ended.
+    /// No waiter is notified that what it waits for has ended.
     NobodyIsNotified,
     /// A node that is shut down keeps its leases.
     LeavesItsLeases,
@@ -55,7 +55,7 @@ thread_local! {
     static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with the mutant in place.
+/// Runs `work` with the mutant active.
 pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     MUTANT.set(mutant);
     let done = work();
@@ -63,7 +63,7 @@ pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The store, whose waiters the mutant may leave untold.
+/// The store, whose waiters the mutant may leave without notification.
 pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
@@ -75,7 +75,7 @@ pub(super) fn store(seed: u64) -> ChaosStore {
     ChaosStore::over(store, seed)
 }
 
-/// Takes what the store says to waiters, and tells none.
+/// Receives the store's notifications of waiters, and passes none on.
 #[derive(Default)]
 struct Silence;
 

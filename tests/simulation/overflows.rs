@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::testing::{ChaosStore, Origin};
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x6f76_6572_666c;
 const KEYS: u64 = 5;
 
@@ -40,7 +40,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
         ask(&guard, &origin, key).await;
     }
     replica.cut();
-    // One more than are kept; the others are older than the invalidation of everything, but not outdated.
+    // One more than the node retains; the others are older than the invalidation of everything, but not outdated.
     let changed = most_unsent as u64 + 1;
     for key in 0..changed {
         origin.change(key);

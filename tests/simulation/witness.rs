@@ -163,7 +163,7 @@ impl Oracle {
                 if let Some((acquires, most)) = acquires.filter(|_| self.profile == Profile::None) {
                     self.check(
                         acquires <= most,
-                        format_args!("I9: t{} has asked {acquires} times for {most} reasons", who(token)),
+                        format_args!("I9: t{} has sent {acquires} requests for {most} reasons", who(token)),
                     );
                 }
             }
@@ -293,7 +293,7 @@ impl Witness for Oracle {
             of.ended.retain(|change| change.outlives_failover(to));
             of.events += 1;
         }
-        // Older leases and values are there again, and newer ones are gone.
+        // Older leases and values are there again, and newer ones are lost.
         state.loads.may_load_again(None);
     }
 
@@ -309,7 +309,7 @@ impl Witness for Oracle {
             return;
         };
         state.loads.troubled(&node, of);
-        // A waiter that is told late how long to wait begins to sleep late.
+        // A waiter that learns late how long to wait begins to sleep late.
         for (_, holder) in
             state.tokens.iter_mut().filter(|(token, of_it)| is_ok && of_it.key == of && token.node() == node)
         {

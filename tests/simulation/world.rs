@@ -145,7 +145,7 @@ impl World {
             self.oracle.violated(format_args!("I4: {} calls have not returned", calls.len()));
         }
         if self.plan.profile == Profile::None {
-            // A `get` that shared a read with callers that then load may read once more. And `heal` has asked for each key.
+            // A `get` that shared a read with callers that then load may read once more. And `heal` has requested each key.
             let reads = |call: &Call| 1 + usize::from(call.does == Does::Get);
             let reads = self.plan.all_calls().map(|call| reads(&call)).sum::<usize>();
             self.oracle.check_frugality(reads + usize::from(self.plan.keys));
@@ -225,7 +225,7 @@ impl World {
             }
             state.next()
         };
-        self.oracle.note(format_args!("n{} k{key} {does:?} asked", node.id));
+        self.oracle.note(format_args!("n{} k{key} {does:?} begins", node.id));
         node.asks(key, seq)
     }
 
@@ -348,7 +348,7 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
 }
 
-/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or was given an error.
+/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or received an error.
 struct SemaphoreChange<'a> {
     oracle: &'a Oracle,
     node: usize,
@@ -387,7 +387,7 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// `began`: since when its flight may have counted its time.
+    /// `began`: since when its flight may have measured its time.
     pub(super) fn begin(world: &'a World, node: &'a Node, begins: Begins, began: Instant) -> Self {
         let leased = begins.lease.is_some();
         let id = world.oracle.load_began(begins);

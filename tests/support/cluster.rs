@@ -179,8 +179,8 @@ impl Cluster {
     }
 
     /// Migrates a slot as `redis-cli --cluster reshard` does, and waits until all nodes agree. Without that wait: a master that
-    /// receives a slot takes a config epoch above those that it has heard of. If the former master of the slot has just received a
-    /// slot itself, and this master has not heard of that yet, the two epochs conflict, and the slot may stay without an owner.
+    /// receives a slot takes a config epoch above those that it knows. If the former master of the slot has just received a
+    /// slot itself, and this master does not know that yet, the two epochs conflict, and the slot may stay without an owner.
     pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_move(slot, from, to);
         self.move_keys(slot, from, to);

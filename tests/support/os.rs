@@ -15,7 +15,7 @@ use super::PATIENCE;
 /// A shell holds the reading end of a pipe. When the test process ends, by SIGKILL or otherwise, the kernel closes the
 /// other end, and the shell kills the child.
 ///
-/// Invariant 1: the child is reaped only after the shell has been told to let go. Until then the child's pid
+/// Invariant 1: the child is reaped only after the shell has been notified to let go. Until then the child's pid
 /// stays taken (by a zombie at worst), so the shell can never kill another process that reuses the pid.
 #[derive(Debug)]
 pub(crate) struct Guarded {
@@ -69,7 +69,7 @@ impl Guarded {
         self.exited
     }
 
-    /// SIGKILL, which also ends a stopped process. When this returns, the child is gone and its sockets closed.
+    /// SIGKILL, which also ends a stopped process. When this returns, the child has ended and its sockets are closed.
     pub(crate) fn kill(&mut self) {
         if self.try_wait().is_some() {
             return;

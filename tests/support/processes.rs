@@ -227,7 +227,7 @@ impl Member {
         }
     }
 
-    /// SIGKILL. When this returns, the child is gone.
+    /// SIGKILL. When this returns, the child has ended.
     pub(crate) fn kill(&self) {
         self.killed.store(true, Ordering::SeqCst);
         lock(&self.process).kill();
@@ -297,7 +297,7 @@ impl Output {
     }
 }
 
-/// The child's own view, given to its role.
+/// The child's own view, passed to its role.
 #[derive(Debug)]
 pub(crate) struct Child {
     index: usize,
@@ -337,7 +337,7 @@ impl Child {
         assert_eq!(self.recv_line().await, GO);
     }
 
-    /// The parent's next line. Stays pending if the parent is gone, because this process exits then.
+    /// The parent's next line. Stays pending if the parent has ended, because this process exits then.
     pub(crate) async fn recv_line(&mut self) -> String {
         match self.lines.recv().await {
             Some(line) => line,
@@ -380,7 +380,7 @@ pub(crate) fn run_child(roles: &[Role]) {
             // Fails if the role has stopped reading.
             let _ = sender.send(line);
         }
-        // The parent is gone. Its guard would kill this process anyway; exiting is quieter.
+        // The parent has ended. Its guard would kill this process anyway; exiting is quieter.
         std::process::exit(3);
     });
     let index = std::env::var("SG_INDEX").ok().and_then(|index| index.parse().ok()).expect("SG_INDEX");

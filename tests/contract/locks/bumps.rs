@@ -29,7 +29,7 @@ async fn a_token_that_gives_way_queues_behind_the_last(world: &World) {
     busy(again.take_instead_of(&holder).await, true);
     assert!(one.owns().await && !holder.owns().await);
     let first = one.granted().await;
-    assert!(!holder.free().await, "it was given back");
+    assert!(!holder.free().await, "it was released");
     assert!(one.free().await);
     let second = two.granted().await;
     assert!(again.has_no_hints().await);
@@ -68,7 +68,7 @@ async fn a_lost_mutex_is_queued_for(world: &World) {
     assert!(matches!(taken, Taken::Granted { .. }) && !was_held, "{taken:?}");
 }
 
-/// Invariant 3, for a token that has given way: the first answer was lost.
+/// Invariant 3, for a token that another one has replaced: the first answer was lost.
 async fn a_take_instead_sent_again_changes_nothing(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -142,7 +142,7 @@ async fn giving_way_to_a_holder_without_an_expiry_says_so(world: &World) {
     endless.granted().await;
     assert!(endless.free().await);
     again.granted().await;
-    assert!(again.look().await.is_some_and(|holder| holder.remaining.is_some()), "as it has asked");
+    assert!(again.look().await.is_some_and(|holder| holder.remaining.is_some()), "as it has sent a request");
 }
 
 async fn fences_grow_over_bumps(world: &World) {

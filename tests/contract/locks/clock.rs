@@ -66,7 +66,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
         let taken = waiter.take(waiter.ask()).await;
         assert!(
             matches!(taken, Taken::Busy { remaining: Some(left) } if left > ms(10_000)),
-            "it asked for that itself: {taken:?}"
+            "it requested that itself: {taken:?}"
         );
     }
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);

@@ -115,9 +115,9 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     assert!(holder.free().await);
     asker.granted().await;
 
-    let user = &["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
+    let user = &["ACL", "SETUSER", "unsubscribed", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
     server.run::<()>(user);
-    let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
+    let url = format!("redis://unsubscribed:pw@127.0.0.1:{}/", server.port());
     let asker = Asker::on(&connected(&url).await, &mutex("k"));
     let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("it may not listen") };
     assert!(why.contains("SUBSCRIBE"), "{why}");

@@ -39,7 +39,7 @@ async fn in_turn(world: &World, each: usize) {
     let stays = |position: &&String| after.contains(position);
     assert_eq!(before.iter().filter(stays).collect::<Vec<_>>(), after.iter().collect::<Vec<_>>());
     assert_eq!(after.len(), before.len() - each);
-    assert!(server.run::<i64>(&["PTTL", &at("mq", "k")]) > 60_000, "it is kept for as long as before");
+    assert!(server.run::<i64>(&["PTTL", &at("mq", "k")]) > 60_000, "it lasts as long as before");
     for asker in askers.iter().skip(1).step_by(2) {
         leave(asker).await;
     }

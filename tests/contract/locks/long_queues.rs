@@ -30,7 +30,7 @@ fn fill(world: &World, kind: &str, waiters: usize, nodes: usize) {
     pipeline.query::<()>(&mut conn).expect("filled");
 }
 
-/// How many calls of this command the server has counted.
+/// How many calls of this command the server has recorded.
 fn calls(world: &World, command: &str) -> u64 {
     let stats: String = world.server_of(&mutex("k").tag).run(&["INFO", "commandstats"]);
     let head = format!("cmdstat_{command}:calls=");
@@ -38,7 +38,7 @@ fn calls(world: &World, command: &str) -> u64 {
     line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// How many script calls the server has counted.
+/// How many script calls the server has recorded.
 fn scripts(world: &World) -> u64 {
     calls(world, "evalsha") + calls(world, "eval")
 }
@@ -63,7 +63,7 @@ async fn ten_thousand_waiters_of_ten_dead_nodes_cost_ten_messages(world: &World)
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
     // With the LOOK above, and each script sent twice if the server does not know it yet.
-    assert!((6..=12).contains(&steps), "a call takes 2,000 places: {steps}");
+    assert!((6..=12).contains(&steps), "a call takes 2,000 entries: {steps}");
 }
 
 async fn a_call_tries_a_bounded_number_of_nodes(world: &World) {
@@ -153,7 +153,7 @@ async fn permits_pass_ten_thousand_waiters_of_ten_dead_nodes(world: &World) {
     waiter.granted().await;
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
-    assert!((5..=11).contains(&steps), "a call takes 2,000 places: {steps}");
+    assert!((5..=11).contains(&steps), "a call takes 2,000 entries: {steps}");
 }
 
 async fn a_permit_is_taken_behind_the_dead(world: &World) {
@@ -210,7 +210,7 @@ async fn a_thousand_waiters_are_notified_of_the_end(world: &World) {
     assert_eq!((state.capacity, state.waiting, state.holders.len()), (1, 1_201, 1));
     assert!(waiter.notified().await.closed);
     assert!(holder.state().await.is_none());
-    assert!(scripts(world) - steps >= 3, "a call tells 500 waiters");
+    assert!(scripts(world) - steps >= 3, "a call notifies 500 waiters");
 }
 
 async fn of_a_thousand_nodes_a_hundred_are_notified_of_a_shorter_time(world: &World) {

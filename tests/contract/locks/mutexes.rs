@@ -54,7 +54,7 @@ async fn taking_again_is_granted_with_the_same_fence_and_the_full_time(world: &W
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left > ms(2_000)), "{taken:?}");
     assert!(holder.free().await);
     let granted = other.granted().await;
-    assert_eq!(other.must_take().await, granted, "a grant that was told is the same");
+    assert_eq!(other.must_take().await, granted, "a grant that was sent is the same");
 }
 
 async fn a_mutex_runs_out_by_itself(world: &World) {
@@ -81,7 +81,7 @@ async fn a_mutex_without_an_expiry_stays(world: &World) {
     assert!(holder.free().await);
     waiter.granted().await;
     waiter.claim(world, None).await;
-    assert!(waiter.look().await.is_some_and(|holder| holder.remaining.is_none()), "as it has asked");
+    assert!(waiter.look().await.is_some_and(|holder| holder.remaining.is_none()), "as it has sent a request");
     assert!(waiter.free().await);
     assert!(waiter.look().await.is_none());
 }

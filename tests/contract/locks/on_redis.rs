@@ -47,11 +47,11 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     one.must_wait().await;
     check("queued again", &[lock, fence, queue]);
     assert!(!one.free().await);
-    check("given up", &[lock, fence]);
+    check("abandoned", &[lock, fence]);
     assert!(three.free().await);
     check("freed", &[fence]);
     assert!(one.look().await.is_none());
-    check("looked at", &[fence]);
+    check("read", &[fence]);
     let Taken::Granted { .. } = one.take_for(Some(ms(150))).await else { panic!("it is free") };
     two.must_wait().await;
     until(async || one.look().await.is_none()).await;

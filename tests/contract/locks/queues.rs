@@ -111,7 +111,7 @@ async fn a_take_that_serves_another_token_keeps_its_own_position(world: &World) 
 async fn the_head_itself_takes_what_has_expired(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     one.must_take().await;
-    assert!(one.has_no_hints().await, "it was answered, not told");
+    assert!(one.has_no_hints().await, "it was answered, not notified");
     two.must_wait().await;
     assert!(one.free().await);
     two.granted().await;
@@ -249,7 +249,7 @@ async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
     let taken = two.take(two.ask()).await;
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= ms(20_000)), "{taken:?}");
     if !matches!(world, World::Memory(_)) {
-        assert!(three.notified().await.missed, "each process is told");
+        assert!(three.notified().await.missed, "each process is notified");
     }
     one.wait.hold();
     while timeout(Duration::ZERO, two.wait.notified()).await.is_ok() {}

@@ -134,7 +134,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
         let renewal = Renewal { stamp: 2, mark: None, known_registry: None, term: TERM };
         assert!(refused(volumes.renew_membership(&volume(), renewal, WITHIN).await.expect_err("no right")));
         let announced = two.store.volumes().announce(&announcement(false), &value("a"), WITHIN).await;
-        assert!(refused(announced.expect_err("the caller is told")));
+        assert!(refused(announced.expect_err("the caller receives the error")));
         assert_eq!(server.run::<String>(&["GET", &at(kind)]), "foreign");
         server.run::<()>(&["DEL", &at(kind)]);
     }
@@ -178,7 +178,7 @@ async fn a_fleet_without_local_copies_needs_no_further_right() {
     server.run::<()>(&["HSET", &at("n"), "b", "0"]);
     server.run::<()>(&["PEXPIRE", &at("n"), "60000"]);
     let refused = tier.store.invalidate(&key("k"), None, &announcement(false), WITHIN).await;
-    assert_eq!(refused.expect_err("the caller is told").kind, StoreErrorKind::Refused);
+    assert_eq!(refused.expect_err("the caller receives the error").kind, StoreErrorKind::Refused);
 }
 
 /// A single node of a cluster, known by its address alone: a script may name keys of one slot only.

@@ -12,7 +12,7 @@ use super::*;
 use crate::support::gate::Counter;
 
 const LOAD: Duration = Duration::from_millis(300);
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LEASE: Duration = Duration::from_secs(50);
 
 listed! {
@@ -326,7 +326,7 @@ async fn concurrent_calls_that_are_dropped_anywhere_leave_nothing() {
                 dropped(at, call(&world, what))
             });
             join_all(calls).await;
-            world.ends_as_before(&format!("a crowd that meets {meets:?}, seed {seed}"), false).await;
+            world.ends_as_before(&format!("concurrent calls that meet {meets:?}, seed {seed}"), false).await;
         }
     }
 }

@@ -82,7 +82,7 @@ async fn the_outcome_of_a_waiter_is_coalesced() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_of_a_failed_load_has_failed_and_a_response_for_one_client_is_not_fresh() {
-    let inner = Inner::with(|_, _| Err(Down("gone".into()))).held();
+    let inner = Inner::with(|_, _| Err(Down("closed".into()))).held();
     let shop = shop_with(&inner, policy().http(telling()));
     let leader = tokio::spawn(shop.clone().oneshot(get("/")));
     settle().await;
@@ -92,7 +92,7 @@ async fn a_waiter_of_a_failed_load_has_failed_and_a_response_for_one_client_is_n
     });
     settle().await;
     inner.gate.open();
-    assert_eq!(leader.await.unwrap().unwrap_err(), Down("gone".into()));
+    assert_eq!(leader.await.unwrap().unwrap_err(), Down("closed".into()));
     assert_eq!(waiter.await.unwrap(), (Outcome::Failed, 0, 0));
 
     let shop = shop_with(

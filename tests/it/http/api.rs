@@ -74,13 +74,13 @@ async fn a_guard_fits_nested_routers_single_routes_fallbacks_and_a_whole_app() {
         .route("/one", get(|| async { "one" }).layer(guard.clone()))
         .route_layer(guard.clone())
         .merge(Router::new().route("/merged", get(|| async { "merged" })))
-        .fallback(|| async { (http::StatusCode::NOT_FOUND, "gone") })
+        .fallback(|| async { (http::StatusCode::NOT_FOUND, "not found") })
         .layer(ServiceBuilder::new().layer(guard.clone()).into_inner());
     for _ in 0..2 {
         assert_eq!(text(&app, "/report/7").await, "report 7, call 1");
         assert_eq!(text(&app, "/one").await, "one");
         assert_eq!(text(&app, "/merged").await, "merged");
-        assert_eq!(text(&app, "/else").await, "gone");
+        assert_eq!(text(&app, "/else").await, "not found");
     }
     let whole = ServiceBuilder::new().layer(StampedeGuard::in_memory()).service(app);
     assert_eq!(text(&whole, "/report/7").await, "report 7, call 1");

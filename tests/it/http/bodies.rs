@@ -155,7 +155,7 @@ async fn a_broken_body_is_its_clients_error_a_502_for_waiters_and_not_stored() {
     followers.extend(send_many(&shops[1], 10, "/"));
     settle().await;
     feed.data("abc");
-    feed.fail("the disk is gone");
+    feed.fail("the disk has failed");
     let mut text = Vec::new();
     let error = loop {
         match response.body_mut().frame().await.expect("an error, not an end") {
@@ -164,12 +164,12 @@ async fn a_broken_body_is_its_clients_error_a_502_for_waiters_and_not_stored() {
         }
     };
     assert_eq!(text, b"abc", "all that came, and then the error");
-    assert_eq!(error.downcast_ref::<Down>(), Some(&Down("the disk is gone".to_owned())), "untouched");
+    assert_eq!(error.downcast_ref::<Down>(), Some(&Down("the disk has failed".to_owned())), "untouched");
     assert!(response.body_mut().frame().await.is_none());
     for seen in all(followers).await {
         assert_eq!((seen.status, seen.remark().as_str()), (502, "fwd=miss; detail=load-failed"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        assert!(!seen.text().contains("disk"), "what failed is not told to strangers: {}", seen.text());
+        assert!(!seen.text().contains("disk"), "what failed is not shown to clients: {}", seen.text());
     }
     assert_eq!(inner.calls(), 1);
     assert_eq!(ask(&shops[1], get("/")).await.text(), "well");
@@ -222,7 +222,7 @@ async fn a_body_over_the_bound_is_dropped_once_its_client_has_left() {
     let response = shop.clone().oneshot(get("/")).await.unwrap();
     drop(response);
     settle().await;
-    assert_eq!(Arc::strong_count(&polled), 1, "the body is gone");
+    assert_eq!(Arc::strong_count(&polled), 1, "the body is dropped");
     assert!(polled.load(Ordering::SeqCst) <= 2);
 }
 

@@ -21,7 +21,7 @@ async fn passes(name: &str, remark: &str, make: impl Fn() -> Req) {
         assert_eq!(seen.header("age"), None, "{name}");
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} stored nothing");
-    assert_eq!(ask(&shop, make()).await.text(), "5", "{name} is given nothing that is stored");
+    assert_eq!(ask(&shop, make()).await.text(), "5", "{name} receives nothing that is stored");
     assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} replaced nothing");
     assert_eq!(inner.calls(), 5, "{name}");
 }
@@ -157,7 +157,7 @@ async fn a_header_is_added_to_the_list_of_credential_headers() {
     }
 }
 
-/// Regression: a credential header that was set before `http` was forgotten, and the answers were shared.
+/// Regression: a credential header that was set before `http` was lost, and the answers were shared.
 #[tokio::test(start_paused = true)]
 async fn credential_headers_apply_in_any_order_of_setters() {
     fn name(name: &'static str) -> HeaderName {

@@ -83,7 +83,7 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
         ("a private one", get("/private?a"), 3),
         ("one that is known to be private", get("/private?a"), 3),
         ("a validation", get("/tagged"), 3),
-        ("one with credentials, in both places", authorized("/public"), 6),
+        ("one with credentials, in both entries", authorized("/public"), 6),
         ("its hit", authorized("/public"), 1),
         ("a report: the tag's id before the load, and again before the commit", reported("GET"), 5),
         ("its hit", reported("GET"), 1),

@@ -53,8 +53,8 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// Regression: tag ids lived for a day, whatever the origin said, and the response was loaded again after that. Both
-/// for a load that others share, and for a load apart from them until the response allows sharing.
+/// Regression: tag ids lasted for a day, whatever the origin said, and the response was loaded again after that. Both
+/// for a load that others share, and for a separate load until the response allows sharing.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_response_is_stored_for_its_lifetime() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -69,7 +69,7 @@ async fn a_tagged_response_is_stored_for_its_lifetime() {
     }
 }
 
-/// A1: a response stored for all is not given to a client that may be due another one.
+/// A1: a response stored for all is not sent to a client that may be due another one.
 #[tokio::test(start_paused = true)]
 async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
     for (http, control, is_served) in [
@@ -165,7 +165,7 @@ async fn a_users_response_reaches_no_other_client_and_lets_the_others_coalesce()
     inner.gate.open();
     for (user, seen) in users {
         let seen = seen.await.unwrap();
-        assert!(seen.text().starts_with(&format!("{user} ")), "{user} was given: {}", seen.text());
+        assert!(seen.text().starts_with(&format!("{user} ")), "{user} received: {}", seen.text());
     }
     let seen = all(plain).await;
     assert!(seen.iter().all(|one| one.text() == seen[0].text() && one.text().starts_with(' ')));
@@ -278,7 +278,7 @@ async fn a_private_cache_separates_users() {
         for (user, seen) in clients {
             assert!(seen.await.unwrap().text().starts_with(user), "{control}");
         }
-        assert_eq!(inner.calls(), 2, "{control}: each user's crowd is one load");
+        assert_eq!(inner.calls(), 2, "{control}: each user's clients share one load");
         let hit = ask(&shop, of("ann")).await;
         assert!(hit.text().starts_with("ann ") && hit.remark().starts_with("hit"), "{}", hit.remark());
         let seen = ask(&shop, get("http://api.example/me")).await;

@@ -30,7 +30,7 @@ async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
     }
     inner.gate.open();
     for seen in all(insisting).await {
-        assert_eq!(seen.text(), "2", "what was loaded since it asked");
+        assert_eq!(seen.text(), "2", "what was loaded since its request");
     }
     for shop in &shops {
         assert_eq!(ask(shop, get("/")).await.text(), "2");
@@ -107,7 +107,7 @@ async fn a_request_limits_age_and_staleness() {
         (35, "max-stale=10, no-cache", false),
     ];
     for (age, control, content) in cases {
-        // Kept beyond its freshness, because it can be validated.
+        // Stored beyond its freshness, because it can be validated.
         let inner = Inner::with_headers(&[("cache-control", "max-age=30"), ("etag", "\"a\"")]);
         let shop = shop(&inner);
         ask(&shop, get("/")).await;

@@ -88,7 +88,7 @@ async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     assert_eq!(ask(&shop, takes("other")).await.text(), "plain 3", "no marker is left for the resource");
 }
 
-/// Regression: six such requests in front of a crowd sent all of it to the handler.
+/// Regression: six such requests ahead of many others sent all of them to the handler.
 #[tokio::test(start_paused = true)]
 async fn requests_with_misleading_codings_delay_no_others() {
     let inner = precompressed().held();

@@ -47,7 +47,7 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     for seen in seen {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        // A request with a cookie bypasses the guard and succeeds: only this text tells the operator the difference.
+        // A request with a cookie bypasses the guard and succeeds: only this text shows the operator the difference.
         assert!(seen.text().contains("load_timeout"), "{}", seen.text());
     }
     settle().await;
@@ -284,7 +284,7 @@ mod store_down {
         inner.loads.reach(1).await;
         assert!(started.elapsed() < secs(4), "{:?}", started.elapsed());
         // All callers are on the flight: a caller in a process with a flight joins it without a look-up.
-        crate::support::probe::eventually("all have asked", secs(5), async || guard.stats().flights == 1)
+        crate::support::probe::eventually("all have called", secs(5), async || guard.stats().flights == 1)
             .await;
         inner.gate.open();
         let seen = all(clients).await;

@@ -178,7 +178,7 @@ async fn under(exchange: &Arc<Exchange>, name: &str, http: HttpPolicy) {
     let before = calls();
     ask(&service, exchange, exchange.strangers()).await;
     if name == "default" && exchange.forbids() {
-        assert_eq!(calls(), before + 1, "a stranger was given what is not for strangers");
+        assert_eq!(calls(), before + 1, "a stranger received what is not for strangers");
     }
 }
 

@@ -155,7 +155,7 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() 
     }
 }
 
-/// A HEAD, slow or given up, must not be what other requests wait for.
+/// A HEAD, slow or abandoned, must not be what other requests wait for.
 #[tokio::test(start_paused = true)]
 async fn a_head_in_progress_or_abandoned_delays_no_get() {
     for abandoned in [false, true] {
@@ -170,7 +170,7 @@ async fn a_head_in_progress_or_abandoned_delays_no_get() {
         }
         let gets: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 5, "/")).collect();
         settle().await;
-        assert_eq!(inner.calls(), 1 + 1 + 1, "the GETs' load waits for nothing; given up: {abandoned}");
+        assert_eq!(inner.calls(), 1 + 1 + 1, "the GETs' load waits for nothing; abandoned: {abandoned}");
         inner.gate.open();
         assert!(all(gets).await.iter().all(|seen| seen.text() == "3"));
         assert_eq!(ask(&shops[1], get("/")).await.text(), "3");

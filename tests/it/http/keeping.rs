@@ -38,7 +38,7 @@ async fn a_fresh_response_outlives_a_failed_or_refused_reload() {
     }
 }
 
-/// A refresh with an answer that can not be shared keeps the stored response, and the origin is asked again only after
+/// A refresh with an answer that can not be shared keeps the stored response, and the origin is called again only after
 /// the back-off.
 #[tokio::test(start_paused = true)]
 async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {

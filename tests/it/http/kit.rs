@@ -107,7 +107,7 @@ impl Inner {
     }
 
     pub(super) fn open_first(&self) {
-        self.first.as_ref().expect("held apart").open();
+        self.first.as_ref().expect("held separately").open();
     }
 
     pub(super) fn calls(&self) -> usize {

@@ -174,7 +174,7 @@ async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     shared_with_the_wave_and_says("as old as it may be", 200, aged, "too-old").await;
 }
 
-/// RFC 9111, 4.2.3: a waiter is given the age that the leader was given, plus the time that the answer took.
+/// RFC 9111, 4.2.3: a waiter receives the age that the leader received, plus the time that the answer took.
 #[tokio::test(start_paused = true)]
 async fn a_shared_response_keeps_its_age() {
     let headers = [("age", "10"), ("cache-control", "max-age=10"), ("content-length", "1")];

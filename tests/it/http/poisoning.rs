@@ -39,7 +39,7 @@ async fn the_response_to_an_unkeyed_header_reaches_no_other_request() {
         let poison = || request("GET", "/", &[(name, "evil.example")]);
         assert_eq!(ask(&shop, poison()).await.text(), "evil", "{name}");
         assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
-        assert_eq!(ask(&shop, poison()).await.text(), "evil", "and gets what it asked for: {name}");
+        assert_eq!(ask(&shop, poison()).await.text(), "evil", "and gets what it requested: {name}");
         assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
     }
 }
@@ -122,8 +122,8 @@ async fn the_response_to_a_target_without_a_path_reaches_no_other_request() {
         let poison = raw(addr, "GET shop.example HTTP/1.1", "Cache-Control: no-cache\r\n").await;
         assert!(poison.starts_with("http/1.1 404"), "cold: {cold}: {poison}");
         assert!(poison.contains("fwd=bypass; detail=target"), "cold: {cold}: {poison}");
-        let home = raw(addr, "GET / HTTP/1.1", "").await;
-        assert!(home.starts_with("http/1.1 200") && home.ends_with("home"), "cold: {cold}: {home}");
+        let page = raw(addr, "GET / HTTP/1.1", "").await;
+        assert!(page.starts_with("http/1.1 200") && page.ends_with("home"), "cold: {cold}: {page}");
     }
 }
 

@@ -212,7 +212,7 @@ async fn the_report_of_the_policy_has_the_plain_key() {
     assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
 }
 
-/// `expire` of the plain key also ends the responses of other reports, which were kept to stand in for a failed load.
+/// `expire` of the plain key also ends the responses of other reports, which were stored to stand in for a failed load.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_the_responses_of_all_reports() {
     let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);
@@ -306,7 +306,7 @@ async fn an_invented_report_with_a_shorter_vary_does_not_prevent_storing() {
     assert!(remarks[1..].iter().all(|remark| remark.starts_with("hit")), "{remarks:#?}");
 }
 
-/// Regression: the invented report took the only place.
+/// Regression: the invented report took the only slot.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_replaces_no_variant() {
     let inner = Inner::numbered(|_| ());
@@ -338,7 +338,7 @@ async fn an_invented_report_that_is_refused_sends_no_stampede_to_the_handler() {
     inner.gate.open();
     evil.await.unwrap();
     all(clients).await;
-    assert_eq!(inner.calls(), 2, "the invented one, and one for the crowd");
+    assert_eq!(inner.calls(), 2, "the invented one, and one for all others");
 }
 
 /// Regression: the requests that waited for it failed with it.
@@ -401,7 +401,7 @@ async fn an_invented_report_ends_no_ordinary_lifetime() {
     assert!(loads <= 2, "{loads} loads of the ordinary one in a tenth of its lifetime");
 }
 
-/// Regression: 137 loads in place of one.
+/// Regression: 137 loads instead of one.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_splits_no_ordinary_response() {
     let inner = Inner::with(|n, request| {

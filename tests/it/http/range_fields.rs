@@ -107,7 +107,7 @@ async fn the_guards_own_416_has_the_stored_fields_except_those_of_the_content() 
     for (name, value) in retained {
         assert_eq!(seen.header(name), Some(value), "{name}");
     }
-    // With a lifetime, a cache on the way might store the 416 in place of the resource (RFC 9111, 3).
+    // With a lifetime, a cache on the way might store the 416 instead of the resource (RFC 9111, 3).
     for (name, _) in left_out {
         assert_eq!(seen.header(name), None, "{name}");
     }

@@ -69,7 +69,7 @@ async fn a_stored_response_answers_for_each_of_its_parts() {
 async fn requests_with_an_invalid_range_coalesce_like_plain_requests() {
     let ranges = ["bytes=3-1", "bytes=a-b", "bytes=", "bytes", "bytes=0-1,x", "bytes=-", "bytes=0-1,5-4"];
     let inner = Inner::with(|n, request| {
-        assert_eq!(sent(request, "range"), "", "the origin is asked for the whole");
+        assert_eq!(sent(request, "range"), "", "the whole is requested from the origin");
         Ok(respond(200, &[], whole(n.to_string())))
     })
     .held();
@@ -350,5 +350,5 @@ async fn parts_are_joined_up_to_max_body() {
         assert_eq!((seen.status, inner.calls()), (206, calls), "{range}");
     }
     ask(&shop, part("bytes=0-2")).await;
-    assert_eq!(inner.calls(), 4, "the newer part was kept, alone");
+    assert_eq!(inner.calls(), 4, "the newer part was stored, alone");
 }

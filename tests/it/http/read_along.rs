@@ -136,7 +136,7 @@ async fn a_slow_body_is_buffered_to_its_end_for_all_its_readers() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
-/// More chunks than are kept of one response: it is not stored, but its readers get the whole of it. From there on
+/// More chunks than are buffered of one response: it is not stored, but its readers get the whole of it. From there on
 /// small chunks are merged, so that a body of single bytes does not take a hundred times its length.
 #[tokio::test(start_paused = true)]
 async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
@@ -185,7 +185,7 @@ async fn a_silent_body_is_whole_for_its_own_client() {
     }
 }
 
-/// The body is not kept for ever, nor without a reader.
+/// The body is not buffered for ever, nor without a reader.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
     for silent in [false, true] {
@@ -250,7 +250,7 @@ async fn a_waiter_that_leaves_or_is_slow_delays_no_other_client() {
     assert_eq!(read(slow).await.text(), "abcdef", "from memory");
 }
 
-/// The response may be invalidated by a tag before it is complete, and a later client must not be given it.
+/// The response may be invalidated by a tag before it is complete, and a later client must not receive it.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_response_reaches_others_only_after_its_tags_were_checked() {
     let (feed, body) = Feed::new();

@@ -108,7 +108,7 @@ async fn loads_outside_a_flight_are_bounded_by_load_timeout_too() {
     assert_eq!(seen.iter().filter(|seen| seen.status == 504).count(), 19);
     assert_eq!((started.elapsed().as_secs(), inner.loads.running()), (5, 0));
     let stats = guard.stats();
-    assert_eq!((stats.led, stats.failed, stats.bypassed), (1, 19, 0), "each counted once");
+    assert_eq!((stats.led, stats.failed, stats.bypassed), (1, 19, 0), "each recorded once");
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,7 +23,7 @@ fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
     remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
 }
 
-/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients were told of a hit, also the one
+/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients saw a hit, also the one
 /// with a forwarded request.
 #[tokio::test(start_paused = true)]
 async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
@@ -71,7 +71,7 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     assert_eq!(seen, tallied(&expected));
 }
 
-/// Regression: after a wait of a second, a waiter was told a positive freshness of a response that must always be
+/// Regression: after a wait of a second, a waiter received a positive freshness of a response that must always be
 /// validated.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_receives_no_freshness_that_the_response_lacks() {

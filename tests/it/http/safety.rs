@@ -57,7 +57,7 @@ async fn a_private_answer_reaches_no_waiter() {
 }
 
 /// RFC 9111, 5.2.2.2 and 5.2.2.4: both require a validation before the response answers any other request, and without
-/// a validator none is possible. Regression: the first was given to waiters, unlike the second.
+/// a validator none is possible. Regression: the first was sent to waiters, unlike the second.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_must_but_can_not_be_validated_is_its_own_clients_only() {
     for (control, rule) in [

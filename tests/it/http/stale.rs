@@ -1,4 +1,4 @@
-//! Stale responses (RFC 5861): served while they are loaded again, and in place of the origin's failures.
+//! Stale responses (RFC 5861): served while they are loaded again, and instead of the origin's failures.
 
 use tower::{Layer as _, ServiceExt as _};
 
@@ -96,7 +96,7 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
     }
 }
 
-/// The stand-in for others is not given to a client that refuses stale responses: it gets the origin's own answer.
+/// The stand-in for others is not sent to a client that refuses stale responses: it gets the origin's own answer.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_refuses_stale_responses_receives_no_stand_in() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
@@ -186,7 +186,7 @@ async fn a_range_that_triggers_a_refresh_asks_for_the_whole() {
 }
 
 /// A response loaded for credentials is stored under the resource's lease, which an invalidation ends; clients that
-/// came after the invalidation must not be given the earlier load.
+/// came after the invalidation must not receive the earlier load.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_overtakes_a_load_for_credentials() {
     use stampede_guard::http::{HttpPolicy, cache_key};
@@ -214,7 +214,7 @@ async fn an_invalidation_overtakes_a_load_for_credentials() {
     assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }
 
-/// As for values: the window counts from the expiry, however long ago the response was stored. All clients are given
+/// As for values: the window counts from the expiry, however long ago the response was stored. All clients receive
 /// it, and none loads alone.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_is_expired_late_stands_in_for_all_clients() {

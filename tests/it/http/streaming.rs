@@ -86,7 +86,7 @@ async fn with_a_content_length_only_the_byte_that_completes_it_is_withheld() {
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
 }
 
-/// Head and body in two small writes would be 40 ms apart: Nagle's algorithm waits for a delayed acknowledgement.
+/// Head and body in two small writes would be separated by 40 ms: Nagle's algorithm waits for a delayed acknowledgement.
 #[tokio::test(start_paused = true)]
 async fn a_complete_body_goes_out_with_its_head() {
     let shop = shop(&Inner::numbered(|_| ()));

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, String) {
     let redis = server.minimal_user();
-    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was given back.
+    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was released.
     let patient = [("BUDGET_MS", "4000"), ("LEASE_MS", "60000")];
     let env = [("REDIS_URL", &*redis), ("PORT", "0"), ("LOAD_MS", load_ms), ("DEADLINE_MS", deadline_ms)];
     let env = [&env[..], &patient].concat();

@@ -139,7 +139,7 @@ async fn a_body_that_times_out_is_not_reported_as_too_long() {
     assert_eq!(guard.stats().unshareable, 0);
 }
 
-/// Regression: it could not be read, each client was given the origin's, and a marker took the place of the other process's response.
+/// Regression: it could not be read, each client received the origin's, and a marker replaced the other process's response.
 #[cfg(feature = "lz4")]
 #[tokio::test(start_paused = true)]
 async fn a_body_over_max_body_that_another_process_has_stored_is_served() {

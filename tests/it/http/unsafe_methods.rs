@@ -191,13 +191,13 @@ async fn a_post_in_progress_or_abandoned_delays_no_get() {
         }
         let gets = send_many(&shop, 5, "/");
         settle().await;
-        assert_eq!(inner.calls(), 2, "given up: {abandoned}");
+        assert_eq!(inner.calls(), 2, "abandoned: {abandoned}");
         inner.gate.open();
         assert!(all(gets).await.iter().all(|seen| seen.text() == "2"));
     }
 }
 
-/// A7: the response from before the POST is invalid, whether or not the POST's response is stored in its place.
+/// A7: the response from before the POST is invalid, whether or not the POST's response is stored instead.
 #[tokio::test(start_paused = true)]
 async fn a_post_with_the_representation_leaves_no_older_response() {
     let inner = Inner::with(|n, request| {
@@ -241,12 +241,12 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     .await;
 }
 
-/// A7. Regression: after a client hung up, or the connection to the origin broke, the whole fleet kept the old
+/// A7. Regression: after a client hung up, or the connection to the origin broke, the whole fleet continued to serve the old
 /// response, though the change may have been made.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
     for method in ["PUT", "POST", "DELETE"] {
-        for (how, http) in ["gone", "error", "panic"]
+        for (how, http) in ["left", "error", "panic"]
             .into_iter()
             .flat_map(|how| [(how, HttpPolicy::default()), (how, HttpPolicy::strict())])
         {
@@ -263,13 +263,13 @@ async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
             let change = tokio::spawn(shops[1].clone().oneshot(request(method, "/a", &[])));
             settle().await;
             assert!(is_stored(&shops[0], "/a").await, "it has not been answered yet");
-            if how == "gone" {
+            if how == "left" {
                 change.abort();
             }
             inner.gate.open();
             if let Ok(answer) = change.await {
                 assert!(answer.is_err());
-                assert!(!is_stored(&shops[0], "/a").await, "gone before it is told");
+                assert!(!is_stored(&shops[0], "/a").await, "removed before it is answered");
             }
             settle().await;
             for shop in &shops {
@@ -307,7 +307,7 @@ async fn a_refused_change_of_a_client_that_hung_up_invalidates_nothing() {
     }
 }
 
-/// The request may be dropped with its runtime, or after it: then the store can not be told, and nothing is logged.
+/// The request may be dropped with its runtime, or after it: then the store can not be notified, and nothing is logged.
 #[test]
 fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -328,7 +328,7 @@ fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     drop(one);
 }
 
-/// RFC 9110, 13.1: such conditions tell the origin whether to apply the method; only a GET is answered that the client
+/// RFC 9110, 13.1: such conditions decide whether the origin has to apply the method; only a GET is answered that the client
 /// has the representation already.
 #[tokio::test(start_paused = true)]
 async fn a_conditional_post_has_the_origins_own_answer() {

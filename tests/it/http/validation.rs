@@ -1,4 +1,4 @@
-//! Validation (RFC 9111, 4.3): a stored response is validated in place of a reload, once for all requests, and a
+//! Validation (RFC 9111, 4.3): a stored response is validated instead of a reload, once for all requests, and a
 //! client that has the representation is answered 304.
 
 use std::sync::{Arc, Mutex};
@@ -138,7 +138,7 @@ async fn no_cache_is_stored_and_validated_each_time() {
     for n in 1..=4 {
         let seen = ask(&shops[n % 2], get("/")).await;
         assert_eq!((seen.status, seen.text()), (200, "body"));
-        assert_eq!(seen.header("x-call"), Some(n.to_string().as_str()), "asked each time");
+        assert_eq!(seen.header("x-call"), Some(n.to_string().as_str()), "validated each time");
         let expected =
             if n == 1 { "fwd=uri-miss; stored; ttl=0" } else { "fwd=stale; fwd-status=304; stored; ttl=0" };
         assert_eq!(seen.remark(), expected);
@@ -163,7 +163,7 @@ async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
             let asks = n > 1
                 && sent(request, if stored.0 == "etag" { "if-none-match" } else { "if-modified-since" })
                     == stored.1;
-            assert_eq!(asks, n > 1, "what is kept is what came with the body: {stored:?}, call {n}");
+            assert_eq!(asks, n > 1, "what is stored is what came with the body: {stored:?}, call {n}");
             Ok(match asks {
                 true => respond(304, &[("etag", TAG), lasting], Boxed::default()),
                 false => respond(200, &[stored, lasting], whole("body")),
@@ -199,7 +199,7 @@ async fn survives(control: &'static str, failure: u16, after: u64) -> bool {
         Ok(response) => read(response).await.text() == "old",
         Err(Down(_)) => false,
     };
-    assert_eq!(inner.calls(), 2, "{control}: it was asked");
+    assert_eq!(inner.calls(), 2, "{control}: it was called");
     served
 }
 
@@ -208,7 +208,7 @@ async fn stale_if_error_decides_about_a_validation_that_fails() {
     for status in [500, 502, 503, 504] {
         assert!(survives("max-age=10, stale-if-error=60", status, 12).await, "{status}");
         assert!(!survives("max-age=10, stale-if-error=60", status, 71).await, "{status}: too old");
-        assert!(!survives("max-age=10", status, 12).await, "{status}: not asked for");
+        assert!(!survives("max-age=10", status, 12).await, "{status}: not requested");
         assert!(!survives("max-age=10, must-revalidate", status, 12).await, "{status}");
         let both = "max-age=10, must-revalidate, stale-if-error=60";
         assert!(!survives(both, status, 12).await, "{status}: RFC 9111, 5.2.2.2");

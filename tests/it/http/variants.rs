@@ -36,7 +36,7 @@ async fn each_in_its_own(clients: Vec<(&'static str, tokio::task::JoinHandle<See
     let mut seen = Vec::new();
     for (language, one) in clients {
         let one = one.await.unwrap();
-        assert!(one.text().starts_with(language), "{language} was given: {}", one.text());
+        assert!(one.text().starts_with(language), "{language} received: {}", one.text());
         seen.push(one);
     }
     seen
@@ -225,7 +225,7 @@ async fn a_resource_with_a_changed_vary_begins_anew() {
                 |name, value: &str| if after.contains(name) { value.to_owned() } else { String::new() };
             format!("{}/{}", part("accept-language", language), part("x-tier", tier))
         };
-        // The third response told that the names have changed, so nothing is found by the old ones.
+        // The third response said that the names have changed, so nothing is found by the old ones.
         for _ in 0..2 {
             for language in ["de", "en", "fr"] {
                 for tier in ["1", "2"] {
@@ -347,7 +347,7 @@ async fn strictly_a_stored_language_answers_clients_that_prefer_it() {
     }
 }
 
-/// A5: a header that identifies clients, in place of selecting a representation, does not fill the store.
+/// A5: a header that identifies clients, instead of selecting a representation, does not fill the store.
 #[tokio::test(start_paused = true)]
 async fn at_most_max_variants_are_stored_and_all_requests_are_answered() {
     let inner = speaking(200, "max-age=60");

@@ -209,7 +209,7 @@ async fn a_resource_with_a_shorter_vary_uses_it_from_its_next_load_on() {
     }
 }
 
-/// Regression: each of them loaded, because their responses were stored in the first one's place.
+/// Regression: each of them loaded, because their responses replaced the first one.
 #[tokio::test(start_paused = true)]
 async fn requests_with_credentials_behind_another_variant_share_a_load() {
     let inner = Inner::with(|n, request| {

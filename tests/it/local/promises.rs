@@ -157,7 +157,7 @@ async fn each_lapse_of_the_lease_counts_once() {
     }
 }
 
-// Without `local_while_down` an outage ends the hits; with it, they go on for so long, told as stale.
+// Without `local_while_down` an outage ends the hits; with it, they go on for so long, reported as stale.
 #[tokio::test(start_paused = true)]
 async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     let down = Duration::from_secs(60);
@@ -179,7 +179,7 @@ async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     assert_eq!(load(&lasting, "k", 2).await, 2);
 }
 
-/// Nobody tells it of a change any more, and it sends no look-ups: each answer of it would be as of a failed one.
+/// It is not notified of changes any more, and it sends no look-ups: each answer of it would be as of a failed one.
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_was_shut_down_serves_no_copies() {
     let policy = || keeping().local_while_down(Duration::from_secs(60));
@@ -399,7 +399,7 @@ fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
         load(&ended, "k", 1).await;
         warm(&ended, "k").await;
     });
-    // It ends without a shutdown, so its place in the list stays.
+    // It ends without a shutdown, so its entry in the list stays.
     drop(ended);
     let is_dropped = async || timeout(TERM / 10, other.insert("k", &2)).await.is_err();
     assert!(runtimes[0].block_on(is_dropped()));
@@ -436,7 +436,7 @@ async fn a_refresh_returns_when_its_value_is_stored() {
     assert!(late > 0, "no commit was late");
 }
 
-/// Nothing says whether the value is stored; the copies of the older one must be gone all the same.
+/// Nothing says whether the value is stored; the copies of the older one must be removed all the same.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
     for seed in 0..20 {
@@ -511,14 +511,14 @@ async fn copies_take_no_more_bytes_than_the_builder_allows() {
         .expect("valid");
     for key in 0..20_000_u32 {
         load(&guard, &format!("key {key}"), key).await;
-        let local = guard.health().local.expect("copies are kept");
+        let local = guard.health().local.expect("copies are stored");
         assert!(local.bytes <= CAPACITY, "{local:?}");
     }
-    let local = guard.health().local.expect("copies are kept");
+    let local = guard.health().local.expect("copies are stored");
     assert!(local.copies > 500 && local.capacity <= CAPACITY, "{local:?}");
 }
 
-/// A buffer that tells when it is dropped.
+/// A buffer that reports its drop.
 struct Buffer {
     bytes: Vec<u8>,
     _alive: Arc<()>,

@@ -68,7 +68,7 @@ pub(super) fn is_loading(server: &RedisServer) -> bool {
 /// A server without its working directory, so that it can not save.
 pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
     let files = Scratch::new();
-    let removed = files.text("gone");
+    let removed = files.text("removed");
     std::fs::create_dir(&removed).expect("a folder");
     let server = RedisServer::with_args(["--dir", &removed]);
     std::fs::remove_dir(&removed).expect("it is empty");
@@ -98,7 +98,7 @@ impl Patient {
         let guard = local(&server, Policy::default()).await;
         let admin = server.conn();
         let patient = Self { server, admin, guard };
-        answer(&patient.in_peace(), "kept", STORED).await;
+        answer(&patient.in_peace(), "stored", STORED).await;
         requests(&patient.guard, "before", 3).await;
         patient
     }
@@ -122,7 +122,7 @@ impl Patient {
         assert!(median(later.clone()) <= NOTHING, "{later:?}");
         still_coalesces(guard).await;
         if hits == Hits::Served {
-            assert_eq!(answer(&self.in_peace(), "kept", STORED + 1).await, STORED);
+            assert_eq!(answer(&self.in_peace(), "stored", STORED + 1).await, STORED);
         }
         let stats = guard.stats();
         assert!(stats.fail_open_loads >= 40 && stats.failed == 0, "{stats:?}");
@@ -131,7 +131,7 @@ impl Patient {
     async fn is_cured(&self) {
         stores_again(&self.guard).await;
         assert_eq!(
-            answer(&self.in_peace(), "kept", STORED + 2).await,
+            answer(&self.in_peace(), "stored", STORED + 2).await,
             STORED,
             "what was stored is still there"
         );
@@ -171,7 +171,7 @@ async fn loads_go_on_while_the_server_loads_its_dump() {
 async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "1"]);
-    assert_eq!(answer(&patient.in_peace(), "kept", 1).await, STORED);
+    assert_eq!(answer(&patient.in_peace(), "stored", 1).await, STORED);
     run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "pubsub"]);
     run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     patient.is_tolerated(Hits::Loaded).await;

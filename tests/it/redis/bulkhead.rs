@@ -97,7 +97,7 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
         let loads = Counter::default();
         let calls = (0..4).map(|key| {
             let loads = loads.clone();
-            guard.get_or_load(("kept", outage, key), move || async move {
+            guard.get_or_load(("stored", outage, key), move || async move {
                 let _running = loads.start();
                 tokio::time::sleep(ms(20)).await;
                 Ok::<_, String>(1)

@@ -44,7 +44,7 @@ async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
     share_at(cluster.node(cluster.master_of(key)), guards, key).await;
 }
 
-/// The same if `home` has the slot of the key.
+/// The same if `server` has the slot of the key.
 async fn share_at(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
     share_a_load_of(server, guards, key, [0, 1]).await;
 }
@@ -138,7 +138,7 @@ async fn all_masters_keep_every_promise() {
 
     let report = examined(&guards[0]).await;
     assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
-    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("checked");
     assert!(of("cluster").found.contains("3 masters serve all slots"), "{report}");
     assert_eq!(report.findings.iter().filter(|finding| finding.check == "master").count(), 3, "{report}");
     assert!(of("notifications").found.contains("heard"), "{report}");

@@ -254,7 +254,7 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
             reported.retain(|warning| !warning.contains("no notifications"));
             reported.len()
         };
-        eventually_eq("it is told", SOON, outage, async || reported()).await;
+        eventually_eq("it is logged", SOON, outage, async || reported()).await;
         // Retries add no warning.
         tokio::time::sleep(ms(1_500)).await;
         assert_eq!(reported(), outage, "{:?}", warnings.about(""));
@@ -266,7 +266,7 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
 }
 
 /// An operator who reads the log later learns how long the outage was and what it cost. An invalidation that was not confirmed is
-/// counted meanwhile.
+/// recorded meanwhile.
 #[tokio::test]
 async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
     let server = RedisServer::start();
@@ -288,8 +288,8 @@ async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
         assert_eq!(guard.stats().invalidations_unconfirmed, outage * 3);
         server.start_again();
         let reported = || events.about("redis is back after").len() as u64;
-        eventually_eq("it is told", SOON, outage, async || reported()).await;
-        let line = events.about("redis is back after").pop().expect("told");
+        eventually_eq("it is logged", SOON, outage, async || reported()).await;
+        let line = events.about("redis is back after").pop().expect("logged");
         assert!(line.contains(" s; 12 loads went without it"), "{line}");
         let took: f64 = line
             .split("after ")
@@ -321,7 +321,7 @@ async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
             .into_iter()
             .filter(|warning| warning.contains("rights that docs/redis.md"))
     };
-    eventually_eq("it is told", SOON, 1, async || reported().count()).await;
+    eventually_eq("it is logged", SOON, 1, async || reported().count()).await;
 }
 
 fn minimal_rights() -> Vec<&'static str> {

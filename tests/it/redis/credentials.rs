@@ -130,7 +130,7 @@ async fn the_connection_for_commands_logs_in_again_in_either_protocol() {
     assert_eq!(server.ids_of(TOKEN), ours);
 }
 
-/// A killed server has lost all users: the first token that it is shown is refused, and the provider is asked for another at once.
+/// A killed server has lost all users: the first token that it receives is refused, and the provider is called for another at once.
 #[tokio::test]
 async fn after_a_restart_connections_are_opened_with_a_later_token() {
     let server = RedisServer::start();
@@ -163,8 +163,8 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     connects(&guard).await;
     let ours = server.ids_of(TOKEN);
     tokens.fail(true);
-    // At the latest after 4.8 s of the 6 s the provider is asked.
-    eventually("it is asked", SOON, async || guard.health().credential_failures > 0).await;
+    // At the latest after 4.8 s of the 6 s the provider is called.
+    eventually("it is called", SOON, async || guard.health().credential_failures > 0).await;
     assert_eq!(answer(&guard, "k", 1).await, 1);
     tokens.fail(false);
     eventually_eq("a token", SOON, 2, async || tokens.issued()).await;
@@ -177,7 +177,7 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     eventually("the token ends", SOON, async || guard.health().commands == LinkState::Down).await;
     let requests = requests(&guard, "alone", 20).await;
     assert!(median(requests.clone()) <= NOTHING, "{requests:?}");
-    eventually("it is told why", SOON, async || {
+    eventually("the reason is reported", SOON, async || {
         guard
             .health()
             .reason
@@ -259,7 +259,7 @@ async fn a_password_without_an_expiry_is_requested_for_each_new_connection() {
     assert!(server.kill_clients() >= 2);
     eventually("works again", SOON, async || guard.insert("x", &1).await.is_ok()).await;
     eventually_eq("hears again", SOON, LinkState::Up, async || guard.health().inbox).await;
-    // What was given less than a tenth of a second ago is used again, and may be refused.
+    // Credentials issued less than a tenth of a second ago are used again, and may be refused.
     assert!(guard.health().credential_failures <= 1, "{}", guard.health());
 }
 
@@ -281,7 +281,7 @@ async fn while_the_server_refuses_the_latest_connections_are_opened_with_those_b
     let guard = of(backend, LEASE);
     connects(&guard).await;
     is_later.store(true, Ordering::SeqCst);
-    // What was given less than a tenth of a second ago is used again.
+    // Credentials issued less than a tenth of a second ago are used again.
     eventually("it is refused", SOON, async || {
         server.kill_clients();
         guard.health().credential_failures > 0

@@ -36,7 +36,7 @@ pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] 
     ]
 }
 
-/// N10. The back-off starts over only after a connection that has lived for a while, so flapping causes no storm of connects.
+/// N10. The back-off starts over only after a connection that has lasted for a while, so flapping causes no storm of connects.
 #[tokio::test]
 async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     const FLAPS: usize = 16;
@@ -194,7 +194,7 @@ async fn a_herd_at_a_failover_keeps_to_max_fail_open_loads_and_is_shed() {
     }
 }
 
-/// One load without the store takes the only place of `max_fail_open_loads`.
+/// One load without the store takes the only permit of `max_fail_open_loads`.
 async fn take_the_only_permit(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let holds = held_call(guard, 1, &gate, &loads);

@@ -48,7 +48,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         assert!(median(added.clone()) <= NOTHING, "{dropped:?}: {added:?}");
         still_coalesces(&guard).await;
         if matches!(dropped, Dropped::OldConnections) {
-            // The guard replaces its connections while the rules are still in place.
+            // The guard replaces its connections while the rules are still active.
             stores_again(&guard).await;
         }
         pass_packets();
@@ -56,13 +56,13 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         settled(std::slice::from_ref(&guard)).await;
         assert_nothing_left(&server, SOON).await;
         let result = keeps_to_the_figures(dropped, connected, &server, &guard).await;
-        // With its folder: this process may be killed as soon as it has told its result.
+        // With its folder: this process may be killed as soon as it has reported its result.
         drop(server);
         child.result(&result);
     })
 }
 
-/// Measures the same as `figures::outages`, with a firewall in place of the proxy.
+/// Measures the same as `figures::outages`, with a firewall instead of the proxy.
 async fn keeps_to_the_figures(
     dropped: Dropped,
     connected: bool,

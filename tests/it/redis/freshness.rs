@@ -133,7 +133,7 @@ async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
 
-/// Guards against a former defect: a directly stored negative value lived for `fresh_for`, and not for `negative_for` as a loaded one.
+/// Guards against a former defect: a directly stored negative value lasted for `fresh_for`, and not for `negative_for` as a loaded one.
 #[tokio::test]
 async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
     let lasts = ms(300);

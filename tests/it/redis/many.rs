@@ -27,7 +27,7 @@ struct Config {
     keys: Vec<Vec<u64>>,
 }
 
-/// What one process was given, and the number of its calls.
+/// What one process received, and the number of its calls.
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<Option<String>, String>>,
@@ -221,7 +221,7 @@ async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands(
     proxy.set(Mode::Pass);
     let found: Vec<_> = found.into_iter().collect::<Result<_, _>>().expect("each is read");
     assert!(found.iter().all(|found| found.as_ref() == Some(&value)));
-    assert_eq!(proxy.connections(), opened, "no connection was given up");
+    assert_eq!(proxy.connections(), opened, "no connection was abandoned");
 }
 
 /// A deployment: each replica warms the same keys, and one of them is killed.

@@ -87,7 +87,8 @@ async fn a_process_killed_when_it_has_subscribed_costs_nothing() {
     marked.victim().kill();
     marked.others_ask();
     marked.others_get("first", 1).await;
-    eventually_eq("its subscription is gone", SOON, 2, async || marked.others.server.pubsub_clients()).await;
+    eventually_eq("its subscription has ended", SOON, 2, async || marked.others.server.pubsub_clients())
+        .await;
 }
 
 /// P2: the dead process holds the lease without having received the grant.

@@ -133,7 +133,7 @@ fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
 /// Waits until the text of `connect`'s error, without its causes, contains `advice`. A timeout may be reported first.
 #[track_caller]
 fn connect_advises(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
-    eventually(format!("is told `{advice}`"), SOON, move || async move {
+    eventually(format!("`connect` advises `{advice}`"), SOON, move || async move {
         let error = guard.connect().await.expect_err("no connection");
         let (why, text) = (chain(&error), error.to_string());
         assert!(!why.contains("pw"), "{why}");

@@ -6,7 +6,7 @@ use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(60);
 
 /// Two nodes on one server, one of them behind a proxy.
@@ -106,7 +106,7 @@ async fn a_commit_with_a_lost_reply_counts() {
     assert_eq!(loads.started(), 1);
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
-    // The node may have given up the silent connection.
+    // The node may have abandoned the silent connection.
     connects(&cut.behind).await;
     assert_eq!(answer(&cut.behind, "k", 3).await, 1);
 }
@@ -157,7 +157,7 @@ async fn a_lease_grant_lost_with_the_connection_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 
-/// Guards against a former defect: an insertion has no lease, and one that was held back and given up overwrote newer insertions of
+/// Guards against a former defect: an insertion has no lease, and one that was delayed and abandoned overwrote newer insertions of
 /// any node.
 #[tokio::test]
 async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {

@@ -148,7 +148,7 @@ async fn each_outage_without_memory_is_one_warning() {
     let _listening = warnings.listen();
     for outage in 1..=2 {
         server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-        eventually("it is told", SOON, async || {
+        eventually("it is logged", SOON, async || {
             answer(&guard, &format!("during-{outage}"), 1).await;
             warnings.about("refuses").len() == outage
         })

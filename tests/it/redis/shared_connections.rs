@@ -75,7 +75,7 @@ async fn a_guard_that_waits_long_for_replicas_takes_no_connection_from_another()
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Two guards of one namespace are two nodes: each has its own copies, queues and places.
+/// Two guards of one namespace are two nodes: each has its own copies, queues and positions.
 #[tokio::test]
 async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {
     let server = RedisServer::start();
@@ -175,7 +175,7 @@ async fn all_guards_are_notified_again_after_their_connections_were_lost() {
     }
 }
 
-/// Each guard that joins is told so, while the server refuses the messages.
+/// Each guard that joins is notified, while the server refuses the messages.
 #[tokio::test]
 async fn guards_without_the_right_to_subscribe_load_all_the_same() {
     let server = RedisServer::start();

@@ -13,7 +13,7 @@ use crate::support::monitor::Monitor;
 use crate::support::origin::Answer;
 use crate::support::os::cpu_time;
 
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
 /// Long bounds, so that no timeout causes a second load: these tests are about order.

@@ -141,7 +141,7 @@ async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
         nodes[fastrand::usize(..3)].invalidate_tag("catalog").await.expect("confirmed");
         let later = nodes.iter().map(|node| ask(node.clone(), Arc::clone(&version)));
         for value in join_all(later).await {
-            assert!(value >= newest, "given {value} after {newest} was acknowledged");
+            assert!(value >= newest, "received {value} after {newest} was acknowledged");
         }
     }
     stop.store(true, Ordering::SeqCst);

@@ -59,7 +59,7 @@ async fn guards_share_a_load_in_resp3_through_tls() {
 async fn a_server_with_tls_and_without_room_for_connections_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
-    // This connection takes the only place.
+    // This is the only connection that is allowed.
     let mut admin = server.plain.conn();
     ailments::run(&mut admin, &["CONFIG", "SET", "maxclients", "1"]);
     loads_go_on_without(&guard(authority.client(&server.url()), Policy::default()), "maxclients").await;

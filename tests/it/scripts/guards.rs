@@ -169,7 +169,7 @@ async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
         let stage = Stage::new(server, number, at, policy()).await;
         assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
         stage.arm();
-        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        stage.breaks.invalidate(&*stage.name).await.expect("the request is repeated");
         assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
         stage.serves(&[2]).await;
     })
@@ -190,7 +190,7 @@ async fn an_invalidation_that_notifies_many_waiters_and_breaks_anywhere_holds() 
             data.run(&words(&["PEXPIRE", &queue, "60000"]));
         });
         stage.arm();
-        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        stage.breaks.invalidate(&*stage.name).await.expect("the request is repeated");
         assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
         stage.serves(&[2]).await;
     })
@@ -202,7 +202,7 @@ async fn an_insertion_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
-        stage.breaks.insert(&*stage.name, &7_u8).await.expect("it is asked again");
+        stage.breaks.insert(&*stage.name, &7_u8).await.expect("the request is repeated");
         stage.serves(&[7]).await;
     })
     .await;
@@ -215,7 +215,7 @@ async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_l
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
         stage.arm();
         assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
-        // The value need not be stored: without the tags' ids the guard can not tell whether it was invalidated.
+        // The value need not be stored: without the tags' ids the guard can not know whether it was invalidated.
         stage.serves(&[1, 2]).await;
         stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
         eventually("no node reads it any more", SOON, async || {

@@ -119,7 +119,7 @@ async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
         let mut guard = sound.lock().await.expect("free");
         assert!(guard.extend(TTL * 2).await.expect("its connection is sound"));
         stage.arm();
-        let crowd = [(); 5].map(|()| {
+        let waiters = [(); 5].map(|()| {
             let breaks = breaks.clone();
             tokio::spawn(async move { breaks.lock().await.map(drop) })
         });
@@ -127,7 +127,7 @@ async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
             stage.queued("mq").await;
         }
         tokio::time::sleep(ms(30)).await;
-        crowd.iter().for_each(tokio::task::JoinHandle::abort);
+        waiters.iter().for_each(tokio::task::JoinHandle::abort);
         assert!(guard.unlock().await.expect("its connection is sound"));
         stage.frees(&sound).await;
         stage.frees(&breaks).await;

@@ -26,7 +26,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The lease is so long that a forgotten one fails a test. Without jitter all entries have the same length.
+/// The lease is so long that one that is never released fails a test. Without jitter all entries have the same length.
 fn policy() -> PolicyBuilder {
     let bounds = Policy::builder().coordination_budget(SOON * 2).command_timeout(SOON / 2).lease(SOON * 6);
     bounds.ttl_jitter(0.0)
@@ -65,7 +65,7 @@ impl Stage<'_> {
         Stage { server, at, name: format!("k{number:05}"), breaks, sound }
     }
 
-    /// Begins to count bytes; the connection breaks at the chosen one.
+    /// Begins to count bytes; the connection breaks at the byte of this stage.
     fn arm(&self) {
         self.server.arm(self.at);
     }
@@ -114,8 +114,8 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
         }
     });
     join_all(lanes).await;
-    println!("{} breaks in {sent} bytes asked and {answered} answered, by {scripts:?}", breaks.len());
-    assert!(sent > 50 && answered > 3, "{sent} bytes asked, {answered} answered: nothing was counted");
+    println!("{} breaks in {sent} bytes sent and {answered} received, by {scripts:?}", breaks.len());
+    assert!(sent > 50 && answered > 3, "{sent} bytes sent, {answered} received: nothing was counted");
 }
 
 /// The scripts of local tiers. Each call of them has an id or a stamp that no other call has, and is never repeated; `local::fleet` closes

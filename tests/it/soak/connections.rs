@@ -5,7 +5,7 @@ use super::*;
 
 /// The connections of the processes, as their proxies have accepted them.
 pub(super) struct Opened {
-    /// For each place, when each connection was accepted, in order.
+    /// For each slot, when each connection was accepted, in order.
     pub(super) at: Vec<Vec<u64>>,
     /// From when until when there was no fault.
     pub(super) calm: (u64, u64),
@@ -22,7 +22,7 @@ const IN_A_SECOND: usize = 30;
 /// happen anywhere.
 const IN_TEN_SECONDS: usize = 8;
 
-/// How long a fault explains connections after its end: a provider of credentials that has failed is asked again after five seconds
+/// How long a fault explains connections after its end: a provider of credentials that has failed is called again after five seconds
 /// at the latest, and connections are opened again half a second later at the latest.
 const AFTER: Duration = Duration::from_secs(8);
 
@@ -50,8 +50,7 @@ pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarn
         for (times, window, bound) in [(all, 1, IN_A_SECOND), without_fault] {
             let found = most_within(times, Duration::from_secs(window));
             if found > bound {
-                row.broken
-                    .push(format!("place {slot}: {found} in {window} s, at most {bound} are explained"));
+                row.broken.push(format!("slot {slot}: {found} in {window} s, at most {bound} are explained"));
             }
         }
     }

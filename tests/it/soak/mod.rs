@@ -47,7 +47,7 @@ struct Plan {
     ill: (f64, f64),
 }
 
-/// Whether the process at this place keeps copies in its memory: all but the last.
+/// Whether the process in this slot keeps copies in its memory: all but the last.
 const fn keeps(slot: usize) -> bool {
     cfg!(feature = "local") && slot + 1 < PROCESSES
 }

@@ -25,7 +25,7 @@ pub(super) struct Nemesis {
     tokens: Option<Tokens>,
     truth: Truth,
     files: Scratch,
-    /// The running process of each place, and its number among all processes so far.
+    /// The running process of each slot, and its number among all processes so far.
     slots: Vec<(Fleet, usize)>,
     incarnations: Vec<Incarnation>,
     events: Vec<Event>,
@@ -176,8 +176,8 @@ impl Nemesis {
             fleet.member(0).send("stop");
         }
         for (fleet, _) in &self.slots {
-            let counted_event = fleet.member(0).wait_event("stopped").await;
-            counts.push(serde_json::from_value::<Counts>(counted_event).expect("counts"));
+            let event = fleet.member(0).wait_event("stopped").await;
+            counts.push(serde_json::from_value::<Counts>(event).expect("counts"));
         }
         if self.tokens.is_some() {
             let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();

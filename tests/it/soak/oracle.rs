@@ -288,8 +288,8 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// P16: once an invalidation is confirmed, no caller in any process is given an older value, from memory or otherwise. A load
-/// without the store is not told of changes, and callers that join it in its process are given its value.
+/// P16: once an invalidation is confirmed, no caller in any process receives an older value, from memory or otherwise. A load
+/// without the store is not notified of changes, and callers that join it in its process receive its value.
 fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     /// From the end of a load at the origin until no caller joins it any more.
     const DETACHED: Duration = Duration::from_millis(300);
@@ -321,7 +321,7 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let hits: Vec<_> = evidence.counts.iter().map(|counts| counts.local_hits).collect();
     for (slot, hits) in hits.iter().enumerate().filter(|(slot, _)| keeps(*slot)) {
         if *hits == 0 {
-            row.broken.push(format!("no hits from memory at place {slot}"));
+            row.broken.push(format!("no hits from memory in slot {slot}"));
         }
     }
     row.worst = format!("{joined} joined a running load; hits from memory {hits:?}");
@@ -329,7 +329,7 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
 }
 
 /// B2: each load has a reason. Since the previous load of the key, the value expired, was invalidated or was lost with other data;
-/// or a process has counted this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
+/// or a process has recorded this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
 /// killed processes are left out, because their counts are unknown.
 fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let killed = |process: usize| evidence.incarnations[process].killed;
@@ -362,7 +362,7 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let more: u64 =
         evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
     let mut row = Row { promise: "loads are explained".into(), checked, ..Row::default() };
-    row.worst = format!("{unexplained} by no expiry, change or loss; {more} were counted as such");
+    row.worst = format!("{unexplained} by no expiry, change or loss; {more} were recorded as such");
     // An unstored load needs no other reason, and nor does the load after it.
     if unexplained > 2 * more as usize {
         row.broken.push(row.worst.clone());

@@ -124,7 +124,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     }
                     child.report().event_with("healed", &(connected, right));
                 }
-                line => panic!("told `{line}`"),
+                line => panic!("unknown command `{line}`"),
             }
         }
     })

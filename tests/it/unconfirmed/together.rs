@@ -111,7 +111,7 @@ async fn a_target_that_is_named_twice_is_invalidated_once() {
     assert_eq!(unconfirmed.collect::<Vec<_>>(), [[key("b")], [key("b")]]);
 }
 
-/// On the in-memory store and on one that is cut off: all others are invalidated, or kept.
+/// On the in-memory store and on one that is cut off: all others are invalidated, or retained.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_none_is_an_error_and_keeps_back_no_other() {
     let guard = StampedeGuard::new(MemoryStore::new());

@@ -1,4 +1,4 @@
-//! Compares what callers were given with what was acknowledged before they began.
+//! Compares what callers received with what was acknowledged before they began.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -29,7 +29,7 @@ impl Loss {
     }
 }
 
-/// What a scene has shown.
+/// The result of a scene.
 #[derive(Debug)]
 pub(super) struct Verdict {
     scene: &'static str,
@@ -102,7 +102,7 @@ pub(super) fn evaluate(
             if let Some((from, version, change)) = newer.min_by_key(|(from, ..)| *from) {
                 let late = Duration::from_nanos(received.began - from);
                 older.push(format!(
-                    "{process} was given less than version {version}, {late:?} after that counted: {received:?}, {change:?}"
+                    "{process} received less than version {version}, {late:?} after that counted: {received:?}, {change:?}"
                 ));
             }
         }

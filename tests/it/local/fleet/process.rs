@@ -40,7 +40,7 @@ pub(super) struct Report {
     /// `None` if the process keeps no copies.
     pub(super) local_hits: Option<u64>,
     pub(super) fail_open: u64,
-    /// How much longer the process has lived by the wall clock than by the monotonic clock.
+    /// How much longer the process has run by the wall clock than by the monotonic clock.
     pub(super) skew_ns: i64,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
                     guards.any().shutdown(Duration::from_secs(2)).await;
                     return;
                 }
-                _ => panic!("told `{line}`"),
+                _ => panic!("unknown command `{line}`"),
             }
         }
     })

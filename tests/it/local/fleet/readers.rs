@@ -1,4 +1,4 @@
-//! The callers of a process: each asks again and again, and notes when it began and what it was given.
+//! The callers of a process: each asks again and again, and notes when it began and what it received.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::process::{Config, Report};
 use super::truth::{Guards, KEYS, Subject, Truth, Value};
 use crate::support::os::wall_ns;
 
-/// The latest caller that was given a version, of those that count for the oracle: an earlier one that was given the same can not be
+/// The latest caller that received a version, of those that count for the oracle: an earlier one that received the same can not be
 /// wrong if this one is right.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Received {
@@ -29,7 +29,7 @@ pub(super) struct Received {
 const CALLS: [&str; 6] =
     ["get_or_load", "get_or_load_shared", "get_or_load", "get", "get_or_load", "get_shared"];
 
-/// What the callers of one task were given.
+/// What the callers of one task received.
 #[derive(Default)]
 pub(super) struct Read {
     reads: u64,
@@ -49,8 +49,8 @@ pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc
             let value = ask(&guards, &truth, call, key).await;
             read.reads += 1;
             match value {
-                // A load without the store is not told of changes that other processes make meanwhile, and callers that join it are
-                // given its value (docs/decisions/005-who-may-have-a-value.md).
+                // A load without the store is not notified of changes that other processes make meanwhile, and callers that join it are
+                // sent its value (docs/decisions/005-who-may-have-a-value.md).
                 Ok(Some(value)) if !config.strict && value.by == config.process && began < value.ended => {
                     read.joined += 1;
                 }

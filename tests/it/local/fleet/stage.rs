@@ -104,7 +104,7 @@ impl Stage {
         }
     }
 
-    /// Ends the changes, except that those which were given a number of changes make all of them.
+    /// Ends the changes, except that tasks with a number of changes make all of them.
     pub(super) fn halt(&self, processes: &[usize]) {
         for process in processes {
             self.member(*process).send("halt");

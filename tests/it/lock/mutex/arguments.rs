@@ -124,7 +124,7 @@ async fn no_call_leaves_a_key_without_a_ttl() {
             continue;
         };
         if random.u8(..8) == 0 {
-            // Foreign data in place of the lock, its queue or its fence, of a type that no script expects.
+            // Foreign data instead of the lock, its queue or its fence, of a type that no script expects.
             let tag = mutex
                 .key()
                 .strip_prefix("sg1:m:")

@@ -1,4 +1,4 @@
-//! A holder that is gone costs the waiters the rest of its TTL, however it ended, and whatever happened to the
+//! A holder that has died costs the waiters the rest of its TTL, however it ended, and whatever happened to the
 //! messages, the queue and the server's own expiry.
 
 use stampede_guard::lock::Waiting;
@@ -6,7 +6,7 @@ use stampede_guard::lock::Waiting;
 use super::*;
 use crate::support::processes::Fleet;
 
-/// Sets the key of a holder that is gone.
+/// Sets the key of a holder that has died.
 fn left_behind(server: &RedisServer, ttl: Duration) {
     let token = format!("{}:{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     server.run::<()>(&["SET", "sg1:m:{default:m}", &token, "PX", &ttl.as_millis().to_string()]);

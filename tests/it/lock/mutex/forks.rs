@@ -1,6 +1,6 @@
 //! A process that forks after `Locks::new` and before the first call: parent and child are two nodes.
 //!
-//! Both once had the identity of the parent, so a release told both that the mutex was theirs: 97 to 121 of 300
+//! Both once had the identity of the parent, so a release reported to both that the mutex was theirs: 97 to 121 of 300
 //! sections overlapped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,12 +56,12 @@ fn overlaps(locks: &Locks, client: &::redis::Client) -> usize {
         for _ in 0..SECTIONS {
             let mut guard = locked(&mutex).await;
             let inside: usize =
-                ::redis::cmd("INCR").arg("inside").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("INCR").arg("inside").query_async(&mut counter).await.expect("answered");
             tokio::task::yield_now().await;
             let _: usize =
-                ::redis::cmd("INCR").arg("sections").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("INCR").arg("sections").query_async(&mut counter).await.expect("answered");
             let _: isize =
-                ::redis::cmd("DECR").arg("inside").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("DECR").arg("inside").query_async(&mut counter).await.expect("answered");
             overlaps += usize::from(inside > 1);
             guard.unlock().await.expect("asks");
         }

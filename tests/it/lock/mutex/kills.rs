@@ -22,7 +22,7 @@ const TTL: Duration = Duration::from_millis(1_500);
 /// drops guards, which are released in the background.
 async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     loop {
-        let builder = locks.mutex(("crowd", fastrand::usize(..MUTEXES))).ttl(TTL);
+        let builder = locks.mutex(("contended", fastrand::usize(..MUTEXES))).ttl(TTL);
         let builder = builder.acquire_timeout(ms(fastrand::u64(..30))).auto_renew(fastrand::u8(..8) == 0);
         let mutex = builder.build().expect("valid");
         let acquired =
@@ -43,7 +43,7 @@ async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     }
 }
 
-/// Starts a crowd of acquirers; returns when they have made one call each on average.
+/// Starts many acquirers; returns when they have made one call each on average.
 async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let acquirers = (0..ACQUIRERS).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
@@ -67,7 +67,7 @@ async fn nothing_is_stuck(server: &RedisServer) {
     let locks = node(server).await;
     let started = Instant::now();
     for name in 0..MUTEXES {
-        let mutex = locks.mutex(("crowd", name)).acquire_timeout(SOON).build().expect("valid");
+        let mutex = locks.mutex(("contended", name)).acquire_timeout(SOON).build().expect("valid");
         let mut guard = locked(&mutex).await;
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         assert!(guard.unlock().await.expect("asks"));
@@ -101,7 +101,7 @@ async fn a_thousand_killed_acquirers_leave_no_key_for_ever() {
     nothing_is_stuck(&server).await;
 
     for _ in 0..times {
-        let fleet = Fleet::spawn(at_a_time, "mutex.crowd", &Config { redis: server.minimal_user() });
+        let fleet = Fleet::spawn(at_a_time, "mutex.acquirers", &Config { redis: server.minimal_user() });
         fleet.wait_ready().await;
         for member in fleet.members() {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(..20_000))).await;

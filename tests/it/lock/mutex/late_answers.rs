@@ -19,7 +19,7 @@ async fn proxied(server: &RedisServer, command_timeout: Duration) -> (Proxy, Loc
 
 /// Waits until the server has run the TAKE.
 async fn taken(server: &RedisServer) {
-    eventually("the server has given it away", SOON, async || pttl(server, KEY) > 0).await;
+    eventually("the server has granted it", SOON, async || pttl(server, KEY) > 0).await;
 }
 
 /// The key is deleted (within a second on an idle machine), and no command still on its way sets it again.
@@ -36,7 +36,7 @@ fn is_store<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(result.as_ref().is_err_and(LockError::is_store), "{result:?}");
 }
 
-/// S1.23, S5.4, S5.5: the proxy keeps the answers back until the caller has given up. That is a store error, and not
+/// S1.23, S5.4, S5.5: the proxy withholds the answers until the caller gives up. That is a store error, and not
 /// "busy"; and the mutex that the server granted is released.
 #[tokio::test]
 async fn an_acquisition_with_a_lost_answer_is_released() {
@@ -68,7 +68,7 @@ async fn a_repeated_acquisition_is_the_same_one() {
     let call = tokio::spawn(async move { a.lock().await });
     taken(&server).await;
     let token: String = server.run(&["GET", KEY]);
-    // The answers kept back are lost, and a new connection works.
+    // The withheld answers are lost, and a new connection works.
     proxy.set(Mode::Reset);
     eventually_eq("all is cut", SOON, 0, async || server.client_count()).await;
     proxy.set(Mode::Pass);
@@ -110,7 +110,7 @@ async fn an_abandoned_acquisition_is_released() {
     }
 }
 
-/// S1.23: a delayed command runs long after its caller was told that it failed. Its lock (the ghost) is released, also
+/// S1.23: a delayed command runs long after its caller received an error. Its lock (the ghost) is released, also
 /// if the command arrives on another connection than the release.
 #[tokio::test]
 async fn an_acquisition_that_runs_late_is_released() {
@@ -177,12 +177,12 @@ async fn an_unreachable_store_is_not_a_busy_lock() {
     eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
     is_store(a.try_lock().await);
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:*"]);
-    // Foreign data of another type in the lock's place is an error too.
+    // Foreign data of another type instead of the lock is an error too.
     server.run::<()>(&["SADD", KEY, "x"]);
     is_store(a.try_lock().await);
 }
 
-/// S1.24: a grant that arrives after its TTL has ended is given back. A grant that used part of its TTL reports the
+/// S1.24: a grant that arrives after its TTL has ended is released. A grant that used part of its TTL reports the
 /// rest: 60 s, less 300 ms on the way, less 602 ms (1 % and 2 ms).
 #[tokio::test]
 async fn a_late_grant_counts_from_its_sending() {

@@ -31,7 +31,7 @@ async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     resubscribed(&server).await;
     tokio::time::sleep(ms(300)).await;
     let sent = scripts_run(&server) - before;
-    assert!(sent <= 12, "{sent} scripts: the first asks, twice, and a look at all places");
+    assert!(sent <= 12, "{sent} scripts: the first asks, twice, and a look at all positions");
     assert!(holder.unlock().await.expect("asks"));
     let attempts = visited(visitors).await;
     assert!(attempts as usize <= MANY + 12, "the others were granted it by message: {attempts}");
@@ -89,7 +89,7 @@ async fn one_waiter_asks_for_all_that_can_not_subscribe() {
     free(&server, SOON).await;
 }
 
-/// The timeouts of many waiters end at one moment; a waiter of another process keeps its place among them.
+/// The timeouts of many waiters end at one moment; a waiter of another process keeps its position among them.
 #[tokio::test]
 async fn waiters_that_time_out_at_one_moment_leave_together() {
     let server = RedisServer::start();

@@ -56,7 +56,7 @@ async fn parts_are_joined_unambiguously() {
             None => assert!(same, "{name} is excluded by another name"),
         }
     }
-    assert!(guards.len() >= 7, "only {} of them are apart", guards.len());
+    assert!(guards.len() >= 7, "only {} of them are distinct", guards.len());
 }
 
 /// S1.1
@@ -101,7 +101,7 @@ async fn the_longest_key_is_handed_over() {
         eventually("it waits", SOON, async || server.keys().len() == 3).await;
         assert!(guard.unlock().await.expect("asks"));
         let (mut next, took) = granted(next).await;
-        assert!(took < AT_ONCE && next.attempts() == 1, "it heard of it after {took:?}");
+        assert!(took < AT_ONCE && next.attempts() == 1, "it was notified after {took:?}");
         assert!(next.unlock().await.expect("asks"));
         server.flush_all();
     }

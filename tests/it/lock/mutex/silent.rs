@@ -60,17 +60,17 @@ async fn a_busy_thread_does_not_starve_waiters_of_other_threads() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
             let waits = tokio::spawn(async move { mutex.lock().await });
-            gets_busy.await.expect("told");
+            gets_busy.await.expect("sent");
             is_busy.send(()).expect("listening");
-            gets_free.recv().expect("told");
+            gets_free.recv().expect("sent");
             waits.await.expect("joined").expect("its turn comes").unlock().await
         })
     });
     queued(&server, 1).await;
     busy.send(()).expect("listening");
-    got_busy.await.expect("told");
+    got_busy.await.expect("sent");
     let next = waits(&locks);
-    // The holder's TTL may have ended by now: then the next waiter has asked already, or is about to.
+    // The holder's TTL may have ended by now: then the next waiter has sent its request, or is about to.
     let _ = holder.unlock().await.expect("asks");
     let (mut next, took) = granted(next).await;
     assert!(took <= TTL + MOMENT + A_MOMENT, "{took:?}");

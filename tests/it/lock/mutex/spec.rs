@@ -36,7 +36,7 @@ impl Stage {
 /// Long enough for a busy machine to check the held lock, short enough to wait for.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Waits until the key is gone.
+/// Waits until the key no longer exists.
 async fn expired(mutex: &Mutex) {
     eventually("it has expired", SOON, async || !mutex.is_locked().await.expect("asks")).await;
 }
@@ -158,7 +158,7 @@ async fn attempts_run_out(stage: Stage) {
     assert_eq!(locked(&b).await.attempts(), 1);
 }
 
-/// S1.13: ten retries, 10 ms apart, behind a holder that unlocks after 15 ms.
+/// S1.13: ten retries, one every 10 ms, behind a holder that unlocks after 15 ms.
 async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -296,14 +296,14 @@ async fn a_busy_mutex_reports_how_long_it_may_take(stage: Stage) {
     assert!(own <= there && own > ms(40_000) && own <= ms(50_000 - 502), "{own:?}");
 }
 
-/// S5.7, S5.10: by any client, once. The holder is told, and does not unlock the next holder's lock.
+/// S5.7, S5.10: by any client, once. The holder is notified, and does not unlock the next holder's lock.
 async fn any_client_unlocks_by_force(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!b.force_unlock().await.expect("asks"), "it is free");
     let mut guard = locked(&a).await;
     let lost = guard.lost();
     assert!(b.force_unlock().await.expect("asks"));
-    tokio::time::timeout(AT_ONCE, lost).await.expect("the holder is told");
+    tokio::time::timeout(AT_ONCE, lost).await.expect("the holder is notified");
     assert!(!b.force_unlock().await.expect("asks"));
     let next = locked(&b).await;
     assert!(!guard.unlock().await.expect("asks"));

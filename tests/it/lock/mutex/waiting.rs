@@ -56,7 +56,7 @@ async fn the_first_subscription_is_no_retry() {
     let before = scripts_run(&server);
     let late = with(&unconnected(&server.minimal_user()), |builder| builder.retries(1));
     let waits = tokio::spawn(async move { late.lock().await });
-    eventually_eq("it has asked twice", SOON, before + 2, async || scripts_run(&server)).await;
+    eventually_eq("it has sent two requests", SOON, before + 2, async || scripts_run(&server)).await;
     assert!(holder.unlock().await.expect("asks"));
     let (mut guard, took) = granted(waits).await;
     assert!(took < AT_ONCE, "{took:?}");

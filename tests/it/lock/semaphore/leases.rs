@@ -163,7 +163,7 @@ async fn a_holder_learns_that_its_permit_is_lost(stage: Stage) {
         lost.await;
         expired.await;
     };
-    tokio::time::timeout(LEASE + AT_ONCE, both).await.expect("it is told");
+    tokio::time::timeout(LEASE + AT_ONCE, both).await.expect("it is notified");
     assert!(!held.refresh().await.expect("asks"));
     assert!(!b.exists().await.expect("asks"), "a refresh creates nothing");
 }
@@ -205,12 +205,13 @@ async fn a_semaphore_expires_after_its_idle_time(stage: Stage) {
             _ => (unreleased, lasts) = (Some(free(&a).await), ms(3_000)),
         }
         assert!(b.exists().await.expect("asks"), "{name}");
-        eventually(format!("{name}, it is gone"), SOON, async || !b.exists().await.expect("asks")).await;
+        eventually(format!("{name}, it is removed"), SOON, async || !b.exists().await.expect("asks")).await;
         stage.took(since, lasts - ms(2));
         assert_eq!(b.capacity().await.expect("asks"), 2);
         unreleased
     };
-    let _unreleased = tokio::join!(uses("created"), uses("released"), uses("added to"), uses("forgotten"));
+    let _unreleased =
+        tokio::join!(uses("created"), uses("released"), uses("added to"), uses("never released"));
     stage.keys(&[]);
 }
 

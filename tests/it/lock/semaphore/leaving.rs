@@ -1,4 +1,4 @@
-//! Waiters that leave: a dropped future takes neither a permit nor a place in the queue with it.
+//! Waiters that leave: a dropped future takes neither a permit nor a position in the queue with it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
                 async move { DropAt::new(n, a.acquire(Wait::Forever)).await.is_some() }
             });
             if busy && !dropped.is_finished() {
-                eventually("it waits, or has gone", SOON, async || {
+                eventually("it waits, or has left", SOON, async || {
                     dropped.is_finished() || b.waiting().await.expect("asks") == 1
                 })
                 .await;

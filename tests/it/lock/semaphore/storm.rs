@@ -96,7 +96,7 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let (grants, received) = (transcript.grants, permits().sum::<u32>() as usize);
     assert!(
         (received..=received + received / 10).contains(&grants),
-        "each of {grants} grants is heard: {received}"
+        "each of {grants} grants is received: {received}"
     );
     assert_eq!(transcript.stale, 0);
     let semaphore = semaphore(&locks, PERMITS);

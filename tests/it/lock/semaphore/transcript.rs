@@ -1,7 +1,7 @@
 //! Replays the calls that scripts made on one semaphore and checks two invariants: never more holders than permits,
 //! and no grant past the head of the queue.
 //!
-//! A client only knows when it *heard* of a permit; the order and the counts that matter are the server's.
+//! A client only knows when it *received* a permit; the order and the counts that matter are the server's.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -23,7 +23,7 @@ pub(super) struct Transcript {
     holders: HashMap<String, u64>,
     /// The token that left the queue last and has no permit yet.
     head: Option<String>,
-    /// How many places the script has passed of those that it read with `lrange` and will remove together.
+    /// How many entries the script has passed of those that it read with `lrange` and will remove together.
     read: Option<usize>,
     /// The nodes that did not hear a grant of the present script.
     dead: HashSet<String>,
@@ -98,7 +98,7 @@ impl Transcript {
         }
     }
 
-    /// The position of the token among the places that were read. Only dead waiters and holders may stand before it.
+    /// The position of the token among the entries that were read. Only dead waiters and holders may stand before it.
     fn position_of(&self, token: &str, read: usize) -> usize {
         let entries = self.queue.iter().enumerate().skip(read);
         for (at, entry) in entries {
@@ -112,7 +112,7 @@ impl Transcript {
     }
 
     fn queue(&mut self, words: &[&str]) {
-        // A place in the queue is a token of 65 characters and a lease.
+        // An entry of the queue is a token of 65 characters and a lease.
         match *words {
             ["rpush", _, entry] => self.queue.push_back(entry[..65].to_owned()),
             ["lpop", _] => {
@@ -122,7 +122,7 @@ impl Transcript {
             ["lrange", _, "0", "499"] => self.read = (!self.queue.is_empty()).then_some(0),
             ["lpop", _, count] => {
                 let (count, read) = (count.parse().expect("a number"), self.read.take());
-                assert!(read.is_some_and(|read| read <= count), "{count} places of {read:?}");
+                assert!(read.is_some_and(|read| read <= count), "{count} entries of {read:?}");
                 self.queue.drain(..count);
             }
             ["lrem", _, "1", entry] => {
@@ -135,7 +135,7 @@ impl Transcript {
     }
 }
 
-/// Calls as scripts make them; a token is a letter.
+/// Calls as scripts make them; a token is one character.
 fn calls(calls: &str) -> Vec<Vec<String>> {
     let call = |call: &str| {
         let (what, who) = call.split_once(' ').unwrap_or((call, ""));

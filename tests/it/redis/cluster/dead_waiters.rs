@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Fills the queue of the held lock with this prefix with `places` places, each of another dead node.
+/// Fills the queue of the held lock with this prefix with that many `entries`, each of another dead node.
 fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, entries: usize, ttl: Duration) {
     let master = cluster.nodes().iter().find_map(|node| {
         let keys: Vec<String> = node.run(&["KEYS", &format!("{lock}*")]);

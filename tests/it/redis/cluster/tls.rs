@@ -62,7 +62,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
     }
     let connections = async || through_tls(&cluster).iter().sum::<usize>();
     eventually_eq("to each master, and for messages", SOON, 2 * (3 + 1), connections).await;
-    // A replica that has not been heard for a while is reported as missing until it is.
+    // A replica that has sent nothing for a while is reported as missing until it is.
     eventually("all is well", SOON, async || {
         let report = examined(&guards[0]).await;
         report.findings.iter().all(|finding| finding.severity <= Severity::Note)

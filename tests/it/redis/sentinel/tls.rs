@@ -76,7 +76,7 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
     assert_eq!(guards[1].get::<u32>("k").await.expect("a store"), Some(1));
     connected_to(watch.first(), 4).await;
     let report = examined(&guards[0]).await;
-    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("checked");
     assert_eq!(of("sentinels").severity, Severity::Ok, "{report}");
     let primary = format!("127.0.0.1:{}", watch.first().tls_port().expect("it has one"));
     assert!(of("topology").found.contains(&primary), "{report}");
