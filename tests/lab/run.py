@@ -272,7 +272,7 @@ def check_ends(program):
         assert lab.post("/fault", what="pause", replica=1)[0] == 200
         assert lab.post("/redis", what="hang")[0] == 200
         count = lab.end(how)
-        assert count >= 8, f"six replicas, Redis and the keeper: {count}"
+        assert count >= 8, f"six replicas, Redis and the reaper: {count}"
         print(f"  {signal.Signals(how).name}: {count} processes ended with the lab")
 
 
