@@ -71,10 +71,10 @@ impl Asking<'_> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let mut records = lock(&self.node.records);
-        let records = records.entry(self.key).or_default().iter_mut().find(|records| records.seq == self.seq);
-        if let Some(records) = records {
+        let record = records.entry(self.key).or_default().iter_mut().find(|record| record.seq == self.seq);
+        if let Some(record) = record {
             let now = Instant::now();
-            records.over = Some(if self.is_answered { Over::Answered(now) } else { Over::Left(now) });
+            record.over = Some(if self.is_answered { Over::Answered(now) } else { Over::Left(now) });
         }
     }
 }
@@ -88,8 +88,8 @@ impl Node {
 
     /// Records a call that begins.
     pub(super) fn asks(&self, key: u8, seq: u64) -> Asking<'_> {
-        let records = CallRecord { seq, at: Instant::now(), over: None };
-        lock(&self.records).entry(key).or_default().push(records);
+        let record = CallRecord { seq, at: Instant::now(), over: None };
+        lock(&self.records).entry(key).or_default().push(record);
         Asking { node: self, key, seq, is_answered: false }
     }
 
@@ -99,18 +99,18 @@ impl Node {
     pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
         let records = lock(&self.records);
         let of_key = records.get(&key)?;
-        let is_there = |records: &&CallRecord| match records.over {
+        let is_there = |record: &&CallRecord| match record.over {
             None => true,
             Some(Over::Answered(at)) => at.elapsed() <= soon,
-            Some(Over::Left(_)) => records.at.elapsed() <= lasts,
+            Some(Over::Left(_)) => record.at.elapsed() <= lasts,
         };
         // If there is none, the load is a delayed background load.
         let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
-        let waits = of_key.iter().filter(|records| match records.over {
+        let waits = of_key.iter().filter(|record| match record.over {
             None => true,
             Some(Over::Answered(at) | Over::Left(at)) => at.elapsed() <= soon,
         });
-        Some(Window { from, waited: waits.map(|records| records.at.elapsed()).max().unwrap_or_default() })
+        Some(Window { from, waited: waits.map(|record| record.at.elapsed()).max().unwrap_or_default() })
     }
 
     pub(super) fn stop(&self) {
