@@ -311,7 +311,7 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
     assert_eq!(fresh(&guard).await, Some(3));
 }
 
-/// Regression: an empty value that was stored directly was stored for `fresh_for` instead of `negative_for`.
+/// Regression: an empty value that was stored directly lasted for `fresh_for` instead of `negative_for`.
 #[tokio::test(start_paused = true)]
 async fn an_inserted_negative_value_is_stored_for_negative_for() {
     for codec in [Codec::MessagePack, Codec::Json] {

@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(120);
 
 /// The provider of credentials by this issuer.
-pub(crate) fn by(issuer: &str) -> impl Fn() -> Answer + Send + Sync + 'static {
+pub(crate) fn by(issuer: &str) -> impl Fn() -> CredentialsFuture + Send + Sync + 'static {
     let issuer: Arc<str> = issuer.into();
     move || {
         let issuer = Arc::clone(&issuer);
@@ -30,7 +30,7 @@ pub(crate) fn by(issuer: &str) -> impl Fn() -> Answer + Send + Sync + 'static {
     }
 }
 
-type Answer = BoxFuture<'static, std::io::Result<Credentials>>;
+type CredentialsFuture = BoxFuture<'static, std::io::Result<Credentials>>;
 
 fn of(backend: Backend, lease: Duration) -> StampedeGuard {
     StampedeGuard::builder(backend).policy(lease_of(lease)).build().expect("valid")

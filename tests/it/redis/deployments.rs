@@ -51,8 +51,8 @@ impl Busy {
 
     async fn gives_answers(self) {
         self.gate.open();
-        for calls in join_all(self.calls).await {
-            assert!(calls.expect("joined"));
+        for call in join_all(self.calls).await {
+            assert!(call.expect("joined"));
         }
     }
 }

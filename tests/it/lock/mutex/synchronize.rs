@@ -9,7 +9,7 @@ use crate::support::gate::Gate;
 use crate::support::probe::DropAt;
 
 /// S0.5, S1.18, S1.19: the flaws of returning the unlock's result instead of the value, and of a lock that stays when
-/// the work fails. The work receives one attempt, and its value is returned.
+/// the work fails. The work receives the number of attempts, one, and its value is returned.
 #[tokio::test]
 async fn the_value_is_returned_and_the_mutex_unlocked() {
     let server = RedisServer::start();
