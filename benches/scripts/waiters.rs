@@ -36,13 +36,13 @@ fn killed(table: &mut Table, freed: bool) {
     let mut guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
     let waiters = wait(&stage, &mutex);
     let what = if freed { ", the mutex freed meanwhile" } else { "" };
-    let waiters = Waiters::begin(&stage);
+    let round = Round::begin(&stage);
     stage.run::<()>(redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("pubsub"));
     if freed {
         stage.runtime.block_on(guard.unlock()).expect("an answer");
     }
     stage.runtime.block_on(quiet(&stage));
-    waiters.end(&stage, table, &format!("CLIENT KILL TYPE pubsub, {WAITERS} waiters{what}"));
+    round.end(&stage, table, &format!("CLIENT KILL TYPE pubsub, {WAITERS} waiters{what}"));
     assert_eq!(length(&stage) + usize::from(freed), WAITERS, "each has a position, and one the mutex");
     for waiter in waiters {
         waiter.abort();
@@ -55,7 +55,7 @@ fn timed_out(table: &mut Table) {
     let mutex = mutex(&stage, Duration::from_secs(20));
     let guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
     let waiters = wait(&stage, &mutex);
-    let waiters = Waiters::begin(&stage);
+    let round = Round::begin(&stage);
     stage.runtime.block_on(async {
         for waiter in waiters {
             assert!(waiter.await.expect("joined").is_err(), "it is held");
@@ -66,7 +66,7 @@ fn timed_out(table: &mut Table) {
             sleep(Duration::from_millis(20)).await;
         }
     });
-    waiters.end(&stage, table, &format!("{WAITERS} time-outs at once"));
+    round.end(&stage, table, &format!("{WAITERS} time-outs at once"));
     stage.runtime.block_on(async { drop(guard) });
 }
 
@@ -125,13 +125,13 @@ fn scripts(stage: &Stage) -> (u64, f64) {
 }
 
 /// PINGs from a separate thread, and the cost of scripts meanwhile.
-struct Waiters {
+struct Round {
     ends: Arc<AtomicBool>,
     worst: thread::JoinHandle<f64>,
     ping: f64,
 }
 
-impl Waiters {
+impl Round {
     fn begin(stage: &Stage) -> Self {
         let ping = stage.ping();
         stage.run::<()>(redis::cmd("CONFIG").arg("RESETSTAT"));

@@ -30,7 +30,7 @@ impl World {
         asking.into_iter().for_each(|asking| asking.answered());
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} all keys answered {answers:?} after {took:?}"));
-        for ((key, answer), start_seqs) in keys.into_iter().zip(answers).zip(start_seqs) {
+        for ((key, answer), start_seq) in keys.into_iter().zip(answers).zip(start_seqs) {
             match answer {
                 Ok(Some(value)) => self.check_answer(id, key, start_seq, began, value),
                 Ok(None) => {

@@ -108,12 +108,12 @@ async fn a_hyper_client_is_memoized_by_the_same_layer() {
     let hyper_client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
         .build_http::<Empty<Bytes>>();
     let client = ServiceBuilder::new().layer(guard.clone()).service(hyper_client);
-    let mut calls = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..50 {
         let request = Request::get(format!("http://{addr}/7")).body(Empty::new()).unwrap();
-        calls.push(tokio::spawn(client.clone().oneshot(request)));
+        responses.push(tokio::spawn(client.clone().oneshot(request)));
     }
-    for one in calls {
+    for one in responses {
         let body = one.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, "report 7, call 1");
     }
