@@ -343,14 +343,14 @@ impl Oracle {
             let (claimed, replaced) = match before.map(as_before) {
                 Some(as_before) => as_before,
                 // A leased load may replace another load, too.
-                None if lease.is_some() => (loads.claimed(node, key, 0).or(Some(false)), false),
+                None if lease.is_some() => (loads.claim(node, key, 0).or(Some(false)), false),
                 // The load's flight may be one that later callers do not join, or may have replaced another one: that is not to be seen.
                 None if !loads.is_joinable(node, key, came) => {
-                    loads.claimed(node, key, lanes);
+                    loads.claim(node, key, lanes);
                     (Some(false), false)
                 }
                 None if does == Does::LoadMany && loads.was_overtaken(node, key, came) => (Some(false), true),
-                None => (loads.claimed(node, key, lanes), false),
+                None => (loads.claim(node, key, lanes), false),
             };
             let mut bound = None;
             if let Some(lease) = &lease {

@@ -178,7 +178,7 @@ pub(super) fn evaluate(evidence: &Evidence<'_>) -> Verdict {
 }
 
 fn answered(evidence: &Evidence<'_>, logs: &Logs) -> Row {
-    let answers: HashSet<_> = logs.call.iter().map(|call| (call.process, call.key, call.at)).collect();
+    let answers: HashSet<_> = logs.calls.iter().map(|call| (call.process, call.key, call.at)).collect();
     let mut row = Row { promise: "every request is answered".into(), ..Row::default() };
     for &(process, key, at) in logs.begun.keys() {
         if evidence.incarnations[process].killed {
@@ -197,7 +197,7 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const BOUND: Duration = Duration::from_millis(5_000 + 500 + 200 + 5_000);
     let mut row = Row { promise: format!("within {BOUND:?}"), ..Row::default() };
     let mut times = Vec::new();
-    for call in &logs.call {
+    for call in &logs.calls {
         let took = call.answered - call.at;
         let took = took - evidence.stopped(call.process, call.at, call.answered).min(took);
         times.push(took);
@@ -217,9 +217,9 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
 
 /// The origin never fails. A load may fail only if its process was stopped past `load_timeout`.
 fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
-    let mut row = Row { promise: "without a failure".into(), checked: logs.call.len(), ..Row::default() };
+    let mut row = Row { promise: "without a failure".into(), checked: logs.calls.len(), ..Row::default() };
     let mut excused = 0;
-    for call in logs.call.iter().filter(|call| call.version.is_none()) {
+    for call in logs.calls.iter().filter(|call| call.version.is_none()) {
         let long_stop = evidence.events.iter().any(|event| {
             event.what == "SIGSTOP of a process"
                 && event.until - event.from > ns(Duration::from_millis(500))
@@ -243,7 +243,7 @@ fn own_invalidations(logs: &Logs) -> Row {
     for change in logs.changed.iter().filter(|change| change.confirmed) {
         changes.entry((change.process, change.key)).or_default().push(change);
     }
-    for call in &logs.call {
+    for call in &logs.calls {
         let (Some(version), Some(changes)) = (call.version, changes.get(&(call.process, call.key))) else {
             continue;
         };
@@ -267,7 +267,7 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         changes.entry(change.key).or_default().push(change);
     }
     let mut within = 0;
-    for call in &logs.call {
+    for call in &logs.calls {
         let (Some(version), Some(changes)) = (call.version, changes.get(&call.key)) else { continue };
         let is_known = |change: &&&Changed| {
             let illness = evidence.about(call.process);
@@ -299,7 +299,7 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         changes.entry(change.key).or_default().push(change);
     }
     let mut joined = 0;
-    for call in &logs.call {
+    for call in &logs.calls {
         let (Some(version), Some(changes)) = (call.version, changes.get(&call.key)) else { continue };
         let before = changes.iter().filter(|change| change.confirmed_at <= call.at);
         let Some(newest) = before.max_by_key(|change| change.version) else { continue };
