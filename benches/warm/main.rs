@@ -41,7 +41,9 @@ fn main() {
 
 const GROUPS: &[Group] = &[
     ("deploys", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(deploys(table))),
-    ("crowds", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(many_keys::rows(table))),
+    ("crowds", |table| {
+        tokio::runtime::Runtime::new().expect("a runtime").block_on(many_keys::measure(table))
+    }),
 ];
 
 const METHOD: &str = "\

@@ -53,7 +53,7 @@ struct Round {
     lost_hits: u64,
 }
 
-pub(crate) async fn rows(table: &mut Table) {
+pub(crate) async fn measure(table: &mut Table) {
     let all = [
         ("by plain GETs", Asks::PlainGets),
         ("by one call for many keys each", Asks::OneCall),
