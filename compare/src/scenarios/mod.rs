@@ -57,7 +57,9 @@ pub(crate) fn run() -> ExitCode {
     let mut failed = false;
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| is_selected("SCENARIO", name)) {
         let mut results = Results::open(name);
-        for participant in ALL.iter().filter(|each| each.name != "redis-get" && is_selected("ONLY", each.name)) {
+        for participant in
+            ALL.iter().filter(|each| each.name != "redis-get" && is_selected("ONLY", each.name))
+        {
             let (started, load) = (Instant::now(), load());
             let (version, cell) = scenario(participant).unwrap_or_else(|error| {
                 failed = true;
