@@ -77,7 +77,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 println!("{error}");
             }
         } else {
-            asked_to_end().await;
+            shutdown_signal().await;
         }
         let _ = stopping.send(());
     };
@@ -109,7 +109,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM.
-async fn asked_to_end() {
+async fn shutdown_signal() {
     let interrupted = async {
         if tokio::signal::ctrl_c().await.is_err() {
             // Without a signal handler there is no graceful shutdown; continue to serve.
@@ -129,8 +129,8 @@ async fn asked_to_end() {
 
 /// A time in milliseconds from the environment.
 fn millis(name: &str, otherwise: u64) -> Duration {
-    let given = std::env::var(name).ok().and_then(|given| given.parse().ok());
-    Duration::from_millis(given.unwrap_or(otherwise))
+    let configured = std::env::var(name).ok().and_then(|text| text.parse().ok());
+    Duration::from_millis(configured.unwrap_or(otherwise))
 }
 
 /// The backend that the environment names.

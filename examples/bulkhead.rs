@@ -42,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .max_concurrent_loads(CAP)
         .permit_timeout(Duration::from_secs(10), OnOverload::Shed)
         .build()?;
-    println!("{KEYS} cold keys, asked for by three replicas at once; the database takes 100 ms a query\n");
+    println!("{KEYS} cold keys, requested by three replicas at once; the database takes 100 ms a query\n");
     for (name, policy) in [("without a cap", plain), ("max_concurrent_loads(4)", capped)] {
         let database = Arc::new(Database::default());
         let started = Instant::now();

@@ -31,7 +31,7 @@ fn read(counter: &Path) -> std::io::Result<usize> {
     std::fs::read_to_string(counter)?.trim().parse().map_err(std::io::Error::other)
 }
 
-/// Overwrites the same number of bytes in place, so that a reader never finds a partly written file.
+/// Overwrites the same number of bytes of the file, so that a reader never finds a partly written file.
 fn write(counter: &Path, count: usize) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(counter)?;
     file.write_all(format!("{count:8}").as_bytes())
@@ -123,9 +123,9 @@ async fn run() -> Outcome<()> {
     let expected = WORKERS * ROUNDS;
     for (safely, how) in [(false, "as they come"), (true, "under a mutex")] {
         let started = std::time::Instant::now();
-        let counted = count(url.as_deref(), safely).await?;
-        let (lost, took) = (expected - counted, started.elapsed());
-        println!("  {how}: {counted} of {expected}, {lost} increments lost, in {took:.1?}");
+        let total = count(url.as_deref(), safely).await?;
+        let (lost, took) = (expected - total, started.elapsed());
+        println!("  {how}: {total} of {expected}, {lost} increments lost, in {took:.1?}");
     }
     Ok(())
 }

@@ -156,12 +156,12 @@ async fn wave(
 
 /// Counts the commands of the replicas (without those that scripts call), if the user may use MONITOR.
 struct Commands {
-    counted: Option<(Arc<AtomicUsize>, JoinHandle<()>)>,
+    monitor: Option<(Arc<AtomicUsize>, JoinHandle<()>)>,
 }
 
 impl Commands {
     async fn count(client: &redis::Client, namespace: &str) -> Self {
-        let Ok(monitor) = client.get_async_monitor().await else { return Self { counted: None } };
+        let Ok(monitor) = client.get_async_monitor().await else { return Self { monitor: None } };
         let (seen, namespace) = (Arc::new(AtomicUsize::new(0)), namespace.to_owned());
         let counting = seen.clone();
         let task = tokio::spawn(async move {
@@ -172,11 +172,11 @@ impl Commands {
                 }
             }
         });
-        Self { counted: Some((seen, task)) }
+        Self { monitor: Some((seen, task)) }
     }
 
     async fn finish(self) -> String {
-        let Some((seen, task)) = self.counted else { return "MONITOR refused".to_owned() };
+        let Some((seen, task)) = self.monitor else { return "MONITOR refused".to_owned() };
         // The last lines may still be on their way.
         tokio::time::sleep(Duration::from_millis(100)).await;
         task.abort();

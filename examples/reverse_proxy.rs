@@ -82,7 +82,7 @@ async fn bad_gateway(error: Unreachable) -> (StatusCode, &'static str) {
 
 /// The policy of a reverse proxy.
 fn policy() -> Result<Policy, Box<dyn Error>> {
-    // A proxy in front of a third party's service must follow the letter of RFC 9111.
+    // A proxy in front of a third party's service must follow RFC 9111 strictly.
     let mut policy = Policy::builder().http(HttpPolicy::strict());
     if let Some(budget) = millis("BUDGET_MS")? {
         policy = policy.coordination_budget(budget);
@@ -135,12 +135,12 @@ impl Origin {
         let Ok(uri) = self.at_origin(request.uri()) else {
             return Ok(StatusCode::BAD_REQUEST.into_response());
         };
-        let asked = std::mem::replace(request.uri_mut(), uri);
+        let original = std::mem::replace(request.uri_mut(), uri);
         let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
 
         let headers = request.headers_mut();
         // The authority of HTTP/2, and of HTTP/1 in absolute form, overrides `Host` (RFC 9112, 3.2.2).
-        if let Some(host) = asked.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
+        if let Some(host) = original.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
             headers.insert(header::HOST, host);
         }
         remove_hop_by_hop(headers);
@@ -152,8 +152,8 @@ impl Origin {
     }
 
     /// The same path and query, byte for byte, on the origin.
-    fn at_origin(&self, asked: &Uri) -> Result<Uri, axum::http::Error> {
-        let path = asked.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    fn at_origin(&self, original: &Uri) -> Result<Uri, axum::http::Error> {
+        let path = original.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         Uri::builder().scheme(Scheme::HTTP).authority(self.authority.clone()).path_and_query(path).build()
     }
 }

@@ -40,12 +40,12 @@ async fn minute(seed: u64, fault: Option<(Fault, f64)>) -> Result<Minute, stampe
             callers.spawn(async move {
                 let mut minute = Minute::default();
                 while began.elapsed() < MINUTE {
-                    let (origin, asked) = (origin.clone(), Instant::now());
+                    let (origin, began) = (origin.clone(), Instant::now());
                     match guard.get_or_load("key", move || async move { origin.load("key").await }).await {
                         Ok(_) => minute.answers += 1,
                         Err(_) => minute.errors += 1,
                     }
-                    minute.slowest = minute.slowest.max(asked.elapsed());
+                    minute.slowest = minute.slowest.max(began.elapsed());
                     sleep(Duration::from_millis(100)).await;
                 }
                 minute

@@ -140,11 +140,11 @@ async fn outages(table: &mut Table, outage: Outage) {
     }
 
     let name = outage.name();
-    let (asked, answered) = (before.len() + after.len(), before.iter().chain(&after).flatten().count());
+    let (sent, answered) = (before.len() + after.len(), before.iter().chain(&after).flatten().count());
     table.add(Row {
-        what: format!("Redis {name}: requests answered, of {asked}"),
+        what: format!("Redis {name}: requests answered, of {sent}"),
         unit: Unit::Count,
-        must: Limit::Exactly(asked as f64),
+        must: Limit::Exactly(sent as f64),
         aim: Limit::None,
         measured: answered as f64,
         detail: String::new(),
@@ -174,9 +174,9 @@ async fn outages(table: &mut Table, outage: Outage) {
 
 /// The duration of a request; `None` if it failed.
 async fn request(guard: &StampedeGuard, key: String) -> Option<Duration> {
-    let asked = Instant::now();
+    let began = Instant::now();
     let answer = guard.get_or_load(key, || async { Ok::<_, String>(7) }).await;
-    answer.ok().map(|_| asked.elapsed())
+    answer.ok().map(|_| began.elapsed())
 }
 
 /// The time until a loaded value is found in the store.

@@ -9,7 +9,7 @@ use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
 
 /// Four processes with ten callers, and a loader that fails after 200 ms. If each waiter tries in turn, as is usual, there
-/// are 40 loads, and the last caller is told after 8.1 s.
+/// are 40 loads, and the last caller receives its failure after 8.1 s.
 pub(crate) fn failing(table: &mut Table) {
     const WAVES: usize = 5;
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -49,7 +49,7 @@ pub(crate) fn failing(table: &mut Table) {
 }
 
 /// Three processes with ten callers and a lease of 1 s; the leader is killed at different moments between two
-/// renewals. Another process loads, and the time of that load is not counted.
+/// renewals. Another process loads, and the time of that load does not count.
 pub(crate) fn killed(table: &mut Table) {
     const KILL_AFTER_MS: [u64; 5] = [50, 150, 250, 350, 450];
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");

@@ -18,7 +18,7 @@ pub(crate) fn measure(bench: &str, method: &str, groups: &[Group]) {
     println!("{processors} processors, load before: {}\n", load());
     let mut table = Table::default();
     for (name, rows) in groups {
-        if names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str())) {
+        if names.is_empty() || names.iter().any(|requested| name.contains(requested.as_str())) {
             rows(&mut table);
         }
     }

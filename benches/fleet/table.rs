@@ -37,7 +37,7 @@ pub(crate) struct Row {
     pub(crate) must: Limit,
     pub(crate) aim: Limit,
     pub(crate) measured: f64,
-    /// Spread, control, and other numbers that a reader needs to judge the result.
+    /// Spread, control, and other numbers that a reader needs to interpret the result.
     pub(crate) detail: String,
 }
 

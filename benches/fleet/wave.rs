@@ -2,7 +2,7 @@
 //!
 //! Each shape has a separate server. The first wave's count includes connecting and the scripts that the server does not
 //! know yet. The following waves are the steady state of a service that called `connect()`; three of
-//! them are counted, five timed (without a MONITOR on the server). The load takes 300 ms.
+//! them are monitored, five timed (without a MONITOR on the server). The load takes 300 ms.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 
 const LEASE: Duration = Duration::from_secs(4);
 const LOAD: Duration = Duration::from_millis(300);
-const COUNTED: usize = 3;
+const MONITORED: usize = 3;
 const TIMED: usize = 5;
 
 struct Shape {
@@ -54,11 +54,11 @@ async fn measure(table: &mut Table, shape: &Shape) {
 
     wave("first".to_owned()).await;
     let first = monitor.finish();
-    let mut counted: Vec<Commands> = Vec::new();
-    for round in 0..COUNTED {
+    let mut monitored: Vec<Commands> = Vec::new();
+    for round in 0..MONITORED {
         let monitor = Monitor::start(&server);
-        wave(format!("counted-{round}")).await;
-        counted.push(monitor.finish());
+        wave(format!("monitored-{round}")).await;
+        monitored.push(monitor.finish());
     }
     for round in 0..TIMED {
         waits.push(wave(format!("timed-{round}")).await);
@@ -72,10 +72,10 @@ async fn measure(table: &mut Table, shape: &Shape) {
         must: Limit::Exactly(1.0),
         aim: Limit::Exactly(1.0),
         measured: loads.max,
-        detail: format!("most of {} waves", 1 + COUNTED + TIMED),
+        detail: format!("most of {} waves", 1 + MONITORED + TIMED),
     });
     if let Some((must, aim, known)) = shape.commands {
-        table.add(commands(&name, must, aim, known, &first, &counted));
+        table.add(commands(&name, must, aim, known, &first, &monitored));
     }
     if shape.timed {
         let waits = Spread::of(&waits);
@@ -90,11 +90,11 @@ async fn measure(table: &mut Table, shape: &Shape) {
     }
 }
 
-fn commands(name: &str, must: f64, aim: f64, known: &str, first: &Commands, counted: &[Commands]) -> Row {
-    let all: Vec<_> = counted.iter().map(|commands| commands.total as f64).collect();
-    let steady: Vec<_> = counted.iter().map(|commands| work(commands).total as f64).collect();
+fn commands(name: &str, must: f64, aim: f64, known: &str, first: &Commands, monitored: &[Commands]) -> Row {
+    let all: Vec<_> = monitored.iter().map(|commands| commands.total as f64).collect();
+    let steady: Vec<_> = monitored.iter().map(|commands| work(commands).total as f64).collect();
     let (all, steady) = (Spread::of(&all), Spread::of(&steady));
-    let kinds = work(&counted[0]).by_name;
+    let kinds = work(&monitored[0]).by_name;
     let kinds: Vec<_> = kinds.iter().map(|(name, count)| format!("{count} {name}")).collect();
     Row {
         what: format!("Redis commands of clients per cold key, {name} (best known {known})"),

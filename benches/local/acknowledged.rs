@@ -7,7 +7,7 @@
 //!
 //! All moments are those of CLOCK_MONOTONIC, which the processes share. A reader reads it *before* its call and the invalidating process
 //! *after* its own, so a call that began later by the clock began after the acknowledgement. Each process keeps for each version the
-//! latest beginning of a call that was given it; with the versions' acknowledgements in order, that finds an older value if there was
+//! latest beginning of a call that received it; with the versions' acknowledgements in order, that finds an older value if there was
 //! one at all.
 
 use std::collections::HashMap;
@@ -81,7 +81,7 @@ async fn measure(most: usize) -> Row {
         acknowledged.into_iter().flatten().collect::<Acknowledged>()
     };
     let (acknowledged, absences) = tokio::join!(writers, trouble(&stage));
-    // Each process gives one more answer for each key, and then tells what it has seen.
+    // Each process gives one more answer for each key, and then reports what it has seen.
     sleep(Duration::from_secs(1)).await;
     for member in stage.fleet.members() {
         member.send("end");
@@ -117,7 +117,7 @@ fn row(seen: &[Seen], acknowledged: &Acknowledged, absences: usize) -> Row {
     }
 }
 
-/// Key, version, and by how many milliseconds the call began too late for it, for each version that was given too late.
+/// Key, version, and by how many milliseconds the call began too late for it, for each version that was returned too late.
 fn older(seen: &Seen, acknowledged: &Acknowledged) -> Vec<(usize, u64, f64)> {
     let late = seen.latest.iter().filter_map(|&(key, version, began)| {
         let next = acknowledged.get(&key)?.iter().find(|(acknowledged, _)| *acknowledged > version)?;

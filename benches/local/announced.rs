@@ -1,7 +1,7 @@
 //! An invalidation while all processes are well: its time against the same fan-out and answers between bare connections.
 //!
 //! The control removes the key and publishes to each process in one script, and waits until each process has published its answer.
-//! Before each measurement, of either side, all processes are asked for the key, so all are equally awake and all hold it.
+//! Before each measurement, of either side, all processes read the key, so all are equally awake and all hold it.
 
 use std::time::{Duration, Instant};
 
@@ -104,9 +104,9 @@ impl Control {
         self.number += 1;
         let number = self.number.to_string();
         let began = Instant::now();
-        let told = self.evalsha(&number, self.channels.clone()).await;
-        assert_eq!(told, self.channels.len());
-        for _ in 0..told {
+        let receivers = self.evalsha(&number, self.channels.clone()).await;
+        assert_eq!(receivers, self.channels.len());
+        for _ in 0..receivers {
             let answer = tokio::time::timeout(Duration::from_secs(10), self.answers.next()).await;
             let answer = answer.expect("in time").expect("a message");
             assert_eq!(answer.get_payload_bytes(), number.as_bytes());

@@ -77,7 +77,7 @@ impl<V: Send + Sync + 'static> Map<V> for Foyer<V> {
     }
 }
 
-/// foyer with the policy that keeps what is asked for often, as the other two do.
+/// foyer with the policy that keeps what is requested often, as the other two do.
 #[derive(Debug)]
 pub(crate) struct TinyLfu<V: Send + Sync + 'static>(Foyer<V>);
 

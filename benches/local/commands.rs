@@ -1,6 +1,6 @@
 //! The commands that the local tier costs while nothing changes, and those of an invalidation where no process has a local tier.
 //!
-//! Counted are the commands that clients send, as MONITOR shows them, without PING and TIME; not the calls inside scripts.
+//! These are the commands that clients send, as MONITOR shows them, without PING and TIME; not the calls inside scripts.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::support::monitor::{Commands, Monitor};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Table, Unit};
 
-/// For how long commands are counted: many renewals long.
-const COUNTED: Duration = Duration::from_secs(20);
+/// For how long commands are recorded: many renewals long.
+const MONITORED: Duration = Duration::from_secs(20);
 /// After fifteen terms without a caller the tier gives its right back.
 const RESTS: Duration = Duration::from_secs(36);
 /// Connecting, the first renewals and the scripts are over by then.
@@ -27,10 +27,10 @@ pub(crate) fn rows(table: &mut Table) {
     runtime.block_on(async {
         // At once, each on a server of its own: the control is a process without a tier and without callers.
         let (active, idle, rested, control) = tokio::join!(
-            counted(true, true, SETTLES),
-            counted(true, false, SETTLES),
-            counted(true, false, RESTS),
-            counted(false, false, RESTS)
+            monitored(true, true, SETTLES),
+            monitored(true, false, SETTLES),
+            monitored(true, false, RESTS),
+            monitored(false, false, RESTS)
         );
         let what = "commands per second that the tier adds, a caller each 100 ms that hits";
         table.add(added(what, &active, &control));
@@ -42,14 +42,14 @@ pub(crate) fn rows(table: &mut Table) {
 }
 
 fn added(what: &str, with: &Commands, without: &Commands) -> Row {
-    let per_second = |commands: &Commands| commands.total as f64 / COUNTED.as_secs_f64();
+    let per_second = |commands: &Commands| commands.total as f64 / MONITORED.as_secs_f64();
     Row {
         what: what.into(),
         unit: Unit::Ratio,
         must: Limit::AtMost(1.6),
         aim: Limit::AtMost(1.0),
         measured: per_second(with) - per_second(without),
-        detail: format!("{} in {} s; without the tier {}", list(with), COUNTED.as_secs(), list(without)),
+        detail: format!("{} in {} s; without the tier {}", list(with), MONITORED.as_secs(), list(without)),
     }
 }
 
@@ -59,7 +59,7 @@ fn list(commands: &Commands) -> String {
 }
 
 /// The commands of one process, with or without a tier.
-async fn counted(tier: bool, is_active: bool, settles: Duration) -> Commands {
+async fn monitored(tier: bool, is_active: bool, settles: Duration) -> Commands {
     let server = RedisServer::start();
     let policy = patient().local_for(if tier { Duration::MAX } else { Duration::ZERO });
     let guard = guard(&server, policy.build().expect("valid")).await;
@@ -67,7 +67,7 @@ async fn counted(tier: bool, is_active: bool, settles: Duration) -> Commands {
     let caller = is_active.then(|| calls(guard.clone()));
     sleep(settles).await;
     let (monitor, before) = (Monitor::start(&server), guard.stats());
-    sleep(COUNTED).await;
+    sleep(MONITORED).await;
     let commands = monitor.finish().without(["ping", "time"]);
     let after = guard.stats();
     if let Some(caller) = caller {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use stampede_guard::{MemoryStore, StampedeGuard};
 
 use crate::caches::{Foyer, Map as _, Moka, Quick};
-use crate::readers::{crowd_of, mapped};
+use crate::readers::{concurrent_of, mapped};
 use crate::table::{Limit, Row, Table, Unit};
-use crate::turns::{Times, crowd, in_turn, lets_others_run, lone, one_thread, two_threads};
-use crate::values::{User, kept, key, keys, until_kept};
+use crate::turns::{Times, concurrent, in_turn, lets_others_run, lone, one_thread, two_threads};
+use crate::values::{User, key, keys, lasting, until_copied};
 
 const READERS: u32 = 64;
 const KEYS: u32 = 1_000;
@@ -22,7 +22,7 @@ const MOKA: usize = 2;
 const FOYER: usize = 3;
 
 /// 64 readers of 1,000 keys on two threads.
-pub(crate) fn crowded(table: &mut Table) {
+pub(crate) fn concurrent_hits(table: &mut Table) {
     let times = readers_of(KEYS);
     let ratio = times.throughput(GUARD, QUICK);
     table.add(Row {
@@ -78,7 +78,7 @@ fn readers_of(number: u32) -> Times {
     let runtime = two_threads();
     let guard = runtime.block_on(filled(number));
     let texts = keys(number);
-    let guarded = crowd(&runtime, READERS, move |reader, calls| {
+    let guarded = concurrent(&runtime, READERS, move |reader, calls| {
         let (guard, texts) = (guard.clone(), Arc::clone(&texts));
         async move {
             for call in 0..calls {
@@ -91,9 +91,9 @@ fn readers_of(number: u32) -> Times {
     let foyer = mapped::<Foyer<User>>(number);
     in_turn(vec![
         guarded,
-        crowd_of(&runtime, READERS, &quick, number),
-        crowd_of(&runtime, READERS, &moka, number),
-        crowd_of(&runtime, READERS, &foyer, number),
+        concurrent_of(&runtime, READERS, &quick, number),
+        concurrent_of(&runtime, READERS, &moka, number),
+        concurrent_of(&runtime, READERS, &foyer, number),
     ])
 }
 
@@ -110,9 +110,9 @@ fn nanos(times: &Times) -> String {
 
 /// A guard that has the values of these keys in memory.
 async fn filled(number: u32) -> StampedeGuard {
-    let policy = kept().build().expect("valid");
+    let policy = lasting().build().expect("valid");
     let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid");
-    until_kept(&guard, &keys(number)).await;
+    until_copied(&guard, &keys(number)).await;
     guard
 }
 

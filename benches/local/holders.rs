@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::{PolicyBuilder, StampedeGuard};
 
 use crate::support::processes::{Child, Fleet, Role};
-use crate::values::kept;
+use crate::values::lasting;
 
 pub(crate) const ROLE: Role = ("holds", holds);
 
@@ -29,9 +29,9 @@ struct Config {
     bare: bool,
 }
 
-/// Time-outs long enough for two dozen processes on two processors, and everything kept.
+/// Time-outs long enough for two dozen processes on two processors, and everything stored.
 pub(crate) fn patient() -> PolicyBuilder {
-    kept()
+    lasting()
         .coordination_budget(Duration::from_secs(4))
         .command_timeout(Duration::from_secs(1))
         .lease(Duration::from_secs(4))

@@ -14,8 +14,8 @@ use tower::{Layer as _, Service, service_fn};
 
 use crate::responses::{HEADERS_OF_A_HIT, body, headers, owned, request, response};
 use crate::table::{Limit, Row, Table, Unit};
-use crate::turns::{Side, crowd, in_turn, lets_others_run, lone, one_thread, two_threads};
-use crate::values::kept;
+use crate::turns::{Side, concurrent, in_turn, lets_others_run, lone, one_thread, two_threads};
+use crate::values::lasting;
 
 const CALLERS: u32 = 64;
 const URIS: usize = 1_000;
@@ -45,7 +45,7 @@ pub(crate) fn rows(table: &mut Table) {
         guarded
     };
 
-    let crowds = in_turn(vec![
+    let many = in_turn(vec![
         callers(&threads, guarded(&threads), HEADERS_OF_A_HIT),
         callers(&threads, fixed.clone(), HEADERS_OF_A_HIT - 2),
         callers(&threads, owned.clone(), HEADERS_OF_A_HIT - 2),
@@ -56,14 +56,14 @@ pub(crate) fn rows(table: &mut Table) {
         caller(&thread, owned, HEADERS_OF_A_HIT - 2),
     ]);
     let what = "local hit: through the layer, 8 headers, 1 KiB / a service that clones a ready response";
-    for (crowd, times) in [("64 callers, 2 threads", &crowds), ("a caller alone", &alone)] {
+    for (callers, times) in [("64 callers, 2 threads", &many), ("a caller alone", &alone)] {
         let (ratio, from_owned) = (times.throughput(GUARD, CONTROL), times.throughput(GUARD, OWNED));
-        let (must, aim) = match crowd {
+        let (must, aim) = match callers {
             "a caller alone" => (Limit::None, Limit::None),
             _ => (Limit::AtLeast(0.5), Limit::AtLeast(0.8)),
         };
         table.add(Row {
-            what: format!("{what}, {crowd}"),
+            what: format!("{what}, {callers}"),
             unit: Unit::Ratio,
             must,
             aim,
@@ -80,7 +80,7 @@ pub(crate) fn rows(table: &mut Table) {
 }
 
 fn guard() -> StampedeGuard {
-    let policy = kept().build().expect("valid");
+    let policy = lasting().build().expect("valid");
     StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
 }
 
@@ -117,7 +117,7 @@ where
     B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin + Send + 'static,
 {
     let uris = uris();
-    crowd(runtime, CALLERS, move |caller, calls| {
+    concurrent(runtime, CALLERS, move |caller, calls| {
         let (mut service, uris) = (service.clone(), Arc::clone(&uris));
         async move {
             for call in 0..calls {

@@ -39,7 +39,7 @@ mod versioned;
 use groups::Group;
 
 const GROUPS: &[Group] = &[
-    ("hit", hits::crowded),
+    ("hit", hits::concurrent_hits),
     ("alone", hits::alone),
     ("hot", hits::hot),
     ("layer", layer::rows),

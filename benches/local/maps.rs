@@ -1,13 +1,13 @@
 //! The choice of the map under the local tier: the time of a hit by readers, and the share of hits on a trace of accesses.
 //!
-//! In the trace, values are asked for by Zipf's law with s = 0.99, 100,000 different ones, a million times; a value that is missing
-//! is inserted. The first tenth fills the cache and is not counted. All maps have the same trace and room for the same number of
+//! In the trace, values are requested by Zipf's law with s = 0.99, 100,000 different ones, a million times; a value that is missing
+//! is inserted. The first tenth fills the cache and does not count. All maps have the same trace and room for the same number of
 //! values.
 
 use std::sync::Arc;
 
 use crate::caches::{Foyer, Map, Moka, Quick, TinyLfu};
-use crate::readers::{crowd_of, mapped};
+use crate::readers::{concurrent_of, mapped};
 use crate::support::zipf::Zipf;
 use crate::table::{Limit, Row, Table, Unit};
 use crate::turns::{in_turn, two_threads};
@@ -28,9 +28,9 @@ pub(crate) fn rows(table: &mut Table) {
     let foyer = mapped::<Foyer<User>>(KEYS);
     for readers in READERS {
         let times = in_turn(vec![
-            crowd_of(&runtime, readers, &quick, KEYS),
-            crowd_of(&runtime, readers, &moka, KEYS),
-            crowd_of(&runtime, readers, &foyer, KEYS),
+            concurrent_of(&runtime, readers, &quick, KEYS),
+            concurrent_of(&runtime, readers, &moka, KEYS),
+            concurrent_of(&runtime, readers, &foyer, KEYS),
         ]);
         let of = |side: usize| {
             format!("{:.0} ns ({:.2})", times.of(side).median, times.throughput(side, 0).median)
@@ -67,7 +67,7 @@ pub(crate) fn rows(table: &mut Table) {
 /// The share of accesses after the first tenth that find their value.
 fn replay<M: Map<u32>>(room: usize, keys: &[String], trace: &[usize]) -> f64 {
     let map = M::with_capacity(room);
-    let (warm_up, counted) = trace.split_at(trace.len() / 10);
+    let (warm_up, measured) = trace.split_at(trace.len() / 10);
     let access = |value: &usize| {
         let key = &keys[*value];
         let is_hit = map.get(key).is_some();
@@ -79,7 +79,7 @@ fn replay<M: Map<u32>>(room: usize, keys: &[String], trace: &[usize]) -> f64 {
     warm_up.iter().for_each(|value| {
         access(value);
     });
-    counted.iter().filter(|value| access(value)).count() as f64 / counted.len() as f64
+    measured.iter().filter(|value| access(value)).count() as f64 / measured.len() as f64
 }
 
 /// The values of a trace.

@@ -1,4 +1,4 @@
-//! The resident memory of a process through whose tier a million keys have gone, once as bytes and once decoded.
+//! The resident memory of a process through whose tier a million keys have passed, once as bytes and once decoded.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -31,7 +31,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 const PARTS: usize = 20;
 const PART: &str = "part";
 
-/// The form in which values are asked for.
+/// The form in which values are requested.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Form {
     Bytes,
@@ -56,7 +56,7 @@ struct Resident {
     /// The largest of many looks.
     most: f64,
     /// What the guard says about its copies.
-    counted: f64,
+    charged: f64,
     copies: u64,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn rows(table: &mut Table) {
                 "{:.1} MiB; {} copies, counted as {:.1} MiB; without a tier {:.1} MiB (100,000 keys)",
                 grown(with),
                 with.copies,
-                with.counted,
+                with.charged,
                 grown(without)
             ),
         });
@@ -134,7 +134,7 @@ fn fills(mut child: Child) -> BoxFuture<'static, ()> {
         let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
         let health = guard.health().local;
         let (copies, bytes) = health.map_or((0, 0), |local| (local.copies, local.bytes));
-        child.result(&Resident { before, most, counted: bytes as f64 / MIB, copies });
+        child.result(&Resident { before, most, charged: bytes as f64 / MIB, copies });
     })
 }
 
@@ -148,7 +148,7 @@ async fn look(most: Arc<Mutex<f64>>) {
     }
 }
 
-/// Asks twice for each key: the second time makes the decoded form, if it is asked for.
+/// Asks twice for each key: the second time makes the decoded form, if that is requested.
 async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
     let next = Arc::new(AtomicUsize::new(keys.start));
     let mut callers = JoinSet::new();

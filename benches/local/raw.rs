@@ -12,8 +12,8 @@ use stampede_guard::StampedeGuard;
 
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Table, Unit};
-use crate::turns::{crowd, in_turn, lets_others_run, one_thread};
-use crate::values::{User, kept, key, keys, until_kept};
+use crate::turns::{concurrent, in_turn, lets_others_run, one_thread};
+use crate::values::{User, key, keys, lasting, until_copied};
 
 const CALLERS: u32 = 64;
 const KEYS: u32 = 1_000;
@@ -23,7 +23,7 @@ pub(crate) fn rows(table: &mut Table) {
     let (guard, connection) = runtime.block_on(prepare(&server));
     let texts = keys(KEYS);
     let before = guard.stats();
-    let local = crowd(&runtime, CALLERS, |caller, calls| {
+    let local = concurrent(&runtime, CALLERS, |caller, calls| {
         let (guard, texts) = (guard.clone(), Arc::clone(&texts));
         async move {
             for call in 0..calls {
@@ -34,7 +34,7 @@ pub(crate) fn rows(table: &mut Table) {
             }
         }
     });
-    let raw = crowd(&runtime, CALLERS, |caller, calls| {
+    let raw = concurrent(&runtime, CALLERS, |caller, calls| {
         let (connection, texts) = (connection.clone(), Arc::clone(&texts));
         async move {
             for call in 0..calls {
@@ -64,7 +64,8 @@ pub(crate) fn rows(table: &mut Table) {
 
 /// A guard that has all values in memory, and the control's connection.
 async fn prepare(server: &RedisServer) -> (StampedeGuard, MultiplexedConnection) {
-    let policy = kept().command_timeout(Duration::from_secs(1)).coordination_budget(Duration::from_secs(4));
+    let policy =
+        lasting().command_timeout(Duration::from_secs(1)).coordination_budget(Duration::from_secs(4));
     let policy = policy.lease(Duration::from_secs(4)).build().expect("valid");
     let guard = StampedeGuard::builder(server.client()).policy(policy).build().expect("valid");
     guard.connect().await.expect("connects");
@@ -72,7 +73,7 @@ async fn prepare(server: &RedisServer) -> (StampedeGuard, MultiplexedConnection)
     for (id, key) in texts.iter().enumerate() {
         guard.insert(key.as_str(), &User::new(id as u64)).await.expect("stored");
     }
-    until_kept(&guard, &texts).await;
+    until_copied(&guard, &texts).await;
     let mut connection = server.client().get_multiplexed_async_connection().await.expect("connects");
     // The encoded values, as the guard has stored them, without what it stores beside them.
     for (id, key) in texts.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 use crate::caches::Map;
-use crate::turns::{Side, crowd, lets_others_run};
+use crate::turns::{Side, concurrent, lets_others_run};
 use crate::values::{User, key, keys};
 
 /// A map with the values of these keys, and room for as many again.
@@ -20,14 +20,14 @@ pub(crate) fn mapped<M: Map<User>>(number: u32) -> M {
 }
 
 /// Readers that get values which are there.
-pub(crate) fn crowd_of<'a, M: Map<User>>(
+pub(crate) fn concurrent_of<'a, M: Map<User>>(
     runtime: &'a Runtime,
     readers: u32,
     map: &M,
     number: u32,
 ) -> Side<'a> {
     let (map, texts) = (map.clone(), keys(number));
-    crowd(runtime, readers, move |reader, calls| {
+    concurrent(runtime, readers, move |reader, calls| {
         let (map, texts) = (map.clone(), Arc::clone(&texts));
         async move {
             for call in 0..calls {

@@ -1,4 +1,4 @@
-//! The response that is kept: eight headers and 1 KiB.
+//! The stored response: eight headers and 1 KiB.
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ pub(crate) const HEADERS_OF_A_HIT: usize = 10;
 
 /// The eight headers.
 pub(crate) fn headers() -> HeaderMap {
-    // The current time: a response that claims to be old is not kept.
+    // The current time: a response that claims to be old is not stored.
     static DATE: LazyLock<HeaderValue> = LazyLock::new(|| {
         HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now())).expect("a date is printable")
     });
@@ -38,7 +38,7 @@ pub(crate) fn headers() -> HeaderMap {
     headers
 }
 
-/// The same with values that are not static, as those of a response that came from elsewhere: their clones are counted.
+/// The same with values that are not static, as those of a response that came from elsewhere: their clones count references.
 pub(crate) fn owned(headers: &HeaderMap) -> HeaderMap {
     let owned = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).expect("it is one");
     headers.iter().map(|(name, value)| (name.clone(), owned(value))).collect()

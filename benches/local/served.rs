@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
-use crate::values::kept;
+use crate::values::lasting;
 
 pub(crate) const ROLE: Role = ("serves", serves);
 
@@ -82,7 +82,7 @@ fn serves(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
         let policy =
-            kept().coordination_budget(Duration::from_secs(4)).command_timeout(Duration::from_secs(1));
+            lasting().coordination_budget(Duration::from_secs(4)).command_timeout(Duration::from_secs(1));
         let policy = policy.lease(Duration::from_secs(4)).build().expect("valid");
         let client = redis::Client::open(redis.as_str()).expect("an address");
         let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");

@@ -31,7 +31,7 @@ pub(crate) fn lone<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut(u32) -
 }
 
 /// Many readers at once. `reader` makes a number of calls as the reader with this number, and [`lets_others_run`] after each.
-pub(crate) fn crowd<'a, R, Fut>(runtime: &'a Runtime, readers: u32, reader: R) -> Side<'a>
+pub(crate) fn concurrent<'a, R, Fut>(runtime: &'a Runtime, readers: u32, reader: R) -> Side<'a>
 where
     R: Fn(u32, u32) -> Fut + 'a,
     Fut: Future<Output = ()> + Send + 'static,

@@ -28,18 +28,18 @@ pub(crate) fn keys(number: u32) -> Arc<[String]> {
     (0..number).map(|n| format!("user-{n:06}")).collect()
 }
 
-/// The key of a reader's call. Readers walk through the keys from different places.
+/// The key of a reader's call. Readers walk through the keys from different positions.
 pub(crate) fn key(keys: &[String], reader: u32, call: u32) -> &str {
     &keys[(reader as usize * 31 + call as usize) % keys.len()]
 }
 
-/// A policy under which each value is kept in memory as long as it is fresh, and no value expires while it is measured.
-pub(crate) fn kept() -> PolicyBuilder {
+/// A policy under which each value stays in memory as long as it is fresh, and no value expires while it is measured.
+pub(crate) fn lasting() -> PolicyBuilder {
     Policy::builder().fresh_for(Duration::from_secs(3_600)).local_for(Duration::MAX)
 }
 
 /// Asks for all keys until each is served from memory.
-pub(crate) async fn until_kept(guard: &StampedeGuard, keys: &[String]) {
+pub(crate) async fn until_copied(guard: &StampedeGuard, keys: &[String]) {
     for _ in 0..100 {
         let before = guard.stats().local_hits;
         for key in keys {

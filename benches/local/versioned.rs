@@ -30,10 +30,10 @@ pub(crate) struct Config {
     pub(crate) keys: usize,
 }
 
-/// What the callers of a process were given.
+/// What the callers of a process received.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// The latest beginning of a call that was given this version of this key: key, version, moment.
+    /// The latest beginning of a call that received this version of this key: key, version, moment.
     pub(crate) latest: Vec<(usize, u64, u64)>,
     pub(crate) reads: u64,
     pub(crate) local_hits: u64,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
+use crate::acquirer::{Client, Inside, Kind, Tally, Turn};
 use crate::book::Thread;
-use crate::contest::{Client, Inside, Kind, Tally, Turn};
 use crate::support::os::wall_ns;
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
@@ -23,11 +23,11 @@ fn name(kind: Kind) -> String {
 
 /// [`MOST`] clients of each kind, on one server.
 pub(crate) struct Clients {
-    place: Place,
+    runs_in: RunsIn,
     server: u32,
 }
 
-enum Place {
+enum RunsIn {
     /// Tasks on the thread of the bench.
     Tasks([Vec<Client>; Kind::ALL.len()]),
     /// Processes with one thread and a client of each kind.
@@ -59,13 +59,13 @@ impl Clients {
                 clients.push(Client::connect(kind, &server.url(), &name(kind), Thread::Shared).await);
             }
         }
-        Self { place: Place::Tasks(of_kind), server: server.pid() }
+        Self { runs_in: RunsIn::Tasks(of_kind), server: server.pid() }
     }
 
     pub(crate) async fn processes(server: &RedisServer) -> Self {
         let fleet = Fleet::spawn(MOST, "client", &server.url());
         fleet.wait_ready().await;
-        Self { place: Place::Processes(fleet), server: server.pid() }
+        Self { runs_in: RunsIn::Processes(fleet), server: server.pid() }
     }
 
     /// Lets `number` clients of one kind contend for `time`.
@@ -77,9 +77,9 @@ impl Clients {
         hold: Duration,
     ) -> Cell {
         let before = cpu(&self.server.to_string());
-        let tallies = match &mut self.place {
-            Place::Tasks(of_kind) => tasks(&mut of_kind[kind as usize], number, time, hold).await,
-            Place::Processes(fleet) => {
+        let tallies = match &mut self.runs_in {
+            RunsIn::Tasks(of_kind) => tasks(&mut of_kind[kind as usize], number, time, hold).await,
+            RunsIn::Processes(fleet) => {
                 let order = Order { kind, from_ns: wall_ns() + 30_000_000, time, hold };
                 let members = &fleet.members()[..number];
                 for member in members {

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 use stampede_guard::lock::{Locks, Mutex};
 
+use crate::acquirer::{Client, Kind};
 use crate::book::Thread;
-use crate::contest::{Client, Kind};
 use crate::support::PATIENCE;
 use crate::support::monitor::{Commands, Monitor};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit, millis};
 use crate::way::Lock as _;
 
-const COUNTED: usize = 10;
+const MONITORED: usize = 10;
 const WAITERS: usize = 500;
 
 /// All commands of one client. Each is sent after the reply to the one before, so commands are round trips. Only the SETNX
@@ -22,11 +22,11 @@ pub(crate) fn trips(table: &mut Table) {
     let (bumps, [setnx, lua, ours]) = runtime.block_on(async {
         let server = RedisServer::start();
         let bumps = bumps(&server).await;
-        let mut counted = Vec::new();
+        let mut monitored = Vec::new();
         for kind in [Kind::SetNx, Kind::Lua, Kind::Ours] {
-            counted.push(count(&server, kind).await);
+            monitored.push(count(&server, kind).await);
         }
-        (bumps, <[_; 3]>::try_from(counted).expect("three kinds"))
+        (bumps, <[_; 3]>::try_from(monitored).expect("three kinds"))
     });
     table.add(Row {
         what: "commands without contention: bump".into(),
@@ -34,7 +34,7 @@ pub(crate) fn trips(table: &mut Table) {
         must: Limit::Exactly(1.0),
         aim: Limit::None,
         measured: bumps.iter().map(|commands| commands.total).max().unwrap_or(0) as f64,
-        detail: format!("most of {COUNTED}"),
+        detail: format!("most of {MONITORED}"),
     });
     for (step, name) in ["acquire", "release"].into_iter().enumerate() {
         let most = |counts: &[[Commands; 2]]| counts.iter().map(|both| both[step].total).max().unwrap_or(0);
@@ -46,7 +46,7 @@ pub(crate) fn trips(table: &mut Table) {
             aim: Limit::None,
             measured: most(&ours) as f64,
             detail: format!(
-                "most of {COUNTED}, {}; Lua control {}, SETNX control {}",
+                "most of {MONITORED}, {}; Lua control {}, SETNX control {}",
                 names.keys().cloned().collect::<Vec<_>>().join(", "),
                 most(&lua),
                 most(&setnx)
@@ -59,29 +59,29 @@ pub(crate) fn trips(table: &mut Table) {
 async fn bumps(server: &RedisServer) -> Vec<Commands> {
     let mut client = Client::connect(Kind::Bumped, &server.url(), "bumped", Thread::Shared).await;
     client.acquire().await;
-    let mut counted = Vec::new();
-    for _ in 0..COUNTED {
+    let mut monitored = Vec::new();
+    for _ in 0..MONITORED {
         let monitor = Monitor::start(server);
         assert_eq!(client.acquire().await, 1, "no other client contends");
-        counted.push(monitor.finish().without(["ping", "time"]));
+        monitored.push(monitor.finish().without(["ping", "time"]));
     }
     client.leave().await;
-    counted
+    monitored
 }
 
 /// The commands of acquiring and releasing, without periodic ones.
 async fn count(server: &RedisServer, kind: Kind) -> Vec<[Commands; 2]> {
     let mut client = Client::connect(kind, &server.url(), "free", Thread::Shared).await;
-    let mut counted = Vec::new();
-    for _ in 0..COUNTED {
+    let mut monitored = Vec::new();
+    for _ in 0..MONITORED {
         let monitor = Monitor::start(server);
         assert_eq!(client.acquire().await, 1, "no other client contends");
         let acquire = monitor.finish().without(["ping", "time"]);
         let monitor = Monitor::start(server);
         assert!(client.release().await, "it was held");
-        counted.push([acquire, monitor.finish().without(["ping", "time"])]);
+        monitored.push([acquire, monitor.finish().without(["ping", "time"])]);
     }
-    counted
+    monitored
 }
 
 /// Many tasks of one process wait for one holder.

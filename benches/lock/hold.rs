@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::acquirer::Kind;
 use crate::clients::{Cell, Clients};
-use crate::contest::Kind;
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
 
@@ -21,8 +21,8 @@ pub(crate) fn rows(table: &mut Table) {
         for round in 0..ROUNDS {
             let mut turns = [(0, Kind::Ours), (1, Kind::Lua)];
             turns.rotate_left(round % 2);
-            for (place, kind) in turns {
-                cells[place].push(clients.contend(kind, CLIENTS, TIME, HOLD).await);
+            for (index, kind) in turns {
+                cells[index].push(clients.contend(kind, CLIENTS, TIME, HOLD).await);
             }
         }
         cells

@@ -20,9 +20,9 @@ mod support;
 #[path = "../fleet/table.rs"]
 mod table;
 
+mod acquirer;
 mod book;
 mod clients;
-mod contest;
 mod cost;
 mod hold;
 mod ours;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::acquirer::Kind;
 use crate::clients::{Cell, Clients};
-use crate::contest::Kind;
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
 
@@ -53,12 +53,12 @@ async fn measure(mut clients: Clients) -> Cells {
     cells
 }
 
-fn rows(table: &mut Table, place: &str, cells: &Cells) {
-    print_book(place, cells);
+fn rows(table: &mut Table, heading: &str, cells: &Cells) {
+    print_book(heading, cells);
     let mut add = |what: &str, must, aim, measured: &[f64], note: &str| {
         let spread = Spread::of(measured);
         table.add(Row {
-            what: format!("{place}: {what}"),
+            what: format!("{heading}: {what}"),
             unit: Unit::Ratio,
             must,
             aim,
@@ -102,9 +102,9 @@ fn ratios(ours: &[Cell], control: &[Cell], of: impl Fn(&Cell) -> f64) -> Vec<f64
 
 /// Tries and acquires are those of all rounds together, shares those of one round, the longest wait is the maximum of all
 /// rounds; the other columns are medians of the rounds.
-fn print_book(place: &str, cells: &Cells) {
+fn print_book(heading: &str, cells: &Cells) {
     println!(
-        "\n{place}, {ROUNDS} rounds\n\
+        "\n{heading}, {ROUNDS} rounds\n\
          | lock, clients | tries | acquires | acquires/s, spread | us per acquire | tries per acquire | \
          shares | p99, longest wait | CPU per acquire: server, clients |\n\
          |---|---|---|---|---|---|---|---|---|"

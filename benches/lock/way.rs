@@ -8,6 +8,6 @@ pub(crate) trait Lock {
     /// Releases the lock and returns whether it was still held.
     async fn release(&mut self) -> bool;
 
-    /// Ends the contest: a client that would release the lock with its next acquire releases it now.
+    /// Ends the measurement: a client that would release the lock with its next acquire releases it now.
     async fn leave(&mut self) {}
 }

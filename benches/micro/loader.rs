@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::StampedeGuard;
 
 use crate::table::Table;
-use crate::turns::{SIZES, awaited, calls, compare, crowded, runtime, threads};
+use crate::turns::{SIZES, awaited, calls, compare, concurrent, runtime, threads};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct User {
@@ -47,13 +47,13 @@ pub(crate) fn rows(table: &mut Table) {
     }
     let (threads, hot, value) = (threads(), guard.clone(), Bytes::from(vec![b'v'; 1024]));
     let map = Arc::new(Map::with("hot:1024".into(), value.clone()));
-    let guarded = crowded(&threads, move || {
+    let guarded = concurrent(&threads, move || {
         let (hot, value) = (hot.clone(), value.clone());
         async move {
             hot.get_or_load(("hot", 1024), || async { Ok::<_, Infallible>(value) }).await.expect("infallible")
         }
     });
-    let control = crowded(&threads, move || {
+    let control = concurrent(&threads, move || {
         let map = Arc::clone(&map);
         async move { map.get(&format!("hot:{}", 1024)).expect("it is there") }
     });

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use crate::table::{Limit, Row, Spread, Unit};
 
 const ROUNDS: usize = 7;
-/// The tasks of a crowd.
+/// The tasks that call at once.
 const CALLERS: u32 = 64;
 /// How long a side runs in one round: many scheduler switches long, so that a single switch does not decide the result.
 const STRETCH: Duration = Duration::from_millis(50);
@@ -45,7 +45,7 @@ pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -
 }
 
 /// A side with asynchronous calls of 64 tasks at once, on a runtime with threads.
-pub(crate) fn crowded<'a, F, Fut>(runtime: &'a Runtime, call: F) -> Side<'a>
+pub(crate) fn concurrent<'a, F, Fut>(runtime: &'a Runtime, call: F) -> Side<'a>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future + Send,

@@ -1,4 +1,4 @@
-//! Invalidation of many values at once: its cost, and that no caller is given an older value after it.
+//! Invalidation of many values at once: its cost, and that no caller receives an older value after it.
 
 use std::time::Duration;
 

@@ -33,31 +33,31 @@ fn seen(stage: &Stage, guard: &StampedeGuard, key: String) -> Step {
     let policy = policy.command_timeout(Duration::from_secs(10)).coordination_budget(Duration::from_secs(20));
     let guard = guard.with_policy(policy.lease(Duration::from_secs(60)).build().expect("valid"));
     let (loading, begun) = tokio::sync::oneshot::channel();
-    let (go, gone) = tokio::sync::oneshot::channel::<()>();
+    let (go, resume) = tokio::sync::oneshot::channel::<()>();
     stage.runtime.block_on(async {
         guard.insert(&*key, &value()).await.expect("stored");
         sleep(FRESH_FOR).await;
         stage.forget();
         let load = || async move {
             loading.send(()).expect("the bench waits");
-            gone.await.expect("the bench goes on");
+            resume.await.expect("the bench goes on");
             Ok::<_, String>(value())
         };
         let loads = async {
             let loaded: Result<String, LoadError<String>> = guard.get_or_load(&*key, load).await;
             loaded.expect("a value");
         };
-        let looked = async {
+        let look_up = async {
             begun.await.expect("it loads");
             let step = stage.scripts();
             go.send(()).expect("it waits");
             step
         };
-        tokio::join!(loads, looked).1
+        tokio::join!(loads, look_up).1
     })
 }
 
-/// The scripts that a waiter runs once it is told that a value was stored.
+/// The scripts that a waiter runs once it is notified that a value was stored.
 fn new(stage: &Stage, guard: &StampedeGuard, key: String) -> Step {
     let of = |kind: &str| format!("sg1:{kind}:{{default:{key}}}");
     let (entry, lease, queue) = (of("e"), of("l"), of("q"));

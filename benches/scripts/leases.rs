@@ -13,13 +13,13 @@ pub(crate) fn hand_over(table: &mut Table) {
     let guard = stage.guard();
     // The loads panic on purpose: do not print it.
     std::panic::set_hook(Box::new(|_| {}));
-    for (what, places, nodes) in SIZES
+    for (what, entries, nodes) in SIZES
         .map(|size| (format!("HAND OVER past {size} dead processes"), size, size))
         .into_iter()
         .chain([("HAND OVER past 10000 places of ten dead processes".to_owned(), 10_000, 10)])
     {
         let step =
-            |round| ended(&stage, &guard, &format!("h{places}x{nodes}r{round}"), (places, nodes), true);
+            |round| ended(&stage, &guard, &format!("h{entries}x{nodes}r{round}"), (entries, nodes), true);
         stage.measure(table, what, LONGEST, step);
     }
     drop(std::panic::take_hook());
@@ -34,21 +34,21 @@ pub(crate) fn commit(table: &mut Table) {
     }
 }
 
-/// Ends a load that `places` places of `nodes` nodes wait for, by a value or (`vanishes`) by a panic, after which the lease
+/// Ends a load with `entries` in its queue, of `nodes` nodes, by a value or (`vanishes`) by a panic, after which the lease
 /// is handed over.
 fn ended(
     stage: &Stage,
     guard: &StampedeGuard,
     key: &str,
-    (places, nodes): (usize, usize),
+    (entries, nodes): (usize, usize),
     vanishes: bool,
 ) -> Step {
     let queue = format!("sg1:q:{{default:{key}}}");
     let (loading, begun) = tokio::sync::oneshot::channel();
-    let (go, gone) = tokio::sync::oneshot::channel::<()>();
+    let (go, resume) = tokio::sync::oneshot::channel::<()>();
     let load = move || async move {
         loading.send(()).expect("the bench waits");
-        gone.await.expect("the bench goes on");
+        resume.await.expect("the bench goes on");
         let value = if vanishes { Err("the bench's own panic") } else { Ok(1_u8) };
         Ok::<_, String>(value.expect("a value"))
     };
@@ -58,7 +58,7 @@ fn ended(
     };
     let laid = async {
         begun.await.expect("it loads");
-        stage.lay(&queue, places, nodes, "");
+        stage.lay(&queue, entries, nodes, "");
         go.send(()).expect("it waits");
     };
     stage.runtime.block_on(async {
@@ -66,6 +66,6 @@ fn ended(
         // The flight's task continues after the value is returned.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     });
-    stage.until_gone(&queue);
+    stage.until_removed(&queue);
     stage.scripts()
 }

@@ -23,7 +23,7 @@ fn mutex(table: &mut Table) {
             stage.lay(&queue, size, size, "30000");
             // An unlock that times out is an error here, but the script calls continue in the background.
             let _ = stage.runtime.block_on(guard.unlock());
-            stage.until_gone(&queue);
+            stage.until_removed(&queue);
             stage.scripts()
         });
     }
@@ -40,7 +40,7 @@ fn semaphore(table: &mut Table) {
             let queue = stage.key("sg1:sh:").replacen("sg1:sh:", "sg1:sq:", 1);
             stage.lay(&queue, size, size, "30000");
             let _ = stage.runtime.block_on(permit.release());
-            stage.until_gone(&queue);
+            stage.until_removed(&queue);
             stage.scripts()
         });
     }

@@ -16,11 +16,11 @@ mod support;
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
 mod table;
 
-mod crowds;
 mod entries;
 mod leases;
 mod locks;
 mod stage;
+mod waiters;
 
 use groups::Group;
 
@@ -29,7 +29,7 @@ const GROUPS: &[Group] = &[
     ("commit", leases::commit),
     ("acquire", entries::acquire),
     ("locks", locks::rows),
-    ("crowds", crowds::rows),
+    ("crowds", waiters::rows),
 ];
 
 fn main() {

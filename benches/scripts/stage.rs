@@ -66,13 +66,13 @@ impl Stage {
         keys.remove(0)
     }
 
-    /// Creates a queue of `places` places, of `nodes` nodes in turn, and clears the times of scripts. `rest` follows the token
-    /// in each place.
-    pub(crate) fn lay(&self, queue: &str, places: usize, nodes: usize, rest: &str) {
-        let places: Vec<_> = (0..places)
-            .map(|place| format!("{:032x}:{:032x}{rest}", place % nodes + 0xdead_0000, place))
+    /// Creates a queue of that many `entries`, of `nodes` nodes in turn, and clears the times of scripts. `rest` follows the token
+    /// in each entry.
+    pub(crate) fn lay(&self, queue: &str, entries: usize, nodes: usize, rest: &str) {
+        let entries: Vec<_> = (0..entries)
+            .map(|number| format!("{:032x}:{:032x}{rest}", number % nodes + 0xdead_0000, number))
             .collect();
-        for piece in places.chunks(1_000) {
+        for piece in entries.chunks(1_000) {
             self.run::<()>(redis::cmd("RPUSH").arg(queue).arg(piece));
         }
         self.run::<()>(redis::cmd("PEXPIRE").arg(queue).arg(LIFE.as_millis() as u64));
@@ -83,8 +83,8 @@ impl Stage {
         self.run::<()>(redis::cmd("SLOWLOG").arg("RESET"));
     }
 
-    /// Waits until this key is gone; an artificial queue is gone when all its places were passed.
-    pub(crate) fn until_gone(&self, key: &str) {
+    /// Waits until this key is removed; an artificial queue is removed when all its entries were passed.
+    pub(crate) fn until_removed(&self, key: &str) {
         let since = Instant::now();
         while self.run::<bool>(redis::cmd("EXISTS").arg(key)) {
             assert!(since.elapsed() < SOON, "{key} is still there");

@@ -18,7 +18,7 @@ mod groups;
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
 mod table;
 
-mod crowd;
+mod many_keys;
 mod service;
 
 use std::time::Duration;
@@ -34,14 +34,16 @@ const ROUNDS: usize = 5;
 
 fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
-        return support::processes::run_child(&[service::ROLE, crowd::ROLE]);
+        return support::processes::run_child(&[service::ROLE, many_keys::ROLE]);
     }
     groups::measure("warm", METHOD, GROUPS);
 }
 
 const GROUPS: &[Group] = &[
     ("deploys", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(deploys(table))),
-    ("crowds", |table| tokio::runtime::Runtime::new().expect("a runtime").block_on(crowd::crowds(table))),
+    ("crowds", |table| {
+        tokio::runtime::Runtime::new().expect("a runtime").block_on(many_keys::measure(table))
+    }),
 ];
 
 const METHOD: &str = "\
@@ -81,7 +83,7 @@ async fn round(server: &RedisServer, control: &Steady) -> Round {
 }
 
 async fn deploys(table: &mut Table) {
-    let seconds = std::env::var("WINDOW").map_or(WINDOW, |given| given.parse().expect("a number of seconds"));
+    let seconds = std::env::var("WINDOW").map_or(WINDOW, |text| text.parse().expect("a number of seconds"));
     let (window, how_many) = (Duration::from_secs(seconds), if seconds > WINDOW { 1 } else { ROUNDS });
     let control = Steady::start(window).await;
     let server = RedisServer::start();

@@ -67,36 +67,36 @@ class Threads:
         into[at] = [int((begun - due) * 1e6), int(timeout * 1e6), "!no answer"]
         try:
             outcome = value_id(self.subject.get(key))
-        except Exception as error:  # noqa: BLE001: whatever a caller is told counts
+        except Exception as error:  # noqa: BLE001: whatever a caller receives counts
             outcome = text_of(error)
         took = time.time() - begun
         if took <= timeout:
             into[at] = [int((begun - due) * 1e6), int(took * 1e6), outcome]
 
-    def run(self, asked, timeout):
+    def run(self, schedule, timeout):
         """Starts a thread for each pair of key and moment, and waits for them, and not for much longer than the timeout."""
-        calls = [[0, int(timeout * 1e6), "!no answer"] for _ in asked]
+        calls = [[0, int(timeout * 1e6), "!no answer"] for _ in schedule]
         threads = []
-        for at, (key, due) in enumerate(asked):
+        for at, (key, due) in enumerate(schedule):
             # A thread exists shortly before its call: hundreds of sleepers would share the interpreter's lock.
             time.sleep(max(due - time.time() - 1.0, 0))
             thread = threading.Thread(target=self.call, args=(key, due, timeout, calls, at), daemon=True)
             thread.start()
             threads.append(thread)
-        end = asked[-1][1] + timeout
+        end = schedule[-1][1] + timeout
         for thread in threads:
             thread.join(max(end - time.time(), 0))
         return {"calls": [list(call) for call in calls]}
 
     def burst(self, order):
         keys, due = order["keys"], order["at_ms"] / 1e3
-        asked = [(keys[n % len(keys)], due) for n in range(order["callers"])]
-        return self.run(asked, order["timeout_ms"] / 1e3)
+        schedule = [(keys[n % len(keys)], due) for n in range(order["callers"])]
+        return self.run(schedule, order["timeout_ms"] / 1e3)
 
     def rate(self, order):
         start, step = order["at_ms"] / 1e3, 1 / order["per_second"]
-        asked = [(order["key"], start + n * step) for n in range(int(order["per_second"] * order["seconds"]))]
-        return self.run(asked, order["timeout_ms"] / 1e3)
+        schedule = [(order["key"], start + n * step) for n in range(int(order["per_second"] * order["seconds"]))]
+        return self.run(schedule, order["timeout_ms"] / 1e3)
 
     def invalidate(self, order):
         try:

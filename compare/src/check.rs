@@ -14,10 +14,10 @@ const CASES: [(&str, usize); 5] =
 
 pub(crate) fn run() -> ExitCode {
     let mut wrong = 0;
-    let mut expect = |what: String, seen: usize, wanted: usize| {
-        println!("{} {what}: {seen}", if seen == wanted { "ok    " } else { "WRONG " });
-        if seen != wanted {
-            println!("       expected {wanted}");
+    let mut expect = |what: String, seen: usize, expected: usize| {
+        println!("{} {what}: {seen}", if seen == expected { "ok    " } else { "WRONG " });
+        if seen != expected {
+            println!("       expected {expected}");
             wrong += 1;
         }
     };
@@ -40,7 +40,7 @@ pub(crate) fn run() -> ExitCode {
         fleet.origin.set_latency(Duration::ZERO);
         fleet.ask_all(&burst(&["cold".to_owned()], 5, now_ms() + 50.0)).expect("replies");
         let again = if name == "unguarded" { 10 } else { 0 };
-        expect(format!("{name} ({language}): loads when it is asked for again"), fleet.origin.loads(), again);
+        expect(format!("{name} ({language}): loads when it is requested again"), fleet.origin.loads(), again);
     }
     let guard = ALL.iter().find(|each| each.name == "guard-loader").expect("a participant");
     let options = Options { processes: 2, kind: Kind::Failure, ..Options::default() };

@@ -77,8 +77,8 @@ fn tools() -> PathBuf {
     tools.expect("COMPARE_TOOLS names the folder with python and node: run `make compare`")
 }
 
-/// Whether `name` was asked for by the environment variable: names or their beginnings, with commas; all if there is none.
-pub(crate) fn wanted(variable: &str, name: &str) -> bool {
-    let asked = std::env::var(variable).unwrap_or_default();
-    asked.is_empty() || asked.split(',').any(|part| name.starts_with(part.trim()))
+/// Whether the environment variable selects `name`: names or their beginnings, with commas; all if there is none.
+pub(crate) fn is_selected(variable: &str, name: &str) -> bool {
+    let names = std::env::var(variable).unwrap_or_default();
+    names.is_empty() || names.split(',').any(|part| name.starts_with(part.trim()))
 }

@@ -47,7 +47,7 @@ async fn obey(subject: Arc<dyn Subject>, command: Command) -> Reply {
                 let (subject, key) = (Arc::clone(&subject), keys[0].clone());
                 tokio::spawn(async move {
                     tokio::time::sleep_until((due - HEAD_START).into()).await;
-                    // Dropping the future at the end is what a server does when its client has gone.
+                    // Dropping the future at the end is what a server does when its client has left.
                     let _ = tokio::time::timeout(Duration::from_millis(after), subject.get(&key)).await;
                 })
             });
@@ -109,7 +109,7 @@ async fn call(subject: Arc<dyn Subject>, key: String, due: Instant, timeout: Dur
     (late, begun.elapsed().as_micros() as u64, outcome)
 }
 
-/// Calls for as long as asked; each caller has its share of the keys, in turn.
+/// Calls for the requested time; each caller has its share of the keys, in turn.
 async fn hits(
     subject: Arc<dyn Subject>,
     prefix: &str,

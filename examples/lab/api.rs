@@ -159,34 +159,34 @@ async fn control(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Ans
 }
 
 async fn fault(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
-    let wanted = object(&headers, &body)?;
+    let body_fields = object(&headers, &body)?;
     app.not_during_a_preset()?;
-    done(app.lab.fault(&wanted).await.map_err(Refusal::conflict)?)
+    done(app.lab.fault(&body_fields).await.map_err(Refusal::conflict)?)
 }
 
 async fn redis(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
-    let wanted = object(&headers, &body)?;
+    let body_fields = object(&headers, &body)?;
     app.not_during_a_preset()?;
-    done(app.lab.redis(text(&wanted, "what")?).await.map_err(Refusal::conflict)?)
+    done(app.lab.redis(text(&body_fields, "what")?).await.map_err(Refusal::conflict)?)
 }
 
 async fn invalidate(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
-    let wanted = object(&headers, &body)?;
+    let body_fields = object(&headers, &body)?;
     app.not_during_a_preset()?;
-    let invalidated = app.lab.invalidate(text(&wanted, "key")?).await;
+    let invalidated = app.lab.invalidate(text(&body_fields, "key")?).await;
     let (text, ms) = invalidated.map_err(|error| Refusal(StatusCode::BAD_GATEWAY, error))?;
     Ok(Json(json!({ "ok": true, "text": text, "ms": ms })))
 }
 
 async fn change(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
-    let wanted = object(&headers, &body)?;
-    done(app.lab.change(text(&wanted, "key")?).map_err(Refusal::bad)?)
+    let body_fields = object(&headers, &body)?;
+    done(app.lab.change(text(&body_fields, "key")?).map_err(Refusal::bad)?)
 }
 
 async fn preset(State(app): State<App>, headers: HeaderMap, body: Bytes) -> Answer {
-    let wanted = object(&headers, &body)?;
-    let name = Name::of(text(&wanted, "name")?).map_err(Refusal::bad)?;
-    let compare = wanted.get("compare").and_then(Value::as_bool).unwrap_or_default();
+    let body_fields = object(&headers, &body)?;
+    let name = Name::of(text(&body_fields, "name")?).map_err(Refusal::bad)?;
+    let compare = body_fields.get("compare").and_then(Value::as_bool).unwrap_or_default();
     done(app.presets.start(name, compare).map_err(Refusal::conflict)?)
 }
 

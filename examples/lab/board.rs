@@ -113,7 +113,7 @@ impl Board {
     /// Counts a request as waiting at a replica until the result is dropped.
     pub(crate) fn wait(&self, key: u64, replica: usize) -> Waiting<'_> {
         *self.state().waiting.entry((key, replica)).or_default() += 1;
-        Waiting { board: self, place: (key, replica) }
+        Waiting { board: self, slot: (key, replica) }
     }
 
     pub(crate) fn in_flight(&self) -> u64 {
@@ -150,27 +150,27 @@ impl Board {
 
     pub(crate) fn to_json(&self) -> Value {
         let (totals, in_flight) = (self.totals(), self.in_flight());
-        let mut shown = json!({ "requests": totals.requests(), "in_flight": in_flight });
+        let mut state = json!({ "requests": totals.requests(), "in_flight": in_flight });
         for (outcome, name) in OUTCOMES {
-            shown[name] = totals.of(outcome).into();
+            state[name] = totals.of(outcome).into();
         }
-        shown
+        state
     }
 }
 
 /// A request that waits at a replica.
 pub(crate) struct Waiting<'a> {
     board: &'a Board,
-    place: (u64, usize),
+    slot: (u64, usize),
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let waiting = &mut self.board.state().waiting;
-        if let Some(count) = waiting.get_mut(&self.place) {
+        if let Some(count) = waiting.get_mut(&self.slot) {
             *count -= 1;
             if *count == 0 {
-                waiting.remove(&self.place);
+                waiting.remove(&self.slot);
             }
         }
     }
@@ -206,11 +206,11 @@ impl Histogram {
     /// The time in milliseconds that this share of the requests did not exceed.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         let all: u64 = self.buckets.iter().map(|count| u64::from(*count)).sum();
-        let wanted = (all as f64 * share).ceil().max(1.0) as u64;
+        let rank = (all as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;
         for (bucket, count) in self.buckets.iter().enumerate() {
             seen += u64::from(*count);
-            if seen >= wanted {
+            if seen >= rank {
                 let ms = LEAST_MS * RATIO.powf(bucket as f64 + 0.5);
                 return Some((ms * 100.0).round() / 100.0);
             }

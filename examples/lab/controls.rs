@@ -143,18 +143,18 @@ pub(crate) struct ReplicaSettings {
 
 /// Checks one change.
 fn check(name: &str, value: &Value) -> Result<(), String> {
-    let shown = name.replace('_', " ");
+    let label = name.replace('_', " ");
     if let Some(limit) = LIMITS.iter().find(|limit| limit.name == name) {
         let Limit { least, most, unit, .. } = limit;
         let choose = format!("choose a whole number from {least} to {most} {unit}");
         return match value.as_u64() {
             Some(number) if (*least..=*most).contains(&number) => Ok(()),
-            _ => Err(format!("{shown} is {value}: {choose}")),
+            _ => Err(format!("{label} is {value}: {choose}")),
         };
     }
     match (name, value) {
         ("private", Value::Bool(_)) => Ok(()),
-        ("private", _) => Err(format!("{shown} is {value}: choose true or false")),
+        ("private", _) => Err(format!("{label} is {value}: choose true or false")),
         ("mode", Value::String(mode)) if ["off", "on", "stale", "local"].contains(&mode.as_str()) => Ok(()),
         ("mode", _) => Err(format!("mode is {value}: choose \"off\", \"on\", \"stale\" or \"local\"")),
         _ => {

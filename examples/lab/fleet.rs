@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::board::Board;
 use crate::controls::ReplicaSettings;
 use crate::origin::Origin;
-use crate::processes::keeper::Keeper;
+use crate::processes::reaper::Reaper;
 use crate::processes::signals::Signal;
 use crate::proxy::Gate;
 use crate::replica::plain_cache::PlainMemory;
@@ -38,8 +38,8 @@ pub(crate) enum Backing {
 pub(crate) struct Target {
     pub(crate) id: usize,
     pub(crate) port: u16,
-    /// True, or closed, when the load balancer has given the replica up.
-    pub(crate) gone: watch::Receiver<bool>,
+    /// True, or closed, when the load balancer has removed the replica.
+    pub(crate) removed: watch::Receiver<bool>,
 }
 
 pub(crate) struct Fleet {
@@ -49,7 +49,7 @@ pub(crate) struct Fleet {
     /// Host and port of the origin.
     pub(crate) origin_address: String,
     pub(crate) namespace: String,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) reaper: Arc<Reaper>,
     pub(crate) backing: Backing,
     /// Whether replicas print the guard's warnings.
     pub(crate) logs: bool,
@@ -67,7 +67,7 @@ pub(crate) struct Parts {
     pub(crate) origin: Arc<Origin>,
     pub(crate) origin_address: String,
     pub(crate) namespace: String,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) reaper: Arc<Reaper>,
     pub(crate) backing: Backing,
     pub(crate) logs: bool,
     pub(crate) settings: ReplicaSettings,
@@ -75,7 +75,7 @@ pub(crate) struct Parts {
 
 impl Fleet {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { board, story, origin, origin_address, namespace, keeper, backing, logs, settings } =
+        let Parts { board, story, origin, origin_address, namespace, reaper, backing, logs, settings } =
             parts;
         Arc::new(Self {
             board,
@@ -83,7 +83,7 @@ impl Fleet {
             origin,
             origin_address,
             namespace,
-            keeper,
+            reaper,
             backing,
             logs,
             settings: watch::channel(settings).0,
@@ -105,15 +105,15 @@ impl Fleet {
         matches!(self.backing, Backing::Redis { .. })
     }
 
-    /// Starts or ends replicas until there are `wanted`, those with the highest numbers last and first.
-    pub(crate) async fn scale(self: &Arc<Self>, wanted: usize) -> Result<(), String> {
-        for id in 1..=wanted {
+    /// Starts or ends replicas until there are `count`, those with the highest numbers last and first.
+    pub(crate) async fn scale(self: &Arc<Self>, count: usize) -> Result<(), String> {
+        for id in 1..=count {
             let known = self.members().contains_key(&id);
             if !known {
                 self.start(id).await?;
             }
         }
-        let surplus: Vec<usize> = self.members().keys().copied().filter(|id| *id > wanted).collect();
+        let surplus: Vec<usize> = self.members().keys().copied().filter(|id| *id > count).collect();
         for id in surplus {
             self.retire(id).await;
         }
@@ -148,7 +148,7 @@ impl Fleet {
         self.start(id).await
     }
 
-    /// Ends a replica in order: it gets no more requests, hands over its loads, and is gone.
+    /// Ends a replica in order: it gets no more requests, hands over its loads, and ends.
     async fn retire(&self, id: usize) {
         let Some(mut member) = self.members().remove(&id) else { return };
         self.publish();
@@ -197,7 +197,7 @@ impl Fleet {
             {
                 let members = &mut *fleet.members();
                 let Some(member) = members.get_mut(&id) else { return };
-                if member.run != run || member.life != Life::Paused || !member.is_asked() {
+                if member.run != run || member.life != Life::Paused || !member.is_in_rotation() {
                     return;
                 }
                 member.take_out();
@@ -251,7 +251,7 @@ impl Fleet {
         }
     }
 
-    /// Starts, resumes and heals all replicas, and waits until all are asked.
+    /// Starts, resumes and heals all replicas, and waits until all are in rotation.
     pub(crate) async fn mend(self: &Arc<Self>) -> Result<(), String> {
         let ids: Vec<(usize, Life, Gate)> =
             self.members().iter().map(|(id, member)| (*id, member.life, member.gate)).collect();
@@ -302,7 +302,7 @@ impl Fleet {
         self.origin.present().into_iter().filter(|load| load.replica == id).collect()
     }
 
-    /// Tells the load generator which replicas to ask.
+    /// Updates the load generator's list of replicas.
     fn publish(&self) {
         let targets = self.members().iter().filter_map(|(id, member)| member.target(*id)).collect();
         self.targets.send_replace(targets);
@@ -367,7 +367,7 @@ impl Fleet {
         self.publish();
     }
 
-    /// A process has ended. Tells it if it was not ended here.
+    /// A process has ended. Reports it if it was not ended here.
     async fn has_ended(&self, id: usize, run: u64) -> io::Result<()> {
         let process = {
             let members = &mut *self.members();

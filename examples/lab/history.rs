@@ -1,4 +1,4 @@
-//! The last minute, four times a second, as the page's charts show it.
+//! The last minute, four times a second, as the page plots it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,15 +16,15 @@ use crate::store::Store;
 use crate::story::Story;
 
 pub(crate) const PERIOD: Duration = Duration::from_millis(250);
-/// A minute and a bit, so that the oldest point lies outside of the chart.
-const KEPT: usize = 244;
+/// A minute and a bit, so that the oldest point lies outside of the plot.
+const MAX_SAMPLES: usize = 244;
 /// A quantile is taken over this many samples.
 const SMOOTHED: usize = 4;
-/// So many late samples, one after the other, mean that the machine can not keep up. It is told again after this time.
+/// So many late samples, one after the other, mean that the machine can not keep up. The lab says so again after this time.
 const LATE_SAMPLES: u32 = 3;
 const LATE_AGAIN: Duration = Duration::from_secs(20);
-/// The keys that the page draws.
-const DRAWN_KEYS: u64 = 6;
+/// The keys that the page plots.
+const CHART_KEYS: u64 = 6;
 
 pub(crate) struct History {
     board: Arc<Board>,
@@ -79,7 +79,7 @@ impl History {
         let longest_queue = self.origin.take_longest_queue();
         let lanes = self.origin.take_lanes();
         let (commands, local_hits) = (self.fleet.commands(), self.fleet.local_hits());
-        let keys = self.controls.borrow().keys.min(DRAWN_KEYS);
+        let keys = self.controls.borrow().keys.min(CHART_KEYS);
         let leases = (1..=keys).map(|key| {
             let lane = lanes.get(&key);
             json!([
@@ -114,7 +114,7 @@ impl History {
         sample["hit"] = (counts.of(Outcome::Hit) - from_memory).into();
         (state.loads, state.commands, state.local_hits) = (pressure.loads, commands, local_hits);
         state.samples.push_back(sample);
-        if state.samples.len() > KEPT {
+        if state.samples.len() > MAX_SAMPLES {
             state.samples.pop_front();
         }
         // Four samples are a second.
@@ -127,15 +127,15 @@ impl History {
     async fn record(self: Arc<Self>) {
         let mut period = interval(PERIOD);
         period.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (mut last, mut late, mut told) = (Instant::now(), 0, None::<Instant>);
+        let (mut last, mut late, mut warned) = (Instant::now(), 0, None::<Instant>);
         loop {
             period.tick().await;
             self.take();
-            // A sample that comes so late says that this process was given no processor.
+            // A sample that comes so late says that this process had no processor.
             late = if last.elapsed() > 2 * PERIOD { late + 1 } else { 0 };
             last = Instant::now();
-            if late >= LATE_SAMPLES && told.is_none_or(|told| told.elapsed() > LATE_AGAIN) {
-                told = Some(last);
+            if late >= LATE_SAMPLES && warned.is_none_or(|warned| warned.elapsed() > LATE_AGAIN) {
+                warned = Some(last);
                 self.story.say("This machine is too busy for this load: send fewer requests, or start the lab with `--release`.");
             }
         }

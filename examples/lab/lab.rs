@@ -20,7 +20,7 @@ use crate::fleet::{Backing, Fleet, Parts};
 use crate::history::History;
 use crate::load::Generator;
 use crate::origin::Origin;
-use crate::processes::keeper::Keeper;
+use crate::processes::reaper::Reaper;
 use crate::processes::redis_server::RedisServer;
 use crate::proxy::Gate;
 use crate::replica::AUTHORITY;
@@ -32,7 +32,7 @@ use crate::story::{Story, grouped, number, report, seconds};
 const INVALIDATION: Duration = Duration::from_secs(15);
 
 pub(crate) struct Lab {
-    /// Tells one run of the lab from another.
+    /// Distinguishes one run of the lab from another.
     pub(crate) run: String,
     pub(crate) board: Arc<Board>,
     pub(crate) story: Arc<Story>,
@@ -48,7 +48,7 @@ pub(crate) struct Lab {
     pub(crate) runs: watch::Sender<bool>,
     /// Held while the fleet or Redis is changed, so that changes come one after the other.
     changing: Mutex<()>,
-    keeper: Arc<Keeper>,
+    reaper: Arc<Reaper>,
 }
 
 impl Lab {
@@ -56,11 +56,11 @@ impl Lab {
     pub(crate) async fn start(logs: bool) -> Result<Arc<Self>, String> {
         let run = format!("{:06x}", fastrand::u32(..1 << 24));
         let io = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
-        let keeper = Arc::new(Keeper::start().map_err(io("the lab can not start a second process"))?);
+        let reaper = Arc::new(Reaper::start().map_err(io("the lab can not start a second process"))?);
         let controls = watch::channel(Controls::default()).0;
         let board = Arc::new(Board::new());
         let story = Story::new(board.clone(), controls.subscribe());
-        let (kind, text, backing) = backing(&keeper).await?;
+        let (kind, text, backing) = backing(&reaper).await?;
         let store = Arc::new(Store::new(kind, text, board.clone(), story.clone()));
 
         let origin = Origin::new(controls.subscribe(), board.clone(), story.clone());
@@ -78,7 +78,7 @@ impl Lab {
             origin_address: origin_address.clone(),
             // A namespace of this run, so that it neither finds nor leaves anything in a shared Redis: all keys expire.
             namespace: format!("lab-{run}"),
-            keeper: keeper.clone(),
+            reaper: reaper.clone(),
             backing,
             logs,
             settings,
@@ -105,7 +105,7 @@ impl Lab {
             version,
             runs,
             changing: Mutex::new(()),
-            keeper,
+            reaper,
         });
         let replicas = lab.controls.borrow().replicas as usize;
         lab.fleet.scale(replicas).await?;
@@ -128,11 +128,11 @@ impl Lab {
         )
     }
 
-    /// Changes settings, and tells it.
+    /// Changes settings, and reports it.
     pub(crate) async fn control(&self, changes: &Map<String, Value>) -> Result<String, String> {
         let before = self.controls.borrow().clone();
         self.set(changes).await?;
-        let text = told(&before, &self.controls.borrow());
+        let text = describe(&before, &self.controls.borrow());
         if text.is_empty() { Ok("Nothing has changed.".to_owned()) } else { Ok(self.story.say(text)) }
     }
 
@@ -155,15 +155,15 @@ impl Lab {
     }
 
     /// Does something to a replica: `"what"` to `"replica"`, a number or `"leader"`.
-    pub(crate) async fn fault(&self, wanted: &Map<String, Value>) -> Result<String, String> {
+    pub(crate) async fn fault(&self, fields: &Map<String, Value>) -> Result<String, String> {
         let _changing = self.changing.lock().await;
-        let what = wanted.get("what").and_then(Value::as_str).unwrap_or_default();
+        let what = fields.get("what").and_then(Value::as_str).unwrap_or_default();
         if !self.fleet.in_processes() {
             return Err("the replicas are tasks of one process, because there is no Redis: install redis-server, and start the lab \
                         again"
                 .to_owned());
         }
-        let id = match wanted.get("replica") {
+        let id = match fields.get("replica") {
             Some(Value::String(leader)) if leader == "leader" => self.fleet.leader().await?,
             Some(Value::Number(id)) => id.as_u64().unwrap_or(0) as usize,
             other => {
@@ -176,7 +176,7 @@ impl Lab {
             "pause" => self.fleet.pause(id),
             "resume" => self.fleet.resume(id),
             "cut" => self.fleet.set_gate(id, Gate::Silent),
-            "slow" => match wanted.get("ms").and_then(Value::as_u64) {
+            "slow" => match fields.get("ms").and_then(Value::as_u64) {
                 Some(ms @ 1..=10_000) => self.fleet.set_gate(id, Gate::Slow(Duration::from_millis(ms))),
                 _ => Err("slow needs \"ms\", from 1 to 10000".to_owned()),
             },
@@ -233,7 +233,7 @@ impl Lab {
         ))
     }
 
-    /// Changes a value at the origin, and tells no replica.
+    /// Changes a value at the origin, and notifies no replica.
     pub(crate) fn change(&self, name: &str) -> Result<String, String> {
         let key = self.key(name)?;
         let value = self.origin.change(key);
@@ -291,18 +291,18 @@ impl Lab {
         self.runs.send_replace(false);
         self.fleet.end().await;
         self.store.end().await;
-        self.keeper.end();
+        self.reaper.end();
     }
 }
 
 /// What the replicas share: `REDIS_URL`, else a server of the lab's own, else memory.
-async fn backing(keeper: &Arc<Keeper>) -> Result<(Kind, String, Backing), String> {
+async fn backing(reaper: &Arc<Reaper>) -> Result<(Kind, String, Backing), String> {
     let url = std::env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
     if let Some(url) = url {
         let address = Address::of(&url)?;
         let server = (address.host.clone(), address.port);
         let at = format!("{}:{}", server.0, server.1);
-        tried(&url).await.map_err(|error| {
+        ping(&url).await.map_err(|error| {
             format!(
                 "the server of REDIS_URL at {at} can not be used ({error}): mend that, or unset REDIS_URL"
             )
@@ -311,7 +311,7 @@ async fn backing(keeper: &Arc<Keeper>) -> Result<(Kind, String, Backing), String
         let url_of_port = Box::new(move |port| address.through(port));
         return Ok((Kind::Url, text, Backing::Redis { server, url_of_port }));
     }
-    let started = RedisServer::start_new(keeper.clone()).await;
+    let started = RedisServer::start_new(reaper.clone()).await;
     if let Some(server) = started.map_err(|error| format!("redis-server can not be started: {error}"))? {
         let text = format!("redis-server {} of the lab, on port {}", server.version(), server.port());
         let address = ("127.0.0.1".to_owned(), server.port());
@@ -325,7 +325,7 @@ async fn backing(keeper: &Arc<Keeper>) -> Result<(Kind, String, Backing), String
 }
 
 /// Connects to a server, and asks it for a sign of life.
-async fn tried(url: &str) -> Result<(), redis::RedisError> {
+async fn ping(url: &str) -> Result<(), redis::RedisError> {
     let config = redis::AsyncConnectionConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(2)))
         .set_response_timeout(Some(Duration::from_secs(2)));
@@ -335,10 +335,10 @@ async fn tried(url: &str) -> Result<(), redis::RedisError> {
 }
 
 /// The sentence about a change of the settings.
-fn told(before: &Controls, after: &Controls) -> String {
-    let mut told = Vec::new();
+fn describe(before: &Controls, after: &Controls) -> String {
+    let mut sentences = Vec::new();
     if after.mode != before.mode {
-        told.push(match after.mode {
+        sentences.push(match after.mode {
             Mode::Off => {
                 "The guard is off: replicas read the cache, and on a miss each request loads.".to_owned()
             }
@@ -349,7 +349,7 @@ fn told(before: &Controls, after: &Controls) -> String {
     }
     let mut changed = |is: u64, was: u64, text: &str| {
         if is != was {
-            told.push(text.replace("{}", &grouped(is)));
+            sentences.push(text.replace("{}", &grouped(is)));
         }
     };
     changed(
@@ -372,7 +372,7 @@ fn told(before: &Controls, after: &Controls) -> String {
     );
     if after.private != before.private {
         let private = if after.private { "private: no two requests may share one" } else { "for all again" };
-        told.push(format!("The origin's answers are {private}."));
+        sentences.push(format!("The origin's answers are {private}."));
     }
-    told.join(" ")
+    sentences.join(" ")
 }

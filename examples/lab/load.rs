@@ -25,7 +25,7 @@ use crate::replica::AUTHORITY;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// More requests at once fail: a load balancer has a bound, too.
 const MOST_AT_ONCE: u64 = 2_000;
-/// How many replicas are asked for one request.
+/// How many replicas are tried for one request.
 const ATTEMPTS: usize = 3;
 const TICK: Duration = Duration::from_millis(5);
 
@@ -81,7 +81,7 @@ impl Generator {
             due += rate as f64 * passed.as_secs_f64();
             while due >= 1.0 {
                 due -= 1.0;
-                // Counted here and not in the task, so that a preset that ends the load sees every request.
+                // Recorded here and not in the task, so that a preset that ends the load sees every request.
                 self.board.begin();
                 if self.board.in_flight() > MOST_AT_ONCE {
                     self.board.end(Outcome::Failed, PATIENCE);
@@ -107,7 +107,7 @@ impl Generator {
             let _waiting = self.board.wait(key, target.id);
             let answer = tokio::select! {
                 answer = self.ask(target.port, key) => answer,
-                _ = target.gone.wait_for(|gone| *gone) => None,
+                _ = target.removed.wait_for(|removed| *removed) => None,
             };
             if let Some(outcome) = answer {
                 return outcome;
@@ -156,7 +156,7 @@ fn outcome(headers: &HeaderMap) -> Outcome {
     }
 }
 
-/// Which key a request is for: the second is asked for half as often as the first, the third a third as often.
+/// Which key a request is for: the second is requested half as often as the first, the third a third as often.
 struct Popularity {
     /// The sum of the weights up to each key.
     sums: Vec<f64>,

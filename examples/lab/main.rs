@@ -12,7 +12,7 @@
 //! else memory, in which case they are tasks of one process that can neither be killed nor cut off. Ctrl-C ends all processes, and so
 //! does any other end of the lab.
 //!
-//! This binary plays all roles: the lab itself (page, API, load generator, origin), a replica, and the keeper of the processes.
+//! This binary plays all roles: the lab itself (page, API, load generator, origin), a replica, and the reaper of the processes.
 
 mod api;
 mod board;
@@ -44,7 +44,7 @@ use tokio::runtime::Builder;
 
 use fleet::member;
 use lab::Lab;
-use processes::{keeper, signals};
+use processes::{reaper, signals};
 
 /// The variable that says which role a process plays.
 const ROLE: &str = "STAMPEDE_LAB_ROLE";
@@ -55,8 +55,8 @@ const USAGE: &str = "usage: lab [--port PORT] [--headless] [--log]";
 fn main() -> ExitCode {
     let role = std::env::var(ROLE).unwrap_or_default();
     let played = match role.as_str() {
-        keeper::NAME => {
-            keeper::run();
+        reaper::NAME => {
+            reaper::run();
             Ok(())
         }
         member::NAME => run_replica(),
@@ -120,16 +120,16 @@ async fn serve(options: &Options) -> Result<(), Box<dyn Error>> {
         },
     };
     let address = listener.local_addr()?;
-    let ended = asked_to_end()?;
+    let ended = shutdown_signal()?;
     tokio::pin!(ended);
     let lab = tokio::select! {
         lab = Lab::start(options.logs) => lab?,
-        // The keeper kills the processes that have begun.
+        // The reaper kills the processes that have begun.
         () = &mut ended => return Ok(()),
     };
     let serving = axum::serve(listener, api::router(lab.clone()));
     let mut stdout = std::io::stdout();
-    // A reader that has gone is no reason to end.
+    // A closed pipe is no reason to end.
     let _ = writeln!(stdout, "the lab: http://{address}/");
     if !options.headless {
         let _ =
@@ -145,7 +145,7 @@ async fn serve(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Waits for Ctrl-C or, on Unix, SIGTERM or the end of the terminal.
-fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
+fn shutdown_signal() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -1,6 +1,6 @@
 //! The origin: a slow service with room for some loads at once, and a queue for the others.
 //!
-//! A load goes on when its client has gone, as a query goes on in most databases. So a queue that is longer than the clients'
+//! A load goes on when its client has left, as a query goes on in most databases. So a queue that is longer than the clients'
 //! patience keeps the origin busy with work for nobody, and that is how a stampede outlives its cause.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -138,7 +138,7 @@ impl Origin {
         })
     }
 
-    /// Changes the value of a key, and tells no replica.
+    /// Changes the value of a key, and notifies no replica.
     pub(crate) fn change(&self, key: u64) -> u64 {
         let state = &mut *self.state();
         let value = state.values.entry(key).or_insert(1);
@@ -268,7 +268,7 @@ async fn load(
         return (StatusCode::SERVICE_UNAVAILABLE, "the origin's queue is full\n").into_response();
     };
     origin.story.load_began(key, replica);
-    // In a separate task, so that the load goes on when its client has gone.
+    // In a separate task, so that the load goes on when its client has left.
     let running = origin.clone();
     let run = tokio::spawn(async move {
         let result = running.run(number, turn).await;

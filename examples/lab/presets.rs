@@ -12,8 +12,8 @@ use crate::lab::Lab;
 use crate::load::PATIENCE;
 use crate::story::{grouped, number};
 
-/// How many results are kept.
-const KEPT: usize = 24;
+/// How many results are stored.
+const MAX_RESULTS: usize = 24;
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -265,7 +265,7 @@ impl Presets {
             "failed": failed, "alone": counts.of(Outcome::Alone), "loads": loads, "queue": lab.origin.window_queue(),
             "p50_ms": counts.times.quantile(0.5), "p99_ms": p99, "from_ms": from_ms, "to_ms": to_ms,
         }));
-        if results.len() > KEPT {
+        if results.len() > MAX_RESULTS {
             results.remove(0);
         }
         Ok(Figures { loads, failed })
@@ -289,8 +289,8 @@ fn begins(name: Name) -> &'static str {
 /// What happens while the requests come.
 async fn script(lab: &Arc<Lab>, name: Name) -> Result<(), String> {
     let fault = async |what: &str, replica: Value| {
-        let wanted = json!({ "what": what, "replica": replica });
-        lab.fault(&wanted.as_object().cloned().unwrap_or_default()).await
+        let fields = json!({ "what": what, "replica": replica });
+        lab.fault(&fields.as_object().cloned().unwrap_or_default()).await
     };
     match name {
         Name::ColdDeploy | Name::ExpiringKey => {}

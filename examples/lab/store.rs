@@ -20,7 +20,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Takes `redis://user:password@host:port/database` apart.
+    /// Splits `redis://user:password@host:port/database` into its parts.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl Store {
         Ok(self.story.say(self.change(what, before, after, fleet.origin.pressure().loads)))
     }
 
-    /// Notes the new condition, and returns the sentence about it. `loads` is how many the origin has been asked for so far.
+    /// Notes the new condition, and returns the sentence about it. `loads` is how many the origin has received so far.
     fn change(&self, what: &str, before: Condition, after: Condition, loads: u64) -> String {
         let now = self.board.now_ms();
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,14 +9,14 @@ use tokio::sync::watch;
 use crate::board::Board;
 use crate::controls::{Controls, Mode};
 
-/// How many sentences are kept.
-const KEPT: usize = 60;
-/// How long after the loss of a replica another one's load is told as its continuation.
+/// How many sentences are stored.
+const MAX_SENTENCES: usize = 60;
+/// How long after the loss of a replica another one's load is reported as its continuation.
 const TAKEOVER_MS: u64 = 8_000;
 /// Sentences about ordinary loads come no more often than that.
 const ORDINARY_MS: u64 = 6_000;
 
-/// A load at the origin, and the replica that asked for it.
+/// A load at the origin, and the replica that requested it.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) key: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Story {
 struct State {
     /// Number, time and text.
     events: VecDeque<(u64, u64, String)>,
-    told: u64,
+    count: u64,
     /// Replicas that load a key now.
     loading: HashMap<u64, Vec<usize>>,
     lost: Vec<LostLoad>,
@@ -108,7 +108,7 @@ impl Story {
         self.controls.borrow().mode
     }
 
-    /// Tells that a replica was lost, and remembers its loads: another replica goes on with them.
+    /// Reports that a replica was lost, and remembers its loads: another replica goes on with them.
     pub(crate) fn replica_lost(&self, replica: usize, how: &'static str, loads: Vec<Load>) -> String {
         let now = self.board.now_ms();
         let text = match loads.first() {
@@ -162,7 +162,7 @@ impl Story {
                 state.loading.remove(&key);
             }
         }
-        if mode == Mode::Off || waiting < 5 || !state.may_tell_ordinary(now) {
+        if mode == Mode::Off || waiting < 5 || !state.may_add_ordinary(now) {
             return;
         }
         let (key, waiting) = (report(key), number(waiting, "waiting request", "waiting requests"));
@@ -198,7 +198,7 @@ impl Story {
         }
         let herd = state.loading.iter().max_by_key(|(_, replicas)| replicas.len());
         let Some((key, size)) = herd.map(|(key, replicas)| (*key, replicas.len())) else { return };
-        if mode == Mode::Off && size >= 5 && state.may_tell_ordinary(now) {
+        if mode == Mode::Off && size >= 5 && state.may_add_ordinary(now) {
             let key = report(key);
             state.say_ordinary(
                 now,
@@ -210,15 +210,15 @@ impl Story {
 
 impl State {
     fn say(&mut self, now: u64, text: String) {
-        self.told += 1;
-        self.events.push_back((self.told, now, text));
-        if self.events.len() > KEPT {
+        self.count += 1;
+        self.events.push_back((self.count, now, text));
+        if self.events.len() > MAX_SENTENCES {
             self.events.pop_front();
         }
     }
 
     /// Whether the last sentences are old enough for one about ordinary loads, which must not hide them.
-    fn may_tell_ordinary(&self, now: u64) -> bool {
+    fn may_add_ordinary(&self, now: u64) -> bool {
         let last = self.events.back().map_or(0, |(_, at, _)| *at);
         now.saturating_sub(last) > ORDINARY_MS / 2 && now.saturating_sub(self.ordinary_ms) > ORDINARY_MS
     }

@@ -18,12 +18,12 @@ pub(crate) fn exit(result: Result<(), impl Display>) -> ExitCode {
 /// The message for an unusable server of `REDIS_URL`: the error with all its causes, and the remedy.
 pub(crate) fn unusable(error: &dyn Error, without: &str) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    let mut told = error.to_string();
+    let mut text = error.to_string();
     for cause in causes.map(ToString::to_string) {
         // Some errors repeat the text of their cause.
-        if !told.ends_with(&cause) {
-            told = format!("{told}: {cause}");
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
         }
     }
-    format!("The server of REDIS_URL can not be used ({told}): mend that, or unset REDIS_URL for {without}.")
+    format!("The server of REDIS_URL can not be used ({text}): mend that, or unset REDIS_URL for {without}.")
 }

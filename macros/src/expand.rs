@@ -26,7 +26,7 @@ pub(crate) fn expand(settings: &Settings, function: &Function) -> Result<TokenSt
     let at = returns.span();
     let load = quote_spanned!(at=> ::stampede_guard::__macros::load::<#returns, _, _, _>);
     let body_of = quote_spanned!(at=> ::stampede_guard::__macros::BodyOf<#returns>);
-    // The first line tells the compiler what the body's `return` and `?` return.
+    // The first line shows the compiler what the body's `return` and `?` return.
     let loader = quote_spanned! {at=>
         move || async move {
             #(#inside)*
@@ -55,10 +55,10 @@ pub(crate) fn expand(settings: &Settings, function: &Function) -> Result<TokenSt
 
 /// The guard of the call, or why its policy cannot be made.
 fn guard(settings: &Settings, function: &Function) -> TokenStream {
-    let given = settings.guard.to_token_stream();
+    let guard = settings.guard.to_token_stream();
     let name = internal("guard");
-    let found = quote_spanned! {given.span()=>
-        let #name: &::stampede_guard::StampedeGuard = &#given;
+    let found = quote_spanned! {guard.span()=>
+        let #name: &::stampede_guard::StampedeGuard = &#guard;
     };
     if settings.policy.is_none() && settings.durations.is_empty() {
         // A guard that is part of an owned argument cannot be borrowed while the loader owns the argument.
@@ -67,9 +67,9 @@ fn guard(settings: &Settings, function: &Function) -> TokenStream {
             .arguments
             .iter()
             .filter(is_owned)
-            .any(|argument| mentions(given.clone(), &argument.name.unraw().to_string()));
+            .any(|argument| mentions(guard.clone(), &argument.name.unraw().to_string()));
         let owns_self = function.receiver.as_ref().is_some_and(|own| own.referent.is_none());
-        let cloned = (names_owned || owns_self && mentions(given.clone(), "self"))
+        let cloned = (names_owned || owns_self && mentions(guard.clone(), "self"))
             .then(|| quote!(let #name = ::core::clone::Clone::clone(#name);));
         return quote! {
             #found
@@ -133,8 +133,8 @@ impl Loader {
             return Ok(());
         }
         self.body = without_self(std::mem::take(&mut self.body))?;
-        // Generated code at the place of `self`: for the user's own `self`, the compiler would advise to write `&&self`. For the same
-        // reason the type's clone is asked for apart from the value.
+        // Generated code at the span of `self`: for the user's own `self`, the compiler would advise to write `&&self`. For the same
+        // reason the type's clone is required separately from the value.
         let (this, at) = (own.token, Span::mixed_site().located_at(own.token.span));
         let name = receiver(at);
         if let Some(referent) = &own.referent {
@@ -169,7 +169,7 @@ impl Loader {
     }
 }
 
-/// A name of a variable that the user's code cannot have. Hygiene tells variables apart; the underscores tell it from a static, which
+/// A name of a variable that the user's code cannot have. Hygiene distinguishes variables; the underscores distinguish it from a static, which
 /// no variable may shadow.
 fn internal(name: &str) -> Ident {
     Ident::new(&format!("__{name}"), Span::mixed_site())

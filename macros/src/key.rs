@@ -28,7 +28,7 @@ pub(crate) struct KeyCode<'a> {
 impl<'a> KeyCode<'a> {
     pub(crate) fn new(setting: &KeySetting, function: &'a Function) -> Result<Self> {
         match setting {
-            KeySetting::Given(key) => {
+            KeySetting::Expression(key) => {
                 let expression = key.to_token_stream();
                 let named = |name: &Ident| mentions(expression.clone(), &name.unraw().to_string());
                 let arguments = function.arguments.iter().filter(|argument| named(&argument.name)).collect();
@@ -41,7 +41,7 @@ impl<'a> KeyCode<'a> {
                 }
                 let arguments: Vec<_> =
                     function.arguments.iter().filter(|argument| !skip.contains(&argument.name)).collect();
-                tells_instances_apart(function, &arguments)?;
+                distinguishes_instances(function, &arguments)?;
                 let constants = function.signature.generics.const_params().map(|constant| {
                     let constant = &constant.ident;
                     quote!(#constant)
@@ -122,7 +122,7 @@ fn is_argument(skipped: &Ident, function: &Function) -> Result<()> {
 /// Refuses a type parameter that no argument shows, or that is part of what is stored: the values of two types would have one key. So
 /// would those of a part whose type the caller chooses, because `7_u32`, `7_u64` and `"7"` are displayed alike. (The type's name is no
 /// part: `type_name` may change with the compiler, and would split a fleet.) The parameters of an `impl` are not to be seen from here.
-fn tells_instances_apart(function: &Function, parts: &[&Argument]) -> Result<()> {
+fn distinguishes_instances(function: &Function, parts: &[&Argument]) -> Result<()> {
     let shows = |argument: &Argument, name: &str| mentions(argument.kind.to_token_stream(), name);
     let alike = |kind: &str| {
         format!(
@@ -135,8 +135,8 @@ fn tells_instances_apart(function: &Function, parts: &[&Argument]) -> Result<()>
         if let Some(part) = parts.iter().find(|part| shows(part, &name)) {
             return Err(Error::new(part.span(), alike(&format!("`{name}`"))));
         }
-        let shown = function.arguments.iter().any(|argument| shows(argument, &name));
-        if !shown || mentions(function.returns.to_token_stream(), &name) {
+        let is_shown = function.arguments.iter().any(|argument| shows(argument, &name));
+        if !is_shown || mentions(function.returns.to_token_stream(), &name) {
             let text = format!(
                 "the values of every `{name}` would have one key: write `key = ..` with a part that tells the types apart"
             );
@@ -169,10 +169,10 @@ fn value_of(returns: &Type) -> &Type {
 /// The parameters that this code needs, with their bounds and the parameters in those. A caller could not infer others.
 fn needed(generics: &Generics, code: TokenStream) -> Generics {
     let mut code = code;
-    let mut kept = vec![false; generics.params.len()];
+    let mut used = vec![false; generics.params.len()];
     loop {
-        let before = kept.clone();
-        for (parameter, kept) in generics.params.iter().zip(&mut kept) {
+        let before = used.clone();
+        for (parameter, used) in generics.params.iter().zip(&mut used) {
             let is_named = match parameter {
                 GenericParam::Lifetime(lifetime) => {
                     mentions(code.clone(), &lifetime.lifetime.ident.to_string())
@@ -180,23 +180,23 @@ fn needed(generics: &Generics, code: TokenStream) -> Generics {
                 GenericParam::Type(parameter) => mentions(code.clone(), &parameter.ident.unraw().to_string()),
                 GenericParam::Const(constant) => mentions(code.clone(), &constant.ident.unraw().to_string()),
             };
-            if is_named && !*kept {
-                *kept = true;
+            if is_named && !*used {
+                *used = true;
                 parameter.to_tokens(&mut code);
                 for predicate in bounds_of(generics, parameter) {
                     predicate.to_tokens(&mut code);
                 }
             }
         }
-        if kept == before {
+        if used == before {
             break;
         }
     }
     let mut needed = generics.clone();
     needed.params =
-        generics.params.iter().zip(&kept).filter(|(_, kept)| **kept).map(|(it, _)| it.clone()).collect();
+        generics.params.iter().zip(&used).filter(|(_, used)| **used).map(|(it, _)| it.clone()).collect();
     if let Some(bounds) = &mut needed.where_clause {
-        let dropped: Vec<_> = generics.params.iter().zip(&kept).filter(|(_, kept)| !**kept).collect();
+        let dropped: Vec<_> = generics.params.iter().zip(&used).filter(|(_, used)| !**used).collect();
         bounds.predicates = std::mem::take(&mut bounds.predicates)
             .into_iter()
             .filter(|predicate| {

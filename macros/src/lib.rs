@@ -1,7 +1,7 @@
 //! The attribute `#[memoize]` of [stampede-guard](https://docs.rs/stampede-guard). That crate documents it and exports it with its feature
 //! `macros`; what the attribute writes names hidden items of the same release, so it cannot be used without that crate.
 //!
-//! `settings` reads the attribute, `function` the signature below it; both report what they refuse at its place. `key` writes the
+//! `settings` reads the attribute, `function` the signature below it; both report what they refuse at its span. `key` writes the
 //! key and the function that returns it, `expand` the function itself. `tokens` looks into code that is not parsed, `texts` into its format strings.
 
 mod expand;

@@ -23,7 +23,7 @@ pub(crate) enum KeySetting {
     /// A name, and all arguments but these.
     Named { name: LitStr, skip: Vec<Ident> },
     /// An expression.
-    Given(Expr),
+    Expression(Expr),
 }
 
 /// The settings of the policy that are one duration, and that one function may need otherwise than others. `policy = ..` has all.
@@ -46,10 +46,10 @@ impl Parse for Settings {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let (mut guard, mut key, mut name, mut policy) = (None, None, None, None);
         let (mut skip, mut durations) = (None, Vec::new());
-        let mut given: Vec<Ident> = Vec::new();
+        let mut seen: Vec<Ident> = Vec::new();
         while !input.is_empty() {
             let setting = input.call(Ident::parse_any)?;
-            if given.contains(&setting) {
+            if seen.contains(&setting) {
                 return Err(Error::new(
                     setting.span(),
                     format!("`{setting}` is set twice: remove one of the two"),
@@ -66,7 +66,7 @@ impl Parse for Settings {
                 }
                 _ => return Err(unknown(&setting)),
             }
-            given.push(setting);
+            seen.push(setting);
             if input.is_empty() {
                 break;
             }
@@ -88,7 +88,7 @@ fn key_of(
     skip: Option<(Ident, Vec<Ident>)>,
 ) -> Result<KeySetting> {
     match (key, name, skip) {
-        (Some((_, key)), None, None) => Ok(KeySetting::Given(key)),
+        (Some((_, key)), None, None) => Ok(KeySetting::Expression(key)),
         (Some(_), None, Some((skip, _))) => Err(Error::new(
             skip.span(),
             "`key` names the arguments that it takes, so there is nothing to `skip`: remove this",
@@ -157,8 +157,7 @@ fn sum_of_spans(text: &str) -> std::result::Result<Duration, humantime::Duration
     loop {
         let unit = rest.find(char::is_alphabetic).unwrap_or(rest.len());
         let (number, after) = rest.split_at(unit);
-        let end =
-            after.find(|letter: char| letter.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
+        let end = after.find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |at| number.len() + at);
         let (span, further) = rest.split_at(end);
         let overflow = humantime::DurationError::NumberOverflow;
         sum = sum.checked_add(humantime::parse_duration(span)?).ok_or(overflow)?;

@@ -32,7 +32,7 @@ fn captured(text: &str, name: &str) -> bool {
 /// Whether the width or the precision is this variable: `>width$.precision$`.
 fn has_parameter(form: &str, name: &str) -> bool {
     form.match_indices('$').any(|(end, _)| {
-        let word = form[..end].rsplit(|letter: char| !letter.is_alphanumeric() && letter != '_').next();
+        let word = form[..end].rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
         word.is_some_and(|word| word.trim_start_matches('0') == name)
     })
 }

@@ -76,7 +76,7 @@ fn is_static(lifetime: Option<TokenTree>) -> bool {
     matches!(lifetime, Some(TokenTree::Ident(name)) if name == "static")
 }
 
-/// The receiver's name inside of the loader, where `self` cannot be bound. The place is that of the user's `self`, for messages.
+/// The receiver's name inside of the loader, where `self` cannot be bound. The span is that of the user's `self`, for messages.
 pub(crate) fn receiver(at: Span) -> Ident {
     Ident::new("__self", Span::mixed_site().located_at(at))
 }

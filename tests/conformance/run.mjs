@@ -37,7 +37,7 @@ const SUITES = {
     const folder = await installed()
     const RELEASED = pathToFileURL(folder).href
     return {
-      title: 'the current suite, as told by current/*.mjs',
+      title: 'the current suite, as defined by current/*.mjs',
       origin: PORT => ({ script: join(HERE, 'current/origin.mjs'), cwd: HERE, env: { RELEASED, PORT } }),
       client: (BASE, ONLY) => ({ script: join(HERE, 'current/cli.mjs'), cwd: HERE, env: { RELEASED, BASE, ONLY } }),
       definitions: load(HERE, 'current/suite.mjs').then(suites => suites(RELEASED))

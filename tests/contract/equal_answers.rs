@@ -44,7 +44,7 @@ async fn random_steps_are_answered_alike() {
     for name in KEYS {
         for _ in 0..FLIGHTS_PER_KEY {
             let (memory, redis) =
-                (Flight::apart(&memory, &key(name)).await, Flight::apart(&redis, &key(name)).await);
+                (Flight::separate(&memory, &key(name)).await, Flight::separate(&redis, &key(name)).await);
             flights.push(Twins { memory, redis });
         }
     }

@@ -24,7 +24,7 @@ contract! {
 async fn a_free_lease_is_granted_and_a_held_one_names_its_holder(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     assert_eq!(holder.look_up().await, None);
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let Acquired::Held { remaining, holder: named } = waiter.acquire(waiter.ask()).await else {
         panic!("the lease is held");
     };
@@ -40,17 +40,17 @@ async fn of_simultaneous_callers_one_is_granted(world: &World) {
 }
 
 async fn acquiring_again_is_granted_and_restarts_the_time(world: &World) {
-    let holder = Flight::apart(world, &key("k")).await;
+    let holder = Flight::separate(world, &key("k")).await;
     let short = Acquire { lease: ms(2_000), ..holder.ask() };
     assert!(matches!(holder.acquire(short).await, Acquired::Granted));
     holder.must_hold().await;
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining > ms(2_000)), "{acquired:?}");
 }
 
 async fn a_lease_runs_out_by_itself(world: &World) {
-    let (old, new) = (Flight::apart(world, &key("k")).await, Flight::apart(world, &key("k")).await);
+    let (old, new) = (Flight::separate(world, &key("k")).await, Flight::separate(world, &key("k")).await);
     let started = Instant::now();
     assert!(matches!(old.acquire(Acquire { lease: ms(150), ..old.ask() }).await, Acquired::Granted));
     while let Acquired::Held { remaining, .. } = new.acquire(new.ask()).await {
@@ -63,16 +63,16 @@ async fn a_lease_runs_out_by_itself(world: &World) {
 }
 
 async fn a_renewal_restarts_the_time(world: &World) {
-    let holder = Flight::apart(world, &key("k")).await;
+    let holder = Flight::separate(world, &key("k")).await;
     holder.acquire(Acquire { lease: ms(5_000), ..holder.ask() }).await;
     assert_eq!(holder.renew(LEASE).await, TokenCheck::Held);
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining > ms(5_000)), "{acquired:?}");
 }
 
 async fn a_commit_stores_frees_and_is_found(world: &World) {
-    let (holder, other) = (Flight::holding(world, &key("k")).await, Flight::apart(world, &key("k")).await);
+    let (holder, other) = (Flight::holding(world, &key("k")).await, Flight::separate(world, &key("k")).await);
     assert_eq!(holder.commit("v").await, TokenCheck::Held);
     assert_eq!(other.look_up().await, Some(bytes("v")));
     assert!(matches!(other.acquire(other.ask()).await, Acquired::Found(entry) if entry == "v"));
@@ -113,13 +113,13 @@ async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World
     let acquired = waiter.acquire(behind).await;
     let Acquired::Held { remaining, holder } = acquired else { panic!("{acquired:?}") };
     assert!(holder == new.token && remaining > LEASE / 2, "{remaining:?}");
-    assert!(waiter.heard_nothing().await);
+    assert!(waiter.has_no_hints().await);
     assert_eq!(new.commit("new").await, TokenCheck::Held);
-    assert_eq!(waiter.hints().await.finished, Some(new.token.clone()), "its place was kept");
+    assert_eq!(waiter.hints().await.finished, Some(new.token.clone()), "its position was retained");
 }
 
 async fn steps_of_a_token_that_never_held_are_refused(world: &World) {
-    let stranger = Flight::apart(world, &key("k")).await;
+    let stranger = Flight::separate(world, &key("k")).await;
     assert_eq!(stranger.commit("v").await, TokenCheck::Lost);
     assert_eq!(stranger.renew(LEASE).await, TokenCheck::Lost);
     assert_eq!(stranger.release().await, TokenCheck::Lost);
@@ -133,12 +133,12 @@ async fn an_entry_that_was_seen_is_passed_over_and_another_is_found(world: &Worl
     let first = Flight::holding(world, &key("k")).await;
     first.commit("stale").await;
     let (seen, other) = (bytes("stale"), bytes("another"));
-    let flight = Flight::apart(world, &key("k")).await;
+    let flight = Flight::separate(world, &key("k")).await;
     let acquired = flight.acquire(Acquire { seen: Some(&other), ..flight.ask() }).await;
     assert!(matches!(acquired, Acquired::Found(entry) if entry == "stale"));
     assert!(matches!(flight.acquire(Acquire { seen: Some(&seen), ..flight.ask() }).await, Acquired::Granted));
     assert_eq!(flight.commit("fresh").await, TokenCheck::Held, "the seen entry is replaced");
-    let late = Flight::apart(world, &key("k")).await;
+    let late = Flight::separate(world, &key("k")).await;
     let acquired = late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
     assert!(matches!(acquired, Acquired::Found(entry) if entry == "fresh"));
 }
@@ -162,7 +162,7 @@ async fn an_outcome_is_only_for_waiters_behind_its_holder(world: &World) {
 
 async fn an_outcome_is_replayed_to_newcomers_for_its_time_only(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
-    let newcomer = Flight::apart(world, &key("k")).await;
+    let newcomer = Flight::separate(world, &key("k")).await;
     let started = Instant::now();
     holder.fail(Fail { replay: ms(300), ..holder.failure() }).await;
     let acquired = newcomer.acquire(newcomer.ask()).await;
@@ -180,7 +180,7 @@ async fn an_outcome_is_replayed_to_newcomers_for_its_time_only(world: &World) {
 async fn an_outcome_expires(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     holder.fail(Fail { keep: ms(100), ..holder.failure() }).await;
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let started = Instant::now();
     let behind = Acquire { behind: Some(&holder.token), ..waiter.ask() };
     while let Acquired::Ended(_) = waiter.acquire(behind).await {
@@ -194,7 +194,7 @@ async fn an_entry_comes_before_an_outcome_and_ends_it(world: &World) {
     failed.fail(failed.failure()).await;
     let loaded = Flight::holding(world, &key("k")).await;
     loaded.commit("v").await;
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let behind = Acquire { behind: Some(&failed.token), ..waiter.ask() };
     assert!(matches!(waiter.acquire(behind).await, Acquired::Found(entry) if entry == "v"));
     let seen = bytes("v");
@@ -232,7 +232,7 @@ async fn a_failure_removes_nothing_but_the_entry_that_was_seen(world: &World) {
         assert_eq!(flight.fail(fail()).await, TokenCheck::Held);
         assert_eq!(flight.look_up().await, left);
         // A late attempt of a token that holds nothing any more.
-        let newer = Flight::apart(world, &flight.key).await;
+        let newer = Flight::separate(world, &flight.key).await;
         newer.acquire(Acquire { seen: left.as_ref(), ..newer.ask() }).await;
         newer.commit("stale").await;
         assert_eq!(flight.fail(fail()).await, TokenCheck::Lost);

@@ -4,8 +4,6 @@ mod bumps;
 #[cfg(feature = "redis")]
 mod clock;
 #[cfg(feature = "redis")]
-mod crowds;
-#[cfg(feature = "redis")]
 mod equal_answers;
 #[cfg(feature = "redis")]
 mod foreign;
@@ -13,6 +11,8 @@ mod foreign;
 mod keyspace;
 #[cfg(feature = "redis")]
 mod leaving;
+#[cfg(feature = "redis")]
+mod long_queues;
 mod mutexes;
 #[cfg(feature = "redis")]
 mod on_redis;
@@ -38,7 +38,7 @@ pub(super) fn cases() -> Vec<on_cluster::Case> {
 /// The cases that affect a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
-    [on_redis::cases(), crowds::cases(), clock::cases(), leaving::cases()].concat()
+    [on_redis::cases(), long_queues::cases(), clock::cases(), leaving::cases()].concat()
 }
 
 fn mutex(name: &str) -> LockName {
@@ -65,20 +65,20 @@ impl Asker {
     }
 
     /// An asker on a separate node.
-    async fn apart(world: &World, name: &LockName) -> Self {
+    async fn separate(world: &World, name: &LockName) -> Self {
         Self::on(&world.node().await, name)
     }
 
     /// An asker on a separate node that holds the mutex, with its fence.
     async fn holding(world: &World, name: &LockName) -> (Self, u64) {
-        let asker = Self::apart(world, name).await;
+        let asker = Self::separate(world, name).await;
         let fence = asker.must_take().await;
         (asker, fence)
     }
 
     /// An asker on a separate node that waits in the mutex's queue.
     async fn waiting(world: &World, name: &LockName) -> Self {
-        let asker = Self::apart(world, name).await;
+        let asker = Self::separate(world, name).await;
         asker.must_wait().await;
         asker
     }
@@ -150,7 +150,7 @@ impl Asker {
         let caller = std::panic::Location::caller();
         async move {
             let hints = timeout(WITHIN, self.wait.notified()).await;
-            hints.unwrap_or_else(|_| panic!("{caller}: it was never told"))
+            hints.unwrap_or_else(|_| panic!("{caller}: it was never notified"))
         }
     }
 
@@ -179,16 +179,16 @@ impl Asker {
 
     /// Whether the asker has received no grant so far, nor a message that is not needed.
     async fn is_passed_over(&self, world: &World) -> bool {
-        self.heard().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
+        self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
 
-    async fn heard_nothing(&self) -> bool {
-        self.heard().await.is_none()
+    async fn has_no_hints(&self) -> bool {
+        self.hints_so_far().await.is_none()
     }
 
     /// The messages to this asker so far. A node receives messages in order, so a message to another asker of the same node
     /// comes after them.
-    async fn heard(&self) -> Option<LockHints> {
+    async fn hints_so_far(&self) -> Option<LockHints> {
         let probe = mutex(&probe_beside(&self.name.tag, |text| mutex(text).tag.to_string()));
         let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
         own.must_take().await;

@@ -69,12 +69,12 @@ macro_rules! on_servers {
 
 mod attempts;
 #[cfg(feature = "redis")]
-mod crowds;
-#[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
 mod lists;
 mod locks;
+#[cfg(feature = "redis")]
+mod long_queues;
 #[cfg(feature = "cluster")]
 mod on_cluster;
 #[cfg(feature = "redis")]
@@ -137,7 +137,7 @@ fn probe_beside(other: &str, name: impl Fn(&str) -> String) -> String {
     let master = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
     #[cfg(not(feature = "cluster"))]
     let master = |_: &str| 0;
-    let texts = (0..).map(|number| format!("a probe for what was heard before, {number}"));
+    let texts = (0..).map(|number| format!("a probe for what was received before, {number}"));
     texts.into_iter().find(|text| master(&name(text)) == master(other)).expect("one in three")
 }
 
@@ -190,17 +190,17 @@ impl World {
             Self::Redis(server) => {
                 let left = server.pubsub_clients() - 1;
                 node.close();
-                let what = "the server notices that a node has gone";
+                let what = "the server notices that a node has left";
                 support::probe::eventually_eq(what, WITHIN, left, async || server.pubsub_clients()).await;
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => unreachable!("no case on a cluster is about nodes that are gone"),
+            Self::Cluster(_) => unreachable!("no case on a cluster is about nodes that have left"),
         }
     }
 
     /// The server with the keys of this name.
     #[cfg(feature = "redis")]
-    fn home(&self, name: &str) -> &support::redis_server::RedisServer {
+    fn server_of(&self, name: &str) -> &support::redis_server::RedisServer {
         let _ = name;
         match self {
             Self::Memory(_) => unreachable!("these cases are about a server"),
@@ -256,20 +256,20 @@ impl Flight {
     }
 
     /// A flight on a separate node.
-    async fn apart(world: &World, key: &Key) -> Self {
+    async fn separate(world: &World, key: &Key) -> Self {
         Self::on(&world.node().await, key)
     }
 
     /// A flight on a separate node that holds the lease.
     async fn holding(world: &World, key: &Key) -> Self {
-        let flight = Self::apart(world, key).await;
+        let flight = Self::separate(world, key).await;
         flight.must_hold().await;
         flight
     }
 
     /// A flight on a separate node that waits in the queue.
     async fn waiting(world: &World, key: &Key) -> Self {
-        let flight = Self::apart(world, key).await;
+        let flight = Self::separate(world, key).await;
         flight.must_wait().await;
         flight
     }
@@ -379,7 +379,7 @@ impl Flight {
         self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
 
-    async fn heard_nothing(&self) -> bool {
+    async fn has_no_hints(&self) -> bool {
         self.hints_so_far().await.is_none()
     }
 

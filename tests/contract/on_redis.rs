@@ -39,13 +39,13 @@ pub(super) fn own_keys(server: &RedisServer) -> Vec<String> {
 
 /// Invariant 5, checked after each step, with the server's scripts flushed before each.
 async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let check = |step: &str| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
         server.script_flush();
     };
     server.script_flush();
-    let (one, two) = (Flight::apart(world, &key("k")).await, Flight::apart(world, &key("k")).await);
+    let (one, two) = (Flight::separate(world, &key("k")).await, Flight::separate(world, &key("k")).await);
     one.must_hold().await;
     check("granted");
     two.must_wait().await;
@@ -80,10 +80,10 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
 }
 
 async fn a_lease_without_an_expiry_gets_one(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     Flight::holding(world, &key("k")).await;
     server.run::<()>(&["PERSIST", &at("l", "k")]);
-    let waiter = Flight::apart(world, &key("k")).await;
+    let waiter = Flight::separate(world, &key("k")).await;
     let ask = Acquire { lease: ms(200), ..waiter.ask() };
     let acquired = waiter.acquire(ask).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(200)), "{acquired:?}");
@@ -97,7 +97,7 @@ async fn a_lease_without_an_expiry_gets_one(world: &World) {
 /// The server's clock is set back by a minute while a holder dies: its lease of a second has 60.7 s left, and all callers
 /// would wait for that. A caller with another policy shortens it, too.
 async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));
     holder.acquire(Acquire { lease: ms(400), ..holder.ask() }).await;
     let waiter = Flight::of_lease(&world.node().await, &key("k"), LEASE);
@@ -105,7 +105,7 @@ async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) 
     let acquired = waiter.acquire(waiter.ask()).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(400)), "{acquired:?}");
     let left: i64 = server.run(&["PTTL", &at("q", "k")]);
-    assert!(left <= 2 * 60_000 + 1_000, "nor is the queue kept for longer: {left} ms");
+    assert!(left <= 2 * 60_000 + 1_000, "nor does the queue last longer: {left} ms");
     let started = Instant::now();
     while let Acquired::Held { .. } = waiter.acquire(waiter.ask()).await {
         assert!(started.elapsed() < WITHIN);
@@ -132,13 +132,13 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: 
     let holder = Flight::holding(world, &key("k")).await;
     let stored = holder.store.commit(&holder.key, &holder.token, large(1), LEASE, WITHIN).await;
     assert_eq!(stored.expect("commit"), TokenCheck::Held);
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let read = || -> u64 {
         let stats: String = server.run(&["INFO", "commandstats"]);
         let get = stats.lines().find_map(|line| line.strip_prefix("cmdstat_get:calls=")).unwrap_or("0,");
         get.split(',').next().expect("a number").parse().expect("a number")
     };
-    let flight = Flight::apart(world, &key("k")).await;
+    let flight = Flight::separate(world, &key("k")).await;
     let before = read();
     let found = flight.acquire(flight.ask()).await;
     assert!(matches!(&found, Acquired::Found(entry) if *entry == large(1)));
@@ -155,7 +155,7 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: 
 
 /// The script reports the entry, which is invalidated before it is read: the lease is requested again, and granted.
 async fn an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     if world.gives_claims() {
         // A cluster's client does not connect through the relay.
         return;
@@ -210,7 +210,7 @@ async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServ
 
 /// A restarted server has lost scripts, lease and queue: the old holder is refused.
 async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     server.flush_all();
@@ -222,7 +222,7 @@ async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
 
 /// When memory is full, steps that need memory are refused, and steps that release memory are not.
 async fn a_server_without_memory_still_releases(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -249,13 +249,13 @@ async fn a_server_without_memory_still_releases(world: &World) {
 async fn foreign_data_is_left_alone(world: &World) {
     for kind in ["e", "q", "o"] {
         let (name, k) = (at(kind, kind), key(kind));
-        let server = world.home(k.name());
+        let server = world.server_of(k.name());
         server.run::<()>(&["HSET", &name, "f", "v"]);
         server.run::<()>(&["PEXPIRE", &name, "600000"]);
         let holder = Flight::holding(world, &k).await;
         let found = (kind == "e").then(Bytes::new);
         assert_eq!(holder.look_up().await, found, "{name}: nothing, or nothing that can be read");
-        let waiter = Flight::apart(world, &k).await;
+        let waiter = Flight::separate(world, &k).await;
         let acquired = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
         if kind == "q" {
             assert_eq!(acquired.expect_err("it can not queue").kind, StoreErrorKind::Refused);
@@ -273,10 +273,10 @@ async fn foreign_data_is_left_alone(world: &World) {
         assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
     }
     let (name, k) = (at("l", "l"), key("l"));
-    let server = world.home(k.name());
+    let server = world.server_of(k.name());
     server.run::<()>(&["HSET", &name, "f", "v"]);
     server.run::<()>(&["PEXPIRE", &name, "600000"]);
-    let flight = Flight::apart(world, &k).await;
+    let flight = Flight::separate(world, &k).await;
     let acquired = flight.store.acquire(&k, flight.ask(), WITHIN).await;
     assert_eq!(acquired.expect_err("there can be no lease").kind, StoreErrorKind::Refused);
     flight.invalidate().await;
@@ -285,7 +285,7 @@ async fn foreign_data_is_left_alone(world: &World) {
 
 /// The server's clock decides on freshness, whatever this machine's clock shows.
 async fn the_clock_of_every_node_is_the_servers(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let server_ms = || {
         let (secs, micros): (u64, u64) = server.run(&["TIME"]);
         secs * 1_000 + micros / 1_000
@@ -306,9 +306,9 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
 /// The server's clock is set back by an hour, so an outcome that should expire soon expires in an hour. It must not be
 /// replayed for as long.
 async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
-    let newcomer = Flight::apart(world, &key("k")).await;
+    let newcomer = Flight::separate(world, &key("k")).await;
     let replayed = Fail { replay: LEASE / 2, ..holder.failure() };
     assert_eq!(holder.fail(replayed).await, TokenCheck::Held);
     assert!(matches!(newcomer.acquire(newcomer.ask()).await, Acquired::Ended(text) if text == "no route"));

@@ -146,7 +146,7 @@ impl Tier {
     }
 
     /// Waits until this many announcements have arrived, and returns them.
-    async fn heard(&self, count: usize) -> Vec<ReceivedAnnouncement> {
+    async fn received(&self, count: usize) -> Vec<ReceivedAnnouncement> {
         let started = Instant::now();
         loop {
             let received = self.ear.announced.lock().expect("no panic").clone();
@@ -185,7 +185,7 @@ impl World {
             _ => {
                 let kind = if registry { "n" } else { "a" };
                 let name = format!("sg1:{kind}:{{{}}}", volume().name());
-                assert_eq!(self.home(volume().name()).run::<u8>(&["DEL", &name]), 1);
+                assert_eq!(self.server_of(volume().name()).run::<u8>(&["DEL", &name]), 1);
                 true
             }
         }
@@ -249,7 +249,7 @@ async fn a_lost_registry_is_replaced_by_one_that_is_not_mature(world: &World) {
     let knowing =
         |stamp, registry_id| Renewal { stamp, mark: None, known_registry: Some(registry_id), term: TERM };
     let wrong = one.renew_with(knowing(2, Uuid::new_v4())).await;
-    assert!(!wrong.registry.is_mature, "another birth");
+    assert!(!wrong.registry.is_mature, "another registry");
     let right = one.renew_with(knowing(3, first.registry.registry_id)).await;
     assert!(right.registry.is_mature);
     assert!(one.renew(4, None).await.registry.is_mature, "it stays mature");
@@ -287,7 +287,7 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
     ]
     .map(audience);
     let names = [value("a"), value("b"), ChangedName::tag(&key("t")), value("c")];
-    let (received, also) = (two.heard(4).await, three.heard(4).await);
+    let (received, also) = (two.received(4).await, three.received(4).await);
     assert_eq!(received, also);
     for (n, to) in audiences.into_iter().enumerate() {
         assert_eq!(to.at.id, announced[n].id);
@@ -299,8 +299,8 @@ async fn a_change_reaches_every_member_but_its_announcer(world: &World) {
     assert_eq!(one.store.look_up(&key("b"), WITHIN).await.expect("look up"), Some(bytes("v")));
     let from_two = audience(two.announce(&value("d"), false).await);
     assert_eq!(sorted(from_two.members), sorted(vec![one.member_with(1), three.member_with(7)]));
-    assert_eq!(one.heard(1).await.len(), 1, "nothing of its own");
-    assert_eq!(two.heard(4).await.len(), 4);
+    assert_eq!(one.received(1).await.len(), 1, "nothing of its own");
+    assert_eq!(two.received(4).await.len(), 4);
 }
 
 async fn an_acknowledgement_reaches_the_announcer(world: &World) {
@@ -390,7 +390,7 @@ async fn the_longest_names_are_announced(world: &World) {
     two.invalidate(world, &announcement(false), &long, None).await;
     two.invalidate(world, &announcement(false), &digested, None).await;
     two.forget_tag(world, &announcement(false), &long).await;
-    let received = one.heard(3).await;
+    let received = one.received(3).await;
     assert_eq!(received.into_iter().map(|message| message.record.name).collect::<Vec<_>>(), expected);
     let records = one.renew(2, Some(first.newest)).await.announced.expect("all");
     assert_eq!(records.into_iter().map(|record| record.name).collect::<Vec<_>>(), expected);

@@ -23,7 +23,7 @@ contract! {
 
 async fn a_caller_that_does_not_queue_is_not_handed_the_lease(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
-    let passer = Flight::apart(world, &key("k")).await;
+    let passer = Flight::separate(world, &key("k")).await;
     let ask = Acquire { queue: false, ..passer.ask() };
     assert!(matches!(passer.acquire(ask).await, Acquired::Held { .. }));
     assert_eq!(holder.hand_over(0).await, HandedOver::Freed);
@@ -86,7 +86,7 @@ async fn a_waiter_that_releases_gives_up_its_position(world: &World) {
     assert_eq!(leaves.release().await, TokenCheck::Lost);
     assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
     assert_eq!(stays.granted(world).await, 0);
-    assert!(leaves.heard_nothing().await);
+    assert!(leaves.has_no_hints().await);
     // Also if it was the only waiter.
     let last = Flight::waiting(world, &key("k")).await;
     assert_eq!(last.release().await, TokenCheck::Lost);
@@ -146,7 +146,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
             assert_eq!(hints.granted, None, "{end}");
         }
         // All waiters were notified, so none is left in the queue.
-        let late = Flight::apart(world, &key(end)).await;
+        let late = Flight::separate(world, &key(end)).await;
         let seen = bytes("v");
         late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
         assert_eq!(late.hand_over(0).await, HandedOver::Freed, "{end}");
@@ -159,14 +159,14 @@ async fn a_wake_up_before_the_waiter_looks_is_retained(world: &World) {
     let waiter = Flight::waiting(world, &key("k")).await;
     holder.commit("v").await;
     // The message arrives before any task awaits it.
-    assert!(Flight::on(&waiter.store, &key("other")).heard_nothing().await);
+    assert!(Flight::on(&waiter.store, &key("other")).has_no_hints().await);
     assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
 }
 
 async fn an_invalidation_ends_the_lease_and_notifies_holder_and_waiters(world: &World) {
     let failed = Flight::holding(world, &key("k")).await;
     failed.fail(Fail { replay: LEASE, ..failed.failure() }).await;
-    let other = Flight::apart(world, &key("k")).await;
+    let other = Flight::separate(world, &key("k")).await;
     other.invalidate().await;
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
@@ -185,7 +185,7 @@ async fn an_invalidation_ends_the_lease_and_notifies_holder_and_waiters(world: &
 /// If that entry was removed, nothing is stored. A step that is repeated because its first answer was lost takes effect
 /// once.
 async fn an_insertion_over_an_entry_replaces_no_other_entry(world: &World) {
-    let one = Flight::apart(world, &key("k")).await;
+    let one = Flight::separate(world, &key("k")).await;
     one.insert("a", None).await;
     one.insert("b", Some("a")).await;
     assert_eq!(one.look_up().await, Some(bytes("b")));
@@ -211,7 +211,7 @@ async fn resources_are_independent(world: &World) {
     let (on_a, on_b) = (Flight::waiting(world, &key("a")).await, Flight::waiting(world, &key("b")).await);
     one.commit("v").await;
     on_a.hints().await;
-    assert!(on_b.heard_nothing().await);
+    assert!(on_b.has_no_hints().await);
     assert_eq!(two.look_up().await, None);
     one.invalidate().await;
     assert_eq!(two.renew(LEASE).await, TokenCheck::Held);

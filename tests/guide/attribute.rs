@@ -26,8 +26,8 @@ struct Database(Arc<AtomicU64>);
 
 impl Database {
     async fn price(&self, id: u64) -> Result<Option<u64>, DbError> {
-        let asked = self.0.fetch_add(1, Ordering::SeqCst);
-        if id == 0 { Err(DbError) } else { Ok((id < 100).then_some(499 + asked)) }
+        let earlier = self.0.fetch_add(1, Ordering::SeqCst);
+        if id == 0 { Err(DbError) } else { Ok((id < 100).then_some(499 + earlier)) }
     }
 
     async fn find(&self, text: &str) -> Result<Vec<u64>, DbError> {
@@ -158,7 +158,7 @@ impl<T: Row> Rows<T> {
 }
 
 #[tokio::test]
-async fn a_key_tells_the_types_of_an_impl_apart() -> Result<(), Box<dyn Error>> {
+async fn a_key_distinguishes_the_types_of_an_impl() -> Result<(), Box<dyn Error>> {
     let (guard, db) = (StampedeGuard::in_memory(), Database::default());
     let numbers = Rows::<u64> { guard: guard.clone(), db: db.clone(), of: PhantomData };
     let texts = Rows::<String> { guard, db, of: PhantomData };

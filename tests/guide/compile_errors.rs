@@ -45,18 +45,18 @@ fn errors() -> String {
 
 /// The errors in a module of `ui`: the first line of each, and how many lines they have.
 fn errors_of<'a>(all: &[&'a str], module: &str) -> (Vec<&'a str>, usize) {
-    let place = format!("ui/{module}.rs");
-    let own: Vec<_> = all.iter().filter(|text| text.contains(&place)).collect();
+    let path = format!("ui/{module}.rs");
+    let own: Vec<_> = all.iter().filter(|text| text.contains(&path)).collect();
     let lines = own.iter().map(|text| text.lines().count()).sum();
     (own.iter().filter_map(|text| text.lines().next()).collect(), lines)
 }
 
 /// Where in its file an error points to: the code from there on.
-fn place_of(text: &str, module: &str) -> String {
-    let place = format!("ui/{module}.rs:");
-    let (_, at) = text.split_once(&place).unwrap_or_else(|| panic!("elsewhere: {text}"));
+fn position_of(text: &str, module: &str) -> String {
+    let path = format!("ui/{module}.rs:");
+    let (_, at) = text.split_once(&path).unwrap_or_else(|| panic!("elsewhere: {text}"));
     let mut numbers = at.split([':', '\n']).map(|number| number.trim().parse::<usize>());
-    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_else(|| panic!("no place: {text}"));
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_else(|| panic!("no position: {text}"));
     let (line, column) = (next(), next());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui").join(format!("{module}.rs"));
     let source = fs::read_to_string(source).expect("a module of ui");
@@ -131,20 +131,20 @@ const ATTRIBUTE: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-/// The errors in these modules, each at the right place and no others but repetitions at the same function.
+/// The errors in these modules, each at the right position and no others but repetitions at the same function.
 fn the_attribute_points_at_what_it_refuses(texts: &[&str]) {
     for (module, expected) in ATTRIBUTE {
-        let place = format!("ui/{module}.rs");
-        let own: Vec<_> = texts.iter().filter(|text| text.contains(&place)).collect();
+        let path = format!("ui/{module}.rs");
+        let own: Vec<_> = texts.iter().filter(|text| text.contains(&path)).collect();
         let mut found = own.iter().copied().peekable();
         for (message, at) in expected {
             let text = found.next().unwrap_or_else(|| panic!("{module}: nothing says: {message}"));
             let first = text.lines().next().unwrap_or_default();
             assert!(first.contains(message), "{module}: {first}, instead of: {message}");
             assert!(
-                place_of(text, module).starts_with(at),
+                position_of(text, module).starts_with(at),
                 "{module}, at {}: {text}",
-                place_of(text, module)
+                position_of(text, module)
             );
             // The compiler checks a type at each use of it; a value that is no `Result` is of another type than the body's.
             let is_of_compiler = first.starts_with("error[");

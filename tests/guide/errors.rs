@@ -83,7 +83,7 @@ async fn not_found_is_a_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_told_to_all_waiters_and_not_stored() {
+async fn a_failure_reaches_all_waiters_and_is_not_stored() {
     let (app, db) = service(&StampedeGuard::in_memory());
     let ask = || requests::get(&app, "/user/13");
     let (one, two, three) = tokio::join!(ask(), ask(), ask());
@@ -128,7 +128,7 @@ async fn the_same_error_in_every_process() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
+async fn failures_are_shared_for_error_for() -> Result<(), Box<dyn Error>> {
     let policy = Policy::builder().error_for(Duration::from_millis(500)).build()?;
     let store = MemoryStore::new();
     let [here, there] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -136,10 +136,10 @@ async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
     let first = here.get_or_load("key", fail).await.expect_err("failed");
     assert!(matches!(first.loader(), Some(DbError::Down)));
     assert_eq!(first.to_string(), "the load failed: the database is down");
-    // A moment later, in another process: told, not loaded.
-    let told = there.get_or_load("key", fail).await.expect_err("failed");
-    assert!(told.is_remote());
-    assert_eq!(told.to_string(), "another caller's load failed: the database is down");
+    // A moment later, in another process: shared, not loaded.
+    let failure = there.get_or_load("key", fail).await.expect_err("failed");
+    assert!(failure.is_remote());
+    assert_eq!(failure.to_string(), "another caller's load failed: the database is down");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let again = there.get_or_load("key", fail).await.expect_err("failed");
     assert!(again.loader().is_some(), "loaded again");
@@ -149,8 +149,8 @@ async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
 #[tokio::test(start_paused = true)]
 async fn limits_of_time() -> Result<(), Box<dyn Error>> {
     let policy = Policy::builder()
-        .load_timeout(Duration::from_secs(10)) // ends a load; all waiters are told
-        .wait_timeout(Duration::from_secs(2), OnWaitTimeout::Fail) // a waiter is told after 2 s; the load goes on
+        .load_timeout(Duration::from_secs(10)) // ends a load; all waiters receive the error
+        .wait_timeout(Duration::from_secs(2), OnWaitTimeout::Fail) // a waiter gives up after 2 s; the load goes on
         .build()?;
     let guard = StampedeGuard::in_memory().with_policy(policy);
     let hang = || async { std::future::pending::<Result<u8, DbError>>().await };
@@ -166,7 +166,7 @@ async fn limits_of_time() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_tried_again_for_a_waiter() {
+async fn a_panic_is_retried_for_a_waiter() {
     let guard = StampedeGuard::in_memory();
     let tries = Arc::new(AtomicUsize::new(0));
     let ask = || {

@@ -29,9 +29,9 @@ impl Origin {
 
 /// The price, and how long the caller waited.
 async fn ask(guard: &StampedeGuard, origin: &Origin) -> (Result<u64, LoadError<std::io::Error>>, Duration) {
-    let (origin, asked) = (origin.clone(), Instant::now());
+    let (origin, began) = (origin.clone(), Instant::now());
     let price = guard.get_or_load(("price", 7), move || async move { origin.price(7).await }).await;
-    (price, asked.elapsed())
+    (price, began.elapsed())
 }
 
 fn guard(policy: PolicyBuilder) -> Result<StampedeGuard, stampede_guard::Error> {
@@ -90,8 +90,8 @@ fn everything() -> Result<Policy, stampede_guard::Error> {
         .soft_timeout(Duration::from_millis(200)) // a load that takes longer: the old value stands in
         .early_refresh(1.0) // loads anew before the end: the earlier, the longer a load takes
         .refresh_ahead(0.8) // or once 80 % of the lifetime have passed
-        .negative_for(Duration::from_secs(5)) // `None` is kept for less
-        .error_for(Duration::from_millis(500)) // a failure is told to later callers for so long
+        .negative_for(Duration::from_secs(5)) // `None` is stored for a shorter time
+        .error_for(Duration::from_millis(500)) // a failure is shared with later callers for so long
         .ttl_jitter(0.1) // values stored together do not expire together
         .build()?;
     Ok(policy)
@@ -121,13 +121,13 @@ async fn a_slow_load_and_a_refresh_ahead() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_kept_for_less() -> Result<(), Box<dyn Error>> {
+async fn an_absent_value_is_stored_for_a_shorter_time() -> Result<(), Box<dyn Error>> {
     let guard = guard(Policy::builder().negative_for(Duration::from_secs(5)))?;
     let ask = async |found: Option<u64>| {
         guard.get_or_load("user", move || async move { Ok::<_, std::io::Error>(found) }).await
     };
     assert_eq!(ask(None).await?, None);
-    assert_eq!(ask(Some(7)).await?, None, "kept");
+    assert_eq!(ask(Some(7)).await?, None, "stored");
     sleep(Duration::from_secs(6)).await;
     assert_eq!(ask(Some(7)).await?, Some(7));
     sleep(Duration::from_secs(50)).await;
@@ -154,7 +154,7 @@ async fn load(mut cx: LoadContext<String>) -> Result<String, std::io::Error> {
     cx.stale_if_error(Duration::from_secs(60)); // the same
     match (fetch(cx.validator()).await?, cx.take_previous()) {
         (Some(new), _) => {
-            cx.set_validator(new.version); // kept with the value, at most 1 KiB
+            cx.set_validator(new.version); // stored with the value, at most 1 KiB
             Ok(new.report)
         }
         (None, Some(previous)) => Ok(previous), // not modified: fresh again, without a transfer

@@ -34,7 +34,7 @@ const STEP: Duration = Duration::from_millis(10);
 /// One load, as the origin sees it.
 #[derive(Clone, Copy)]
 struct Load {
-    asked: Instant,
+    requested: Instant,
     begun: Instant,
     ended: Instant,
 }
@@ -52,12 +52,12 @@ impl Origin {
     }
 
     async fn report(&self, id: u64) -> String {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let _connection = self.capacity.acquire().await.expect("never closed");
         let begun = Instant::now();
         tokio::time::sleep(LOAD_TIME).await;
         let ended = Instant::now();
-        self.loads.lock().expect("not poisoned").push(Load { asked, begun, ended });
+        self.loads.lock().expect("not poisoned").push(Load { requested, begun, ended });
         format!("report {id}: all is well\n")
     }
 }
@@ -90,7 +90,7 @@ async fn wave(run: &str, replicas: &[Router], origin: &Origin, csv: &mut String)
     let last = answers.iter().max().expect("some requests");
     let mut at = start;
     while at < *last + STEP {
-        let queued = loads.iter().filter(|load| load.asked <= at && at < load.begun).count();
+        let queued = loads.iter().filter(|load| load.requested <= at && at < load.begun).count();
         let running = loads.iter().filter(|load| load.begun <= at && at < load.ended).count();
         let finished = loads.iter().filter(|load| load.ended <= at).count();
         let answered = answers.iter().filter(|&&answer| answer <= at).count();
@@ -175,9 +175,9 @@ async fn a_server_that_hangs_costs_its_first_requests_the_budget() -> Result<(),
             break;
         }
         let alone = guard.stats().fail_open_loads;
-        let asked = Instant::now();
+        let requested = Instant::now();
         guard.get_or_load(("key", run, number), || async { Ok::<_, std::io::Error>(7) }).await?;
-        let took = asked.elapsed().as_secs_f64() * 1e3;
+        let took = requested.elapsed().as_secs_f64() * 1e3;
         let answer = if guard.stats().fail_open_loads > alone { "alone" } else { "redis" };
         writeln!(csv, "{:.1},{took:.3},{answer}", at.as_secs_f64() * 1e3)?;
     }

@@ -64,7 +64,7 @@ async fn an_invalidation_wins_over_a_running_load() -> Result<(), Box<dyn Error>
 }
 
 async fn load(mut cx: LoadContext<u64>, db: Database, id: u64) -> Result<u64, Box<dyn Error + Send + Sync>> {
-    cx.tag([("product", id)]).await?; // before the origin is asked: an invalidation in between is not missed
+    cx.tag([("product", id)]).await?; // before the origin is queried: an invalidation in between is not missed
     Ok(db.price(id).await?)
 }
 
@@ -76,11 +76,11 @@ struct Product {
 
 /// A shop whose product 7 has a name with the version of its data.
 #[derive(Clone, Default)]
-struct Shelf {
+struct Catalog {
     version: Arc<AtomicU64>,
 }
 
-impl Shelf {
+impl Catalog {
     async fn category(&self, _id: u64) -> Result<&'static str, std::io::Error> {
         tokio::time::sleep(Duration::from_millis(10)).await;
         Ok("books")
@@ -93,10 +93,10 @@ impl Shelf {
     }
 }
 
-async fn product_name(mut cx: LoadContext<String>, db: Shelf, id: u64) -> Result<String, std::io::Error> {
+async fn product_name(mut cx: LoadContext<String>, db: Catalog, id: u64) -> Result<String, std::io::Error> {
     let category = db.category(id).await?; // may be old a moment later ..
     cx.tag([("category", category)]).await.map_err(std::io::Error::other)?;
-    let product = db.product(id).await?; // .. so all that is stored is asked for after the tag was set
+    let product = db.product(id).await?; // .. so all that is stored is read after the tag was set
     if product.category != category {
         cx.fresh_for(Duration::ZERO); // it has moved meanwhile: for the waiters only
     }
@@ -105,7 +105,7 @@ async fn product_name(mut cx: LoadContext<String>, db: Shelf, id: u64) -> Result
 
 #[tokio::test(start_paused = true)]
 async fn a_tag_that_is_part_of_the_value_is_set_before_the_value_is_loaded() -> Result<(), Box<dyn Error>> {
-    let (guard, db) = (StampedeGuard::in_memory(), Shelf::default());
+    let (guard, db) = (StampedeGuard::in_memory(), Catalog::default());
     let ask = || {
         let (guard, db) = (guard.clone(), db.clone());
         async move { guard.load("p").get(move |cx| product_name(cx, db, 7)).await.map(|loaded| loaded.value) }
@@ -189,7 +189,7 @@ async fn every_query_of_a_path_is_invalidated() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn an_unconfirmed_invalidation_is_kept() -> Result<(), Box<dyn Error>> {
+async fn an_unconfirmed_invalidation_is_retained() -> Result<(), Box<dyn Error>> {
     let guard = StampedeGuard::new(redis::Client::open("redis://127.0.0.1:1/")?);
     let error = guard.invalidate(("price", 7)).await.expect_err("Redis is away");
     println!("{error}: {}", guard.stats().kept_invalidations);
@@ -216,9 +216,9 @@ async fn update(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<StatusC
 
 /// An import has changed prices behind the service's back.
 async fn imported(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
-    let gone = shop.guard.invalidation().path("/product/7"); // needs `HttpPolicy::authority`
-    let gone = gone.tag("products"); // every response under the policy with this tag
-    gone.send().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let invalidation = shop.guard.invalidation().path("/product/7"); // needs `HttpPolicy::authority`
+    let invalidation = invalidation.tag("products"); // every response under the policy with this tag
+    invalidation.send().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

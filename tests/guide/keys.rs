@@ -18,7 +18,7 @@ fn guarded(app: Router, http: HttpPolicy) -> Result<Router, stampede_guard::Erro
 }
 
 #[test]
-fn explain_tells_the_decision_and_its_rule() -> Result<(), Box<dyn Error>> {
+fn explain_returns_the_decision_and_its_rule() -> Result<(), Box<dyn Error>> {
     let request = Request::get("http://shop.example/basket").body(())?;
     let response = Response::builder().header("cache-control", "private").body(())?;
     let decision = explain(&request, &response, &HttpPolicy::default());
@@ -44,8 +44,8 @@ async fn the_key_is_scheme_host_path_and_query() -> Result<(), Box<dyn Error>> {
     assert_eq!(key.map(|key| key.to_string()).as_deref(), Some("http:http:shop.example:/report/7?lang=en"));
 
     let page = Router::new().route("/", get(|| async { "home" }));
-    let told = guarded(page.clone(), HttpPolicy::default().expose_key(true))?;
-    let seen = requests::get(&told, "/").await;
+    let exposed = guarded(page.clone(), HttpPolicy::default().expose_key(true))?;
+    let seen = requests::get(&exposed, "/").await;
     assert!(seen.remark().ends_with(r#"; key="http:http:shop.example:/""#), "{}", seen.remark());
 
     // Three names of one service are three resources, unless the policy names one.
@@ -214,7 +214,7 @@ async fn the_table_of_requests_and_responses() -> Result<(), Box<dyn Error>> {
         ("GET", &[], 429, &[("cache-control", "max-age=60")], "fwd=uri-miss; detail=status"),
         ("GET", &[], 200, &[("content-type", "text/event-stream")], "fwd=uri-miss; detail=event-stream"),
     ];
-    for (method, asked, status, answer, remark) in cases {
+    for (method, headers, status, answer, remark) in cases {
         let status = StatusCode::from_u16(status)?;
         let handler = move || async move {
             (
@@ -225,10 +225,10 @@ async fn the_table_of_requests_and_responses() -> Result<(), Box<dyn Error>> {
         };
         let app = Router::new().route("/", get(handler).post(handler));
         let app = guarded(app, HttpPolicy::default())?;
-        let seen = send(&app, method, "/", asked).await;
+        let seen = send(&app, method, "/", headers).await;
         assert!(
             seen.remark().starts_with(remark),
-            "{method} {asked:?} {status} {answer:?}: {}",
+            "{method} {headers:?} {status} {answer:?}: {}",
             seen.remark()
         );
     }

@@ -64,9 +64,9 @@ fn the_settings_of_a_service_are_valid() -> Result<(), Box<dyn Error>> {
 /// Asks until the answer comes from memory: the first request begins the lease, a later one makes the copy.
 async fn warm(guard: &StampedeGuard, origin: &Origin) -> u64 {
     loop {
-        let (before, given) = (guard.stats().local_hits, price(guard, origin).await);
+        let (before, value) = (guard.stats().local_hits, price(guard, origin).await);
         if guard.stats().local_hits > before {
-            return given;
+            return value;
         }
         sleep(Duration::from_millis(5)).await;
     }
@@ -134,10 +134,10 @@ fn survives_an_outage() -> Result<Policy, stampede_guard::Error> {
 async fn copies_are_served_while_redis_is_away() -> Result<(), Box<dyn Error>> {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let (with, without) = (chaos.replica(), chaos.replica());
-    let kept = StampedeGuard::builder(with.clone()).policy(survives_an_outage()?).build()?;
+    let lasting = StampedeGuard::builder(with.clone()).policy(survives_an_outage()?).build()?;
     let policy = survives_an_outage()?.to_builder().local_while_down(Duration::ZERO).build()?;
     let loads = StampedeGuard::builder(without.clone()).policy(policy).build()?;
-    for guard in [&kept, &loads] {
+    for guard in [&lasting, &loads] {
         warm(guard, &origin).await;
     }
     with.cut();
@@ -145,9 +145,9 @@ async fn copies_are_served_while_redis_is_away() -> Result<(), Box<dyn Error>> {
     sleep(Duration::from_secs(120)).await;
     let before = origin.loads("price");
     for _ in 0..10 {
-        price(&kept, &origin).await;
+        price(&lasting, &origin).await;
     }
-    assert_eq!((origin.loads("price"), kept.stats().stale), (before, 10));
+    assert_eq!((origin.loads("price"), lasting.stats().stale), (before, 10));
     for _ in 0..10 {
         price(&loads, &origin).await;
     }
@@ -155,7 +155,7 @@ async fn copies_are_served_while_redis_is_away() -> Result<(), Box<dyn Error>> {
 
     // The invalidation of this process itself fails, and drops its own copy all the same.
     let newest = origin.change("price");
-    assert!(kept.invalidate("price").await.is_err());
-    assert_eq!(price(&kept, &origin).await, newest);
+    assert!(lasting.invalidate("price").await.is_err());
+    assert_eq!(price(&lasting, &origin).await, newest);
     Ok(())
 }

@@ -38,8 +38,8 @@ async fn rebuild(State(app): State<App>) -> Result<StatusCode, StatusCode> {
 
 fn refused(error: LockError) -> StatusCode {
     match error {
-        error if error.is_busy() => StatusCode::TOO_MANY_REQUESTS, // other holders kept it busy all the time
-        error if error.is_store() => StatusCode::SERVICE_UNAVAILABLE, // Redis could not be asked
+        error if error.is_busy() => StatusCode::TOO_MANY_REQUESTS, // other holders held it all the time
+        error if error.is_store() => StatusCode::SERVICE_UNAVAILABLE, // Redis could not be reached
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

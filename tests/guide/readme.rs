@@ -106,7 +106,7 @@ async fn user(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<Json<User
     match user.await {
         Ok(Some(user)) => Ok(Json(user)),
         Ok(None) => Err(StatusCode::NOT_FOUND), // "there is none" is a value too: it is cached
-        Err(_) => Err(StatusCode::BAD_GATEWAY), // the load failed, and all its waiters were told
+        Err(_) => Err(StatusCode::BAD_GATEWAY), // the load failed, and all its waiters received the error
     }
 }
 

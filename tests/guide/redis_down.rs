@@ -84,7 +84,7 @@ async fn a_process_loads_no_more_at_once_than_it_may() -> Result<(), Box<dyn Err
     let redis = redis::Client::open("redis://127.0.0.1:1/")?;
     let policy = Policy::builder()
         .max_concurrent_loads(40) // in the whole fleet, as long as Redis counts
-        .max_fail_open_loads(4) // in each of ten processes, while it can not be asked
+        .max_fail_open_loads(4) // in each of ten processes, while it can not be reached
         .build()?;
     let guard = StampedeGuard::builder(redis).policy(policy).build()?;
 

@@ -51,8 +51,8 @@ impl Api {
 
 #[tokio::test]
 async fn reqwest_behind_the_guard() -> Result<(), Box<dyn Error + Send + Sync>> {
-    let counted = Api::default();
-    let api = counted.start().await?;
+    let server = Api::default();
+    let api = server.start().await?;
     let (guard, reqwest) = (StampedeGuard::in_memory(), reqwest::Client::new());
 
     let client = ServiceBuilder::new().layer(guard.clone()).service(ReqwestService::new(reqwest.clone())?);
@@ -67,19 +67,19 @@ async fn reqwest_behind_the_guard() -> Result<(), Box<dyn Error + Send + Sync>> 
     let status = response.headers()[header::CACHE_STATUS].to_str()?;
     assert!(status.contains("; hit"), "{status}");
     assert_eq!(response.into_body().collect().await?.to_bytes(), "ant: 42 coins");
-    assert_eq!(counted.requests(), 1);
+    assert_eq!(server.requests(), 1);
 
     let client = ClientBuilder::new(reqwest.clone()).with(guard.reqwest(reqwest)?).build();
 
     let text = client.get(format!("{api}/price/ant")).send().await?.text().await?;
-    assert_eq!((&*text, counted.requests()), ("ant: 42 coins", 1));
+    assert_eq!((&*text, server.requests()), ("ant: 42 coins", 1));
     Ok(())
 }
 
 #[tokio::test]
 async fn one_account_before_the_guard() -> Result<(), Box<dyn Error + Send + Sync>> {
-    let counted = Api::default();
-    let api = counted.start().await?;
+    let server = Api::default();
+    let api = server.start().await?;
     let policy = Policy::builder().http(HttpPolicy::private()).build()?;
     let (guard, reqwest) = (StampedeGuard::in_memory().with_policy(policy), reqwest::Client::new());
 
@@ -89,24 +89,24 @@ async fn one_account_before_the_guard() -> Result<(), Box<dyn Error + Send + Syn
 
     for _ in 0..2 {
         let basket = client.get(format!("{api}/basket")).send().await?.text().await?;
-        assert_eq!((&*basket, counted.requests()), ("the basket of Ada", 1));
+        assert_eq!((&*basket, server.requests()), ("the basket of Ada", 1));
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_private_policy_keeps_users_apart() -> Result<(), Box<dyn Error + Send + Sync>> {
-    let counted = Api::default();
-    let api = counted.start().await?;
+async fn a_private_policy_separates_users() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let server = Api::default();
+    let api = server.start().await?;
     let (shared, reqwest) = (StampedeGuard::in_memory(), reqwest::Client::new());
     // The default policy stores neither.
     let careful = ClientBuilder::new(reqwest.clone()).with(shared.reqwest(reqwest.clone())?).build();
     for _ in 0..2 {
         careful.get(format!("{api}/basket")).header(header::AUTHORIZATION, "Ada").send().await?;
     }
-    assert_eq!(counted.requests(), 2);
-    let counted = Api::default();
-    let api = counted.start().await?;
+    assert_eq!(server.requests(), 2);
+    let server = Api::default();
+    let api = server.start().await?;
 
     let policy = Policy::builder().http(HttpPolicy::private()).build()?;
     let own = shared.with_policy(policy);
@@ -116,7 +116,7 @@ async fn a_private_policy_keeps_users_apart() -> Result<(), Box<dyn Error + Send
         let request = client.get(format!("{api}/basket")).header(header::AUTHORIZATION, user);
         assert_eq!(request.send().await?.text().await?, format!("the basket of {user}"));
     }
-    assert_eq!(counted.requests(), 2); // one for Ada, one for Bob
+    assert_eq!(server.requests(), 2); // one for Ada, one for Bob
     Ok(())
 }
 
@@ -141,7 +141,7 @@ impl Maps {
     async fn distance(&self, route: Route) -> Result<Distance, std::io::Error> {
         self.requests.fetch_add(1, Ordering::SeqCst);
         match route.to.as_str() {
-            "Atlantis" => Err(std::io::Error::other("no such place")),
+            "Atlantis" => Err(std::io::Error::other("no such city")),
             to => Ok(Distance { km: u32::try_from(to.len()).unwrap_or(0) * 100 }),
         }
     }
@@ -151,7 +151,7 @@ impl Maps {
 async fn any_client_by_a_key() -> Result<(), Box<dyn Error + Send + Sync>> {
     let guard = StampedeGuard::in_memory();
     let maps = Maps::default();
-    let counted = Arc::clone(&maps.requests);
+    let requests = Arc::clone(&maps.requests);
 
     let client = service_fn(move |route: Route| {
         let maps = maps.clone();
@@ -164,16 +164,16 @@ async fn any_client_by_a_key() -> Result<(), Box<dyn Error + Send + Sync>> {
     let distance = client.clone().oneshot(route.clone()).await?;
     assert_eq!(distance.km, 400);
     let distance = client.clone().oneshot(route).await?;
-    assert_eq!((distance.km, counted.load(Ordering::SeqCst)), (400, 1));
+    assert_eq!((distance.km, requests.load(Ordering::SeqCst)), (400, 1));
 
     let nowhere = Route { from: "Bern".into(), to: "Atlantis".into() };
-    let told = match client.clone().oneshot(nowhere).await {
+    let text = match client.clone().oneshot(nowhere).await {
         Ok(distance) => format!("{} km", distance.km),
-        Err(LoadError::Loader(error)) => format!("the map service says: {error}"), // this process asked
-        Err(LoadError::Remote(text)) => format!("the map service says: {text}"),   // another process asked
+        Err(LoadError::Loader(error)) => format!("the map service says: {error}"), // this process sent the request
+        Err(LoadError::Remote(text)) => format!("the map service says: {text}"),   // another process sent it
         Err(error) => format!("no answer: {error}"), // a panic, or the guard's own error
     };
-    assert_eq!(told, "the map service says: no such place");
+    assert_eq!(text, "the map service says: no such city");
     Ok(())
 }
 

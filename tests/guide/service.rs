@@ -329,9 +329,9 @@ mod statements {
     /// An API whose `/rates/{currency}` answers with its name. It counts its requests.
     async fn api(name: &'static str) -> Result<(String, Arc<AtomicU64>), io::Error> {
         let requests = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&requests);
+        let counter = Arc::clone(&requests);
         let rate = move |Path(currency): Path<String>| {
-            counted.fetch_add(1, Ordering::SeqCst);
+            counter.fetch_add(1, Ordering::SeqCst);
             async move {
                 let known = currency != "XXX";
                 known.then(|| format!("{currency} of {name}")).ok_or(StatusCode::INTERNAL_SERVER_ERROR)
@@ -345,7 +345,7 @@ mod statements {
     }
 
     #[tokio::test]
-    async fn a_rate_is_asked_for_once() -> Result<(), Box<dyn Error>> {
+    async fn a_rate_is_requested_once() -> Result<(), Box<dyn Error>> {
         let (url, requests) = api("one").await?;
         let app = app(Db::filled(), StampedeGuard::in_memory(), url)?;
         for _ in 0..2 {
@@ -369,7 +369,7 @@ mod statements {
 
     #[tokio::test]
     async fn an_authority_gives_one_api_the_answers_of_another() -> Result<(), Box<dyn Error + Send + Sync>> {
-        let ((one, _), (two, asked)) = (api("one").await?, api("two").await?);
+        let ((one, _), (two, requests)) = (api("one").await?, api("two").await?);
         let named = HttpPolicy::default().authority("shop.example");
         for (http, second) in [(HttpPolicy::default(), "USD of two"), (named, "USD of one")] {
             let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
@@ -378,7 +378,7 @@ mod statements {
             assert_eq!(one.rate("USD").await?, "USD of one");
             assert_eq!(two.rate("USD").await?, second);
         }
-        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        assert_eq!(requests.load(Ordering::SeqCst), 1);
         Ok(())
     }
 
@@ -408,11 +408,11 @@ mod statements {
 
     #[tokio::test(start_paused = true)]
     async fn a_shutdown_before_the_end_of_the_requests_takes_their_locks() -> Result<(), Box<dyn Error>> {
-        for (asked_after, status) in [(500, 503), (2_500, 204)] {
+        for (delay, status) in [(500, 503), (2_500, 204)] {
             let guard = StampedeGuard::in_memory();
             let app = app(Db::filled(), guard.clone(), "http://rates.invalid".to_owned())?;
             let ending = async {
-                tokio::time::sleep(Duration::from_millis(asked_after)).await;
+                tokio::time::sleep(Duration::from_millis(delay)).await;
                 guard.shutdown(Duration::from_secs(5)).await
             };
             let (import, ended) = tokio::join!(requests::send(&app, "POST", "/import", &[]), ending);

@@ -24,10 +24,10 @@ fn settings_of_a_service() -> Result<(), Box<dyn Error>> {
     let guard = reports(redis::Client::open("redis://127.0.0.1/")?)?;
 
     // One route with a shorter lifetime, on the same connections.
-    let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
-    let brief = guard.with_policy(brief);
+    let short_lived = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    let short_lived = guard.with_policy(short_lived);
 
-    assert_ne!(brief.policy(), guard.policy());
+    assert_ne!(short_lived.policy(), guard.policy());
     Ok(())
 }
 

@@ -99,7 +99,7 @@ async fn outside_layers_run_for_hits_too() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn inside_layers_keep_clients_apart() -> Result<(), Box<dyn Error>> {
+async fn inside_layers_separate_clients() -> Result<(), Box<dyn Error>> {
     let (app, _) = app()?;
     for user in ["ada", "bob", "ada"] {
         let seen = send(&app, "GET", "/mails", &[("authorization", user)]).await;
@@ -202,7 +202,7 @@ async fn a_timeout_outside_ends_the_wait_and_inside_the_load() {
 
     let inside = slow(&loads).layer(limit()).layer(StampedeGuard::in_memory());
     let (one, two) = tokio::join!(requests::get(&inside, "/"), requests::get(&inside, "/"));
-    assert_eq!((one.status, two.status), (504, 504), "all waiters are told");
+    assert_eq!((one.status, two.status), (504, 504), "all waiters receive the error");
     assert_eq!(loads.load(Ordering::Relaxed), 1);
     let later = requests::get(&inside, "/").await;
     assert_eq!((later.status, later.is_hit()), (504, false), "and nothing is stored");
@@ -223,7 +223,7 @@ async fn a_layer_that_refuses_clients_belongs_outside_or_is_declared() -> Result
     let declared = HttpPolicy::default().credential_header(office);
     let declared = StampedeGuard::in_memory().with_policy(Policy::builder().http(declared).build()?);
     let right = [
-        plan().layer(StampedeGuard::in_memory()).layer(from_fn(admit)), // outside: asked for hits too
+        plan().layer(StampedeGuard::in_memory()).layer(from_fn(admit)), // outside: called for hits too
         plan().layer(from_fn(admit)).layer(declared), // declared: a request with the header bypasses
     ];
     for app in right {
@@ -295,7 +295,7 @@ async fn log(response: Response) -> Response {
 }
 
 #[tokio::test]
-async fn a_layer_outside_is_told_what_the_guard_did() -> Result<(), Box<dyn Error>> {
+async fn a_layer_outside_receives_the_outcome_of_the_guard() -> Result<(), Box<dyn Error>> {
     let http = HttpPolicy::default().answer_info(true);
     let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
     let app: Router =

@@ -133,7 +133,7 @@ async fn a_key_is_audited_once_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn audits_of_many_keys_do_not_crowd_the_origin() {
+async fn audits_of_many_keys_do_not_overload_the_origin() {
     let (guard, origin) = (guard(audited(1.0)), Origin::default());
     for key in 0..200 {
         guard.insert(("key", key), &0_u64).await.expect("stored");
@@ -161,7 +161,7 @@ async fn an_audit_takes_a_permit_of_the_bulkhead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_audit_that_fails_or_panics_is_counted_and_harms_no_caller() {
+async fn an_audit_that_fails_or_panics_is_recorded_and_harms_no_caller() {
     let guard = guard(audited(1.0));
     for key in 0..2_u64 {
         guard.insert(("key", key), &7_u64).await.expect("stored");
@@ -286,7 +286,7 @@ async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
     assert_eq!(other.get::<u64>(("key", 1)).await.expect("answered"), None);
 }
 
-/// The other process loads for itself as soon as the caller is gone, and is given no failure.
+/// The other process loads for itself as soon as the caller has left, and receives no failure.
 #[tokio::test(start_paused = true)]
 async fn a_caller_on_trial_that_leaves_is_no_failure_of_the_others() {
     let [trial, other] = beside_a_trial(Policy::builder);

@@ -213,7 +213,7 @@ async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
     (loads, took)
 }
 
-/// A page that is given the older part ends before the part's load does, and its permit then goes to another load.
+/// A page that receives the older part ends before the part's load does, and its permit then goes to another load.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_outlives_its_outer_load_takes_its_own_permit() {
     let policy = capped(1, secs(20), OnOverload::Shed).soft_timeout(LOAD / 10);
@@ -229,10 +229,10 @@ async fn a_reload_inside_a_load_needs_no_second_permit() {
     assert!(took < LOAD * 5, "{took:?}");
 }
 
-/// Regression: the inner load was refused at once, because its outer load held the only `max_fail_open_loads` place.
+/// Regression: the inner load was refused at once, because its outer load held the only permit of `max_fail_open_loads`.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_load_inside_a_fail_open_load_needs_no_second_place() {
+async fn a_load_inside_a_fail_open_load_needs_no_second_permit() {
     let (chaos, loads) = (stampede_guard::testing::ChaosStore::new(1), Counter::default());
     let replica = chaos.replica();
     let policy = Policy::builder().max_fail_open_loads(1).build().expect("valid");
@@ -259,8 +259,8 @@ async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
     }
 }
 
-/// A crowd of callers of one key. Returns how many of them loaded, and their results.
-async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
+/// Many callers of one key at once. Returns how many of them loaded, and their results.
+async fn load_many(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
     let calls = (0..callers).map(|_| {
         let (loads, gate) = (loads.clone(), gate.clone());
@@ -280,31 +280,31 @@ async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<u
     (loads.started(), answers)
 }
 
-fn crowded(then: OnOverload) -> StampedeGuard {
+fn with_ten_waiters(then: OnOverload) -> StampedeGuard {
     let policy = Policy::builder().max_waiters(10, then).fresh_for(secs(10)).stale_if_error(secs(600));
     replicas(policy).remove(0)
 }
 
 #[tokio::test(start_paused = true)]
 async fn beyond_max_waiters_callers_are_shed_or_load_by_themselves() {
-    let guard = crowded(OnOverload::Shed);
-    let (loads, answers) = crowd_of(30, &guard).await;
+    let guard = with_ten_waiters(OnOverload::Shed);
+    let (loads, answers) = load_many(30, &guard).await;
     let shed = answers.iter().filter(
         |answer| matches!(answer, Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Overloaded),
     );
     assert_eq!((loads, shed.count()), (1, 20));
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 10);
     assert_eq!(guard.stats().overloaded, 20);
-    let (loads, answers) = crowd_of(30, &crowded(OnOverload::LoadAnyway)).await;
+    let (loads, answers) = load_many(30, &with_ten_waiters(OnOverload::LoadAnyway)).await;
     assert_eq!((loads, answers.iter().filter(|answer| answer.is_ok()).count()), (21, 30));
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_waiters_callers_are_given_a_stale_value() {
-    let guard = crowded(OnOverload::Shed);
+async fn beyond_max_waiters_callers_receive_a_stale_value() {
+    let guard = with_ten_waiters(OnOverload::Shed);
     guard.insert("k", &77_usize).await.expect("stored");
     advance(secs(60)).await;
-    let (loads, answers) = crowd_of(30, &guard).await;
+    let (loads, answers) = load_many(30, &guard).await;
     let values: Vec<_> = answers.into_iter().map(|answer| answer.expect("not shed")).collect();
     assert_eq!((loads, values.iter().filter(|value| **value == 77).count()), (1, 20));
 }
@@ -328,7 +328,7 @@ fn an_endless_permit_timeout_is_refused_by_name() {
 async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
-    // With one caller the lease is handed over; six callers are more than the takeovers that are tried.
+    // With one caller the lease is handed over; six callers are more than the attempts to take over.
     for callers in [1, 6] {
         let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
         let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");
@@ -353,6 +353,6 @@ async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
         gate.open();
         assert_eq!(waits.await.expect("no panic").ok(), Some(1), "{callers}");
         assert!(began.elapsed() < secs(10), "{callers}: {:?}", began.elapsed());
-        assert!(join_all(vanish).await.into_iter().all(|told| told.expect("no panic").is_err()));
+        assert!(join_all(vanish).await.into_iter().all(|answer| answer.expect("no panic").is_err()));
     }
 }

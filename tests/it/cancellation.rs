@@ -188,12 +188,12 @@ async fn a_late_waiter_has_its_own_wait_timeout() {
                 (fast.get_or_load("key", load).await.ok(), started.elapsed())
             }
         };
-        let told = tokio::join!(ask(0), ask(400), ask(450));
-        for ((value, at), (expected, after)) in [(told.0, first), (told.1, second)] {
+        let answers = tokio::join!(ask(0), ask(400), ask(450));
+        for ((value, at), (expected, after)) in [(answers.0, first), (answers.1, second)] {
             assert_eq!(value, expected);
             assert!((ms(after)..ms(after + 20)).contains(&at), "{at:?}, not {after} ms");
         }
-        assert_eq!(told.2.0, second.0);
+        assert_eq!(answers.2.0, second.0);
         assert_eq!(leader.await.expect("joined").expect("loaded"), 1);
         assert_eq!(loads.started(), 0);
         settle(&fast).await;

@@ -12,7 +12,7 @@ use crate::support::tls_files::TlsFiles;
 /// The names and addresses by which tests reach a server on this machine.
 pub(crate) const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
-/// Signs certificates. Only clients and servers that are given this authority's certificate trust it.
+/// Signs certificates. Only clients and servers with this authority's certificate trust it.
 #[derive(Debug)]
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -110,10 +110,10 @@ impl TlsServer {
     /// Presents a certificate, and verifies clients' certificates with the authority.
     pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
         let files = authority.files(identity);
-        let given: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let server_args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
         // The last argument of a name counts, so `args` can override.
-        let plain = RedisServer::with_args_of(|| [files.arguments(), given.clone()].concat());
-        let tls_port = plain.tls_port().expect("it was given one");
+        let plain = RedisServer::with_args_of(|| [files.arguments(), server_args.clone()].concat());
+        let tls_port = plain.tls_port().expect("it has one");
         Self { plain, tls_port, files }
     }
 

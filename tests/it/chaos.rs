@@ -13,7 +13,7 @@ use crate::asking::{arrived, ask, load};
 /// on.
 #[tokio::test(start_paused = true)]
 async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
-    for is_told in [true, false] {
+    for is_notified in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let policy = Policy::builder()
             .fresh_for(Duration::from_secs(1))
@@ -31,14 +31,14 @@ async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
         let waiting = ask(&guards[1], &origin);
         sleep(Duration::from_millis(10)).await;
         origin.always("k", Answer::Fail);
-        chaos.inject(Fault::WakeLost, if is_told { 0.0 } else { 1.0 });
+        chaos.inject(Fault::WakeLost, if is_notified { 0.0 } else { 1.0 });
         guards[2].invalidate("k").await.unwrap();
         origin.wait_for_loads("k", 3).await;
         origin.release();
         let _ = (leading.await.unwrap(), waiting.await.unwrap());
 
         assert_eq!(guards[2].get::<u64>("k").await.unwrap(), None);
-        assert!(guards[2].get_or_load("k", load(&origin)).await.is_err(), "is_told={is_told}");
+        assert!(guards[2].get_or_load("k", load(&origin)).await.is_err(), "is_notified={is_notified}");
     }
 }
 
@@ -55,7 +55,7 @@ async fn a_value_that_was_not_invalidated_stands_in_for_a_failed_load() {
     for _ in 0..3 {
         assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
     }
-    assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
+    assert_eq!(origin.loads("k"), 2, "the failure was sent to the fleet, for the back-off");
 }
 
 /// No caller waits for the background refresh, and without the store every process would load.
@@ -70,10 +70,10 @@ async fn a_background_refresh_does_not_go_on_without_the_store() {
     origin.change("k");
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let before = chaos.commands();
-    let asked = ask(&guard, &origin);
+    let call = ask(&guard, &origin);
     arrived(&chaos, before + 1).await;
     chaos.inject(Fault::ErrorBefore, 1.0);
-    assert_eq!(asked.await.unwrap().unwrap(), 0, "served stale");
+    assert_eq!(call.await.unwrap().unwrap(), 0, "served stale");
     sleep(Duration::from_millis(100)).await;
     assert_eq!(origin.loads("k"), 1);
     chaos.calm();
@@ -81,7 +81,7 @@ async fn a_background_refresh_does_not_go_on_without_the_store() {
     origin.wait_for_loads("k", 2).await;
 }
 
-/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found in place of a load.
+/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found instead of loading.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     for (policy, loads) in [(OnStoreDown::FailOpen, 2), (OnStoreDown::FailClosed, 1)] {
@@ -102,7 +102,7 @@ async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
 /// More refreshes than `max_flights`: the others load alone, but not if the store is down and the policy is
 /// `FailClosed`.
 #[tokio::test(start_paused = true)]
-async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
+async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let policy = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().unwrap();
     let guard = StampedeGuard::builder(chaos.clone()).policy(policy).max_flights(2).build().unwrap();
@@ -115,9 +115,9 @@ async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// Regression: this was counted only as a store error, and callers with enough budget were counted instead.
+/// Regression: this was recorded only as a store error, and callers with enough budget were recorded instead.
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_on_after_its_budget_is_counted() {
+async fn a_caller_that_continues_after_its_budget_is_recorded() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let ms = Duration::from_millis;
     chaos.latency(ms(60), ms(60));
@@ -163,7 +163,7 @@ async fn a_shared_look_up_keeps_each_callers_budget() {
 /// A server that refuses commands (out of memory, loading) is still connected. Regression: a waiter that was retrying
 /// after a disconnect repeated its question as fast as the server answered, until its budget was used up.
 #[tokio::test(start_paused = true)]
-async fn a_refusing_server_is_asked_with_pauses() {
+async fn a_refusing_server_is_retried_with_pauses() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
@@ -262,15 +262,15 @@ async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
         });
         expired.unwrap();
         origin.always("k", Answer::Fail);
-        let given = guard.get_or_load("k", load(&origin)).await;
-        assert_eq!(given.ok(), stands_in.then_some(7), "{meanwhile}");
+        let received = guard.get_or_load("k", load(&origin)).await;
+        assert_eq!(received.ok(), stands_in.then_some(7), "{meanwhile}");
     }
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }
 
-/// A failed command that was retried is one error. Regression: the failed read of an `expire` counted twice.
+/// A failed command that was retried is one error. Regression: the failed read of an `expire` was recorded twice.
 #[tokio::test(start_paused = true)]
-async fn each_failed_command_is_counted_once() {
+async fn each_failed_command_counts_once() {
     let chaos = ChaosStore::new(1);
     let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
     let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
@@ -315,7 +315,7 @@ async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
             assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), version);
             assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
         } else {
-            // A store that answers and refuses: its callers share one more load, in place of one load each.
+            // A store that answers and refuses: its callers share one more load, instead of one load each.
             chaos.inject(Fault::OutOfMemory, if what == "refused" { 1.0 } else { 0.0 });
             other.invalidate("k").await.unwrap();
             let later: Vec<_> = (0..10).map(|_| ask(&guard, &origin)).collect();
@@ -370,7 +370,7 @@ async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
 /// receives it after its tag was invalidated loads. So does a waiter with a tag that the load has not: nothing shows
 /// whether that tag was invalidated.
 #[tokio::test(start_paused = true)]
-async fn a_shared_value_is_given_to_no_waiter_after_its_tag_is_invalidated() {
+async fn a_shared_value_reaches_no_waiter_after_its_tag_is_invalidated() {
     for leader_has_it in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let replica = chaos.replica();

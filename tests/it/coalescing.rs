@@ -279,7 +279,7 @@ async fn errors_work_with_the_question_mark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_flights_callers_load_for_themselves_and_are_counted() {
+async fn beyond_max_flights_callers_load_for_themselves_and_are_recorded() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard = StampedeGuard::builder(MemoryStore::new()).max_flights(3).build().expect("valid");

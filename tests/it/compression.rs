@@ -13,7 +13,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for exactly 10 s, and then kept for failures.
+/// Fresh for exactly 10 s, and then stored for failures.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).stale_if_error(secs(600)).ttl_jitter(0.0)
 }
@@ -86,7 +86,7 @@ async fn a_compressed_value_stands_in_for_a_failed_load_and_can_be_expired() {
     for number in 1..=2 {
         guards[0].expire("k").await.expect("expired");
         for guard in &guards {
-            // The second caller is given what the first one has stored again.
+            // The second caller receives what the first one has stored again.
             assert_eq!(load(guard, &loads, Err("no route")).await, text);
         }
         assert_eq!(loads.started(), number);
@@ -95,7 +95,7 @@ async fn a_compressed_value_stands_in_for_a_failed_load_and_can_be_expired() {
     assert_eq!(guards.iter().map(|guard| guard.stats().unreadable).sum::<u64>(), 0);
 }
 
-/// Regression: the second process could not read the first one's entry, put a marker in its place because its own value was too long,
+/// Regression: the second process could not read the first one's entry, replaced it by a marker because its own value was too long,
 /// and the two loaded it in turn for ever.
 #[tokio::test(start_paused = true)]
 async fn a_value_beyond_the_readers_max_body_is_served() {
@@ -127,12 +127,12 @@ async fn an_entry_that_only_other_processes_can_read_stays_theirs() {
     assert!(found.found.contains("compressed") && found.advice.contains("max_body"), "{report}");
     assert!(wide.doctor().await.findings.iter().all(|finding| finding.check != "entries"));
     // What it can store replaces the entry.
-    narrow.insert("k", &"brief".to_owned()).await.expect("stored");
-    assert_eq!(load(&wide, &of_wide, Err("not called")).await, "brief");
+    narrow.insert("k", &"short".to_owned()).await.expect("stored");
+    assert_eq!(load(&wide, &of_wide, Err("not called")).await, "short");
 }
 
 #[tokio::test]
-async fn a_copy_in_memory_is_the_value_itself_and_is_counted_as_large_as_it_is() {
+async fn a_copy_in_memory_is_the_value_itself_and_counts_with_its_full_size() {
     use bytes::Bytes;
 
     let store = MemoryStore::new();

@@ -45,7 +45,7 @@ async fn a_loader_decides_the_lifetimes_of_its_value() {
     assert!(guard.contains("key").await.expect("answered"), "stale, and servable");
     advance(secs(2)).await;
     assert!(!guard.contains("key").await.expect("answered"));
-    assert_eq!(fresh(&guard).await, None, "nothing is kept past its windows");
+    assert_eq!(fresh(&guard).await, None, "nothing is stored past its windows");
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,9 +105,9 @@ async fn do_not_store_wins_over_every_lifetime() {
 #[tokio::test(start_paused = true)]
 async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness() {
     let guard = guard(policy().stale_if_error(secs(60)));
-    let load = |asked: &'static str, expected: Option<&'static str>| {
+    let load = |case: &'static str, expected: Option<&'static str>| {
         move |mut cx: LoadContext<String>| async move {
-            assert_eq!(cx.validator(), expected, "{asked}");
+            assert_eq!(cx.validator(), expected, "{case}");
             match cx.take_previous() {
                 Some(previous) => Ok::<_, String>(previous),
                 None => {
@@ -117,7 +117,7 @@ async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness(
             }
         }
     };
-    let ask = |asked, expected| guard.load("key").get(load(asked, expected));
+    let ask = |case, expected| guard.load("key").get(load(case, expected));
     assert_eq!(ask("first", None).await.expect("loaded").value, "the report");
     for _ in 0..3 {
         advance(secs(11)).await;
@@ -146,28 +146,28 @@ async fn a_previous_value_of_another_type_is_dropped_with_its_validator() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     let guard = guard(policy().load_timeout(secs(20)));
-    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let load = move |cx: LoadContext<u8>| async move {
-        told.send(cx.deadline()).expect("heard");
+        sender.send(cx.deadline()).expect("received");
         cx.lost().await;
-        told.send(tokio::time::Instant::now()).expect("heard");
+        sender.send(tokio::time::Instant::now()).expect("received");
         Ok::<_, String>(1)
     };
     let started = tokio::time::Instant::now();
-    let asked = tokio::spawn({
+    let call = tokio::spawn({
         let guard = guard.clone();
         async move { guard.load("key").get(load).await.ok().map(|loaded| loaded.value) }
     });
-    assert_eq!(hears.recv().await, Some(started + secs(20)));
+    assert_eq!(receiver.recv().await, Some(started + secs(20)));
     guard.invalidate("key").await.expect("confirmed");
-    let lost = hears.recv().await.expect("told");
+    let lost = receiver.recv().await.expect("sent");
     assert!(lost - started < secs(1), "{:?}", lost - started);
-    assert_eq!(asked.await.expect("joined"), Some(1));
+    assert_eq!(call.await.expect("joined"), Some(1));
     assert_eq!(fresh(&guard).await, None, "it was not stored");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_negative_value_is_kept_for_negative_for() {
+async fn a_negative_value_is_stored_for_negative_for() {
     let guard = guard(policy().negative_for(secs(2)));
     let found = guard.get_or_load("key", || async { Ok::<_, String>(None::<u8>) }).await;
     assert_eq!(found.ok(), Some(None));
@@ -241,7 +241,7 @@ async fn an_expired_value_is_loaded_again_and_stands_in_if_that_fails() {
 
 /// Regression: for a value beyond 64 KiB, all waiters in other processes loaded for themselves at once.
 #[tokio::test(start_paused = true)]
-async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
+async fn a_long_value_that_is_not_stored_is_shared_with_all_waiters() {
     let (store, loads) = (MemoryStore::new(), Counter::default());
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()));
     let calls = (0..20).map(|caller| {
@@ -258,9 +258,9 @@ async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Regression: the waiter got the older value that the second `expire` kept for failed loads.
+/// Regression: the waiter got the older value that the second `expire` retained for failed loads.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_not_given_an_expired_value() {
+async fn a_waiter_does_not_receive_an_expired_value() {
     let store = MemoryStore::new();
     let policy = policy().stale_if_error(secs(60)).build().expect("valid");
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -304,17 +304,17 @@ async fn a_loaders_lifetime_of_a_negative_value_stands() {
     };
     assert_eq!(guard.load("key").get(unsure).await.ok().map(|loaded| loaded.value), Some(None));
     assert_eq!(fresh(&guard).await, None, "it was not to be stored");
-    let brief = |mut cx: LoadContext<Option<u8>>| async move {
+    let short_lived = |mut cx: LoadContext<Option<u8>>| async move {
         cx.fresh_for(secs(3));
         Ok::<_, String>(None)
     };
-    assert_eq!(guard.load("key").get(brief).await.ok().map(|loaded| loaded.value), Some(None));
+    assert_eq!(guard.load("key").get(short_lived).await.ok().map(|loaded| loaded.value), Some(None));
     assert_eq!(fresh(&guard).await, Some(3));
 }
 
-/// Regression: an empty value that was stored directly was kept for `fresh_for` in place of `negative_for`.
+/// Regression: an empty value that was stored directly lasted for `fresh_for` instead of `negative_for`.
 #[tokio::test(start_paused = true)]
-async fn an_inserted_negative_value_is_kept_for_negative_for() {
+async fn an_inserted_negative_value_is_stored_for_negative_for() {
     for codec in [Codec::MessagePack, Codec::Json] {
         let guard = guard(policy().negative_for(secs(2)).codec(codec));
         guard.insert("key", &None::<u8>).await.expect("stored");
@@ -326,7 +326,7 @@ async fn an_inserted_negative_value_is_kept_for_negative_for() {
     }
     let guard = guard(policy());
     guard.insert("key", &None::<u8>).await.expect("stored");
-    assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was asked for");
+    assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was requested");
 }
 
 /// Regression: this panicked in the flight, so all waiters loaded for themselves, and nothing was stored.

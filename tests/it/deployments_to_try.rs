@@ -24,7 +24,7 @@ fn free_ports(many: u16) -> u16 {
 }
 
 /// Starts the deployment, and runs an example with the settings that it prints. Returns the example.
-async fn tried(script: &str, example: &str, setting: &str) -> Example {
+async fn run_example(script: &str, example: &str, setting: &str) -> Example {
     let port = free_ports(20).to_string();
     let deployment = Deployment(Example::script(script, &[("PORT", &port)]));
     deployment.0.printed("Ctrl-C stops everything.");
@@ -40,30 +40,30 @@ async fn tried(script: &str, example: &str, setting: &str) -> Example {
     let env: Vec<_> = env.iter().map(|(name, value)| (*name, &**value)).collect();
     let mut example = Example::start(example, &env);
     let status = example.ended().await;
-    assert!(status.success(), "{script}: {status}: {}", example.told());
+    assert!(status.success(), "{script}: {status}: {}", example.stderr());
     example
 }
 
 #[track_caller]
 fn has_served(server: &Example) {
-    assert_eq!(server.lines_with("collapsed"), 1, "{}", server.told());
-    assert!(server.lines_with("; hit;") >= 1, "{}", server.told());
+    assert_eq!(server.lines_with("collapsed"), 1, "{}", server.stderr());
+    assert!(server.lines_with("; hit;") >= 1, "{}", server.stderr());
     assert!(server.lines_with("store_errors: 0,") == 1 && server.lines_with("fail_open_loads: 0,") == 1);
 }
 
 #[tokio::test]
 async fn a_cluster() {
-    has_served(&tried("cluster.sh", "axum_server", "CLUSTER").await);
+    has_served(&run_example("cluster.sh", "axum_server", "CLUSTER").await);
 }
 
 #[tokio::test]
 async fn sentinels() {
-    has_served(&tried("sentinel.sh", "axum_server", "SENTINELS").await);
+    has_served(&run_example("sentinel.sh", "axum_server", "SENTINELS").await);
 }
 
 #[tokio::test]
 async fn a_secured_server() {
-    has_served(&tried("secured.sh", "axum_server", "REDIS_URL").await);
-    let doctor = tried("secured.sh", "doctor", "REDIS_URL").await;
+    has_served(&run_example("secured.sh", "axum_server", "REDIS_URL").await);
+    let doctor = run_example("secured.sh", "doctor", "REDIS_URL").await;
     doctor.printed("ok       rights: ");
 }

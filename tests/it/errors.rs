@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join};
 use futures_util::poll;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
-/// Regression: every caller that got a failure as text was told of "another process".
+/// Regression: the text of every shared failure named "another process".
 #[tokio::test(start_paused = true)]
 async fn an_error_text_claims_no_other_process_where_there_is_none() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
@@ -21,21 +21,21 @@ async fn an_error_text_claims_no_other_process_where_there_is_none() {
         Err::<u8, _>(7_u64)
     }));
     assert!(poll!(&mut led).is_pending());
-    let mut told = Box::pin(guard.get_or_load("key", || async { Err::<u8, _>("mine".to_owned()) }));
-    assert!(poll!(&mut told).is_pending());
+    let mut waiter = Box::pin(guard.get_or_load("key", || async { Err::<u8, _>("mine".to_owned()) }));
+    assert!(poll!(&mut waiter).is_pending());
     tokio::task::yield_now().await;
     fail.send(()).expect("the load runs");
-    let (led, told) = join(led, told).await;
+    let (led, waited) = join(led, waiter).await;
     assert_eq!(led.expect_err("failed").to_string(), "the load failed: 7");
     let later = guard.get_or_load("key", || async { Err::<u8, _>("mine".to_owned()) }).await;
-    for told in [told, later] {
-        let told = told.expect_err("failed");
-        assert!(told.is_remote(), "{told:?}");
-        assert_eq!(told.to_string(), "another caller's load failed: 7");
+    for failure in [waited, later] {
+        let failure = failure.expect_err("failed");
+        assert!(failure.is_remote(), "{failure:?}");
+        assert_eq!(failure.to_string(), "another caller's load failed: 7");
     }
 }
 
-/// Regression: of `no user` caused by `no route`, the other callers were told only `no user`.
+/// Regression: of `no user` caused by `no route`, the other callers received only `no user`.
 #[tokio::test(start_paused = true)]
 async fn the_causes_of_a_failure_reach_every_caller() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
@@ -74,7 +74,7 @@ async fn a_load_in_a_runtime_that_shuts_down_is_reported_as_vanished() {
 /// As in a server with a runtime per core. Regression: all waiters loaded for themselves at once, beyond any cap.
 #[test]
 fn waiters_of_a_runtime_that_ends_load_once_more_in_all() {
-    let policy = brief().max_concurrent_loads(1).build().expect("valid");
+    let policy = short().max_concurrent_loads(1).build().expect("valid");
     let loads = loads_when_a_runtime_ends(StampedeGuard::in_memory().with_policy(policy), Duration::ZERO);
     assert_eq!(loads, 1, "and one lease that passed");
 }
@@ -84,7 +84,7 @@ fn waiters_of_a_runtime_that_ends_load_once_more_in_all() {
 fn waiters_beside_the_lease_load_once_more_in_all_too() {
     const WAIT: Duration = Duration::from_millis(100);
     let store = MemoryStore::new();
-    let waits = brief().wait_timeout(WAIT, OnWaitTimeout::Load).build().expect("valid");
+    let waits = short().wait_timeout(WAIT, OnWaitTimeout::Load).build().expect("valid");
     let [holds, guard] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(waits.clone()));
     let runtime = worker();
     let (begun, begins) = std::sync::mpsc::channel();
@@ -93,7 +93,7 @@ fn waiters_beside_the_lease_load_once_more_in_all_too() {
     assert_eq!(loads_when_a_runtime_ends(guard, WAIT), 1);
 }
 
-fn brief() -> stampede_guard::PolicyBuilder {
+fn short() -> stampede_guard::PolicyBuilder {
     const LEASE: Duration = Duration::from_millis(200);
     Policy::builder().lease(LEASE).command_timeout(LEASE / 4).coordination_budget(LEASE)
 }
@@ -159,20 +159,20 @@ async fn an_unconfirmed_change_names_its_operation() {
     let reached = Policy::builder().invalidate_all(true).build().expect("valid");
     guard.insert("key", &1_u8).await.expect("stored");
     replica.cut();
-    let told = [
+    let failures = [
         guard.insert("key", &1_u8).await,
         guard.invalidate("key").await,
         guard.invalidate_tag("tag").await,
         guard.with_policy(reached).invalidate_all().await,
     ];
-    let told = told.map(|told| told.expect_err("cut off").to_string());
+    let failures = failures.map(|failure| failure.expect_err("cut off").to_string());
     let does = [
         "not confirmed: the insertion",
         "not confirmed yet: the invalidation",
         "not confirmed yet: the invalidation by the tag",
         "not confirmed yet: the invalidation by the tag",
     ];
-    for (told, does) in told.iter().zip(does) {
-        assert!(told.starts_with(&format!("{does} of key #")), "{told}");
+    for (failure, does) in failures.iter().zip(does) {
+        assert!(failure.starts_with(&format!("{does} of key #")), "{failure}");
     }
 }

@@ -9,8 +9,8 @@ use crate::support::redis_server::{RedisServer, free_port};
 async fn a_missing_server_is_reported_with_advice() {
     let url = format!("redis://127.0.0.1:{}/", free_port());
     let mut server = Example::start("axum_server", &[("REDIS_URL", &url), ("RUN_ONCE", "1")]);
-    assert!(server.ended().await.success(), "{}", server.told());
-    assert!(server.told().contains("no server listens there"), "{}", server.told());
+    assert!(server.ended().await.success(), "{}", server.stderr());
+    assert!(server.stderr().contains("no server listens there"), "{}", server.stderr());
 }
 
 /// Examples that are about the server say so in one line, and end.
@@ -20,14 +20,14 @@ async fn an_example_that_needs_the_server_reports_the_failure_in_one_line() {
     for name in ["quickstart", "lock"] {
         let mut example = Example::start(name, &[("REDIS_URL", &url)]);
         let status = example.ended().await;
-        assert_eq!(status.code(), Some(1), "{name}: {}", example.told());
-        let told = example.told();
-        let last = told.lines().last().expect("a sentence");
-        assert!(last.starts_with("The server of REDIS_URL can not be used ("), "{name}: {told}");
+        assert_eq!(status.code(), Some(1), "{name}: {}", example.stderr());
+        let stderr = example.stderr();
+        let last = stderr.lines().last().expect("a sentence");
+        assert!(last.starts_with("The server of REDIS_URL can not be used ("), "{name}: {stderr}");
         for part in ["no server listens there: see that host and port are right", "or unset REDIS_URL"] {
             assert!(last.contains(part), "{name}: {last}");
         }
-        assert!(!told.contains(" { "), "{name} prints a value of Rust: {told}");
+        assert!(!stderr.contains(" { "), "{name} prints a value of Rust: {stderr}");
     }
 }
 
@@ -49,11 +49,11 @@ async fn on_redis(name: &str) -> Example {
     let server = RedisServer::start();
     let mut example = Example::start(name, &[("REDIS_URL", &server.url())]);
     let status = example.ended().await;
-    assert!(status.success(), "{name}: {status}: {}", example.told());
+    assert!(status.success(), "{name}: {status}: {}", example.stderr());
     example
 }
 
-/// The README's table: one load for all replicas, and few commands, as counted by the server.
+/// The README's table: one load for all replicas, and few commands, by the server's own count.
 #[tokio::test]
 async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     let quickstart = on_redis("quickstart").await;

@@ -65,9 +65,9 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
                 guard.get_or_load(key, load).await.map_err(|error| error.to_string())
             }
         });
-        let asked = tokio::time::Instant::now();
+        let began = tokio::time::Instant::now();
         let answers = join_all(calls).await;
-        let took = asked.elapsed();
+        let took = began.elapsed();
         // The callers have their answers a moment before the tasks end.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {

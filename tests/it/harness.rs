@@ -33,7 +33,7 @@ struct LoadConfig {
     key: String,
 }
 
-/// Loads one key at the origin when told to go.
+/// Loads one key at the origin when the parent says so.
 fn load_once(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: LoadConfig = child.config();
@@ -112,7 +112,7 @@ async fn paused_server_does_not_answer_until_resumed() {
 }
 
 #[test]
-fn dropped_server_is_gone_even_if_stopped() {
+fn a_dropped_server_ends_even_if_stopped() {
     let server = RedisServer::start();
     let pid = server.pid();
     server.pause();
@@ -136,19 +136,19 @@ fn the_minimal_user_has_the_documented_rights_and_no_more() {
 }
 
 #[tokio::test]
-async fn clients_and_subscriptions_are_counted_and_cut() {
+async fn the_server_counts_and_cuts_clients_and_subscriptions() {
     let server = RedisServer::start();
     let _conn = plain_connection(&server.client()).await;
     let mut pubsub = server.client().get_async_pubsub().await.unwrap();
     pubsub.subscribe("c").await.unwrap();
     assert_eq!((server.client_count(), server.pubsub_clients()), (2, 1));
     assert_eq!(server.kill_pubsub(), 1);
-    eventually_eq("the subscriber is gone", BOUND, (1, 0), async || {
+    eventually_eq("the subscriber has left", BOUND, (1, 0), async || {
         (server.client_count(), server.pubsub_clients())
     })
     .await;
     assert_eq!(server.kill_clients(), 1);
-    eventually_eq("all are gone", BOUND, 0, async || server.client_count()).await;
+    eventually_eq("all have left", BOUND, 0, async || server.client_count()).await;
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn a_failing_child_is_reported_with_its_last_output() {
     let panic = waiting.await.unwrap_err().into_panic();
     let text = panic.downcast_ref::<String>().unwrap();
     assert!(text.contains("ended without `ready`") && text.contains("the last words of a child"), "{text}");
-    assert!(text.split(':').next().is_some_and(|place| place.ends_with("harness.rs")), "{text}");
+    assert!(text.split(':').next().is_some_and(|location| location.ends_with("harness.rs")), "{text}");
 }
 
 #[tokio::test]
@@ -290,7 +290,7 @@ async fn proxy_holds_delays_and_resets() {
     proxy.set(Mode::Pass);
     assert!(old.get::<_, String>("k").await.is_err());
     assert!(new.get::<_, String>("k").await.is_err());
-    eventually_eq("flows are gone", BOUND, 0, async || server.client_count()).await;
+    eventually_eq("flows have ended", BOUND, 0, async || server.client_count()).await;
     let mut fresh = plain_connection(&client).await;
     assert_eq!(fresh.get::<_, String>("k").await.unwrap(), "v");
 }

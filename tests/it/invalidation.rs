@@ -21,7 +21,7 @@ fn load(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_value_loaded_before_an_invalidation_is_not_stored_and_not_given_to_later_callers() {
+async fn a_value_loaded_before_an_invalidation_is_neither_stored_nor_returned_to_later_callers() {
     let store = MemoryStore::new();
     let guards = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
     for invalidating in 0..2 {

@@ -75,8 +75,8 @@ pub(crate) fn cases<S: Into<Backend> + Clone + Send + Sync + 'static>() -> Vec<C
         ("a tag", |two| Box::pin(tag(two)), Some(2)),
         ("a namespace", |two| Box::pin(namespace(two)), Some(2)),
         ("an insertion that failed", |two| Box::pin(failed_insertion(two)), Some(2)),
-        ("a kept invalidation", |two| Box::pin(kept(two)), Some(2)),
-        ("a kept tag", |two| Box::pin(kept_tag(two)), Some(2)),
+        ("a retained invalidation", |two| Box::pin(retained(two)), Some(2)),
+        ("a retained tag", |two| Box::pin(retained_tag(two)), Some(2)),
     ]
 }
 
@@ -156,7 +156,7 @@ async fn sent<S>(two: &Two<S>) {
     }
 }
 
-async fn kept<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+async fn retained<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     two.other.insert("k", &1_u32).await.expect("confirmed");
     two.chaos.inject(Fault::Ghost, 1.0);
     two.late.invalidate("k").await.expect_err("not confirmed");
@@ -167,7 +167,7 @@ async fn kept<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> 
     two.value().await
 }
 
-async fn kept_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
+async fn retained_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     two.sale(1).await;
     two.chaos.inject(Fault::Ghost, 1.0);
     two.late.invalidate_tag("sale").await.expect_err("not confirmed");
@@ -182,7 +182,7 @@ async fn kept_tag<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>)
 pub(crate) async fn all_hold<S: Into<Backend> + Clone + Send + Sync + 'static>(store: S) {
     let run = async |(number, (name, case, expected)): (usize, Case<S>)| {
         let ends = case(Two::connected(store.clone(), &format!("case{number}")).await).await;
-        (ends != expected).then(|| format!("{name}: {ends:?} in place of {expected:?}"))
+        (ends != expected).then(|| format!("{name}: {ends:?} instead of {expected:?}"))
     };
     let failed: Vec<_> =
         join_all(cases().into_iter().enumerate().map(run)).await.into_iter().flatten().collect();
@@ -214,7 +214,7 @@ async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_fo
 /// A change that is not confirmed may still happen. A caller that waits for a load meanwhile finds its value, which was stored only now
 /// and is as old as the call.
 ///
-/// Regression: whatever was found in place of an awaited lease was served, however old.
+/// Regression: whatever was found instead of an awaited lease was served, however old.
 #[tokio::test(start_paused = true)]
 async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime() {
     let chaos = ChaosStore::new(1);
@@ -245,7 +245,7 @@ async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime(
 /// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped then. The flight
 /// of another process that waits for it gives it to the callers that waited, and to none that came after the value had ended.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_ended_before_a_caller_came_is_not_given_to_it_by_a_flight_that_waited_for_it() {
+async fn a_flight_that_waited_for_a_value_does_not_return_it_to_a_caller_that_came_after_its_end() {
     let chaos = ChaosStore::new(1);
     let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
     let stopped = chaos.replica();

@@ -1,7 +1,7 @@
-//! Promise 5 where the store's replies reach one process later than another: no caller is given a value older than an
+//! Promise 5 where the store's replies reach one process later than another: no caller receives a value older than an
 //! invalidation that any process had confirmed before the call.
 //!
-//! Regression: a caller joined a flight on which the commit or the last acquire had already run, and was given a value
+//! Regression: a caller joined a flight on which the commit or the last acquire had already run, and received a value
 //! that another process had invalidated since: 20 of 20 callers, with replies 20 ms late.
 
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn open() -> Gate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_between_a_commit_and_its_reply_is_given_no_older_value() {
+async fn a_caller_between_a_commit_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, an acquire, and a commit that arrives after 50 ms.
     let first = call(&slow, 1, &open());
@@ -50,11 +50,11 @@ async fn a_caller_between_a_commit_and_its_reply_is_given_no_older_value() {
     near.invalidate("k").await.expect("confirmed");
     let later = call(&slow, 2, &open());
     assert_eq!(first.await.expect("joined"), 1, "it came first");
-    assert_eq!(later.await.expect("joined"), 2, "invalidated before it asked");
+    assert_eq!(later.await.expect("joined"), 2, "invalidated before its request");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_between_an_acquire_and_its_reply_is_given_no_older_value() {
+async fn a_caller_between_an_acquire_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, and an acquire that arrives after 30 ms.
     let first = call(&slow, 9, &open());
@@ -64,7 +64,7 @@ async fn a_caller_between_an_acquire_and_its_reply_is_given_no_older_value() {
     near.invalidate("k").await.expect("confirmed");
     let later = call(&slow, 2, &open());
     assert_eq!(first.await.expect("joined"), 1, "it came first");
-    assert_eq!(later.await.expect("joined"), 2, "invalidated before it asked");
+    assert_eq!(later.await.expect("joined"), 2, "invalidated before its request");
 }
 
 /// The common case costs nothing: a commit takes one round trip, and callers that come during it share one look-up.

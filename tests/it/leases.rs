@@ -13,7 +13,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// A lease that outlasts every wait here: a lease that is not given back makes the test fail.
+/// A lease that outlasts every wait here: a lease that is not released makes the test fail.
 fn policy() -> PolicyBuilder {
     Policy::builder().lease(secs(60))
 }
@@ -24,7 +24,7 @@ fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
 
 /// The process may still hold the lease, and no other process would end it.
 #[tokio::test(start_paused = true)]
-async fn a_lease_without_a_confirmed_end_is_given_back() {
+async fn a_lease_without_a_confirmed_end_is_released() {
     for answer in [Answer::Value, Answer::Fail, Answer::Panic] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let [leading, other] = [(); 2].map(|()| node(&chaos, policy()));
@@ -58,8 +58,8 @@ async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     chaos.inject(Fault::WakeLost, 1.0);
     origin.release();
     assert!(leads.await.expect("joined").is_err());
-    let told = waits.await.expect("joined").expect_err("the failure");
-    assert!(matches!(told, LoadError::Remote { .. }), "{told:?}");
+    let failure = waits.await.expect("joined").expect_err("the failure");
+    assert!(matches!(failure, LoadError::Remote { .. }), "{failure:?}");
     assert_eq!(origin.loads("k"), 1);
 }
 
@@ -81,8 +81,8 @@ async fn a_caller_after_the_first_has_left_joins_the_remaining_waiters() {
     sleep(secs(1)).await;
     assert_eq!((second.is_finished(), waiting.stats().tasks), (false, 1));
     origin.release();
-    for asked in [leads, second, third] {
-        assert!(asked.await.expect("joined").is_ok());
+    for call in [leads, second, third] {
+        assert!(call.await.expect("joined").is_ok());
     }
     assert_eq!(origin.loads("k"), 1);
 }

@@ -11,7 +11,7 @@ use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
 use tokio::time::Instant;
 
-const CROWD: usize = 100;
+const CALLERS: usize = 100;
 
 fn chaos() -> ChaosStore {
     let chaos = ChaosStore::new(1);
@@ -31,7 +31,7 @@ async fn ask(guards: &[&StampedeGuard], origin: &Origin) -> Vec<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
+async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
     let (chaos, origin) = (chaos(), Origin::new());
     for tags in [vec![], vec!["t"]] {
         let policy =
@@ -39,24 +39,24 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
         let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
         guard.insert("k", &7_u64).await.expect("stored");
         let before = chaos.commands();
-        assert_eq!(ask(&[&guard; CROWD], &origin).await, [7; CROWD]);
+        assert_eq!(ask(&[&guard; CALLERS], &origin).await, [7; CALLERS]);
         assert_eq!(chaos.commands() - before, 2);
         let stats = guard.stats();
-        assert_eq!((stats.hits, stats.store_errors), (CROWD as u64, 0));
+        assert_eq!((stats.hits, stats.store_errors), (CALLERS as u64, 0));
     }
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// No caller waits for ever, and none is given a value older than it knew of when it asked.
+/// No caller waits for ever, and none receives a value older than it knew of when it called.
 #[tokio::test(start_paused = true)]
-async fn repeated_callers_are_given_no_value_older_than_they_know() {
+async fn repeated_callers_receive_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
     let chaos = chaos();
     let guard = StampedeGuard::new(chaos.clone());
     guard.insert("k", &0_u64).await.expect("stored");
     let known = Arc::<AtomicU64>::default();
     let before = chaos.commands();
-    let callers = (0..CROWD).map(|_| {
+    let callers = (0..CALLERS).map(|_| {
         let (guard, known) = (guard.clone(), Arc::clone(&known));
         tokio::spawn(async move {
             for _ in 0..CALLS {
@@ -73,9 +73,9 @@ async fn repeated_callers_are_given_no_value_older_than_they_know() {
         known.store(version, Ordering::SeqCst);
     }
     let callers = tokio::time::timeout(Duration::from_secs(60), join_all(callers));
-    callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
+    callers.await.expect("all are notified").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
-    assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
+    assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CALLERS as u64);
 }
 
 /// No caller is left to read for, or one.
@@ -97,13 +97,13 @@ async fn no_read_is_made_for_callers_that_left() {
             let guard = guard.clone();
             Box::pin(async move { guard.get::<u64>("k").await })
         };
-        let mut crowd: Vec<_> = (0..CROWD).map(|_| look()).collect();
-        for ask in &mut crowd {
+        let mut callers: Vec<_> = (0..CALLERS).map(|_| look()).collect();
+        for ask in &mut callers {
             assert!(poll!(ask).is_pending());
         }
-        crowd.drain(staying..);
+        callers.drain(staying..);
         // In another task than the one that polled them first.
-        for answer in tokio::spawn(join_all(crowd)).await.expect("joined") {
+        for answer in tokio::spawn(join_all(callers)).await.expect("joined") {
             assert_eq!(answer.expect("answered"), Some(7));
         }
         assert_eq!(first.await.expect("joined"), [7]);
@@ -115,10 +115,10 @@ async fn no_read_is_made_for_callers_that_left() {
 
 /// The first caller's read finds nothing and starts a flight, which the queued callers join.
 #[tokio::test(start_paused = true)]
-async fn a_crowd_that_finds_nothing_reads_once() {
+async fn callers_at_one_moment_that_find_nothing_read_once() {
     let (chaos, origin) = (chaos(), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
-    assert_eq!(ask(&[&guard; CROWD], &origin).await, [0; CROWD]);
+    assert_eq!(ask(&[&guard; CALLERS], &origin).await, [0; CALLERS]);
     assert_eq!(origin.loads("k"), 1);
     assert_eq!(chaos.commands(), 3, "a look, an acquire and a commit");
 }
@@ -135,18 +135,18 @@ async fn a_caller_that_joins_a_load_reads_nothing() {
     });
     origin.wait_for_loads("k", 1).await;
     let before = chaos.commands();
-    let crowd = [&guard; CROWD];
-    let (joined, ()) = tokio::join!(ask(&crowd, &origin), async {
+    let callers = [&guard; CALLERS];
+    let (joined, ()) = tokio::join!(ask(&callers, &origin), async {
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(chaos.commands(), before);
         origin.release();
     });
-    assert_eq!((joined, first.await.expect("joined")), (vec![0; CROWD], vec![0]));
+    assert_eq!((joined, first.await.expect("joined")), (vec![0; CALLERS], vec![0]));
 }
 
 /// A value that lacks a caller's tags is a miss for that caller, no matter which caller read it.
 #[tokio::test(start_paused = true)]
-async fn callers_of_a_shared_read_judge_it_by_their_own_tags() {
+async fn callers_of_a_shared_read_check_it_against_their_own_tags() {
     let (chaos, origin) = (chaos(), Origin::new());
     let plain = StampedeGuard::new(chaos.clone());
     let tagged = plain.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
@@ -264,7 +264,7 @@ async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
         let (one, other) = tokio::join!(refresh(), refresh());
         assert!(one.is_ok() && other.is_ok());
         assert_eq!((guard.stats().store_errors, guard.stats().fail_open_loads), (2 * round, 0));
-        assert_eq!(origin.loads("k"), round, "time stands still: it was stored when they looked");
+        assert_eq!(origin.loads("k"), round, "time stands still: it was stored at their look-up");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

@@ -1,12 +1,12 @@
 //! All integration tests, as one binary.
 //!
-//! One link step in place of thirty, and one copy of `tests/support`, which the store contract and the benches compile
+//! One link step instead of thirty, and one copy of `tests/support`, which the store contract and the benches compile
 //! as well. The binary is also the program of the fleet: tests with real processes run it again, see
 //! `support::processes`.
 //!
 //! Works alike under `cargo test` (one process, tests as threads) and `cargo nextest run` (one process per test):
 //! every test has its own Redis, and nothing is shared through globals.
-#![allow(clippy::unwrap_used)] // In a test the panic is the report; texts are given where they add something.
+#![allow(clippy::unwrap_used)] // In a test the panic is the report; texts stand where they add something.
 
 #[cfg(feature = "testing")]
 mod asking;
@@ -21,8 +21,6 @@ mod coalescing;
 #[cfg(feature = "lz4")]
 mod compression;
 mod context;
-#[cfg(any(feature = "redis", feature = "testing"))]
-mod crowd;
 #[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls", feature = "http"))]
 mod deployments_to_try;
 mod drops;
@@ -47,7 +45,11 @@ mod local;
 mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
+#[cfg(feature = "testing")]
+mod lost_grants;
 mod many;
+#[cfg(any(feature = "redis", feature = "testing"))]
+mod many_keys;
 mod many_permits;
 #[cfg(feature = "macros")]
 mod memoize_attribute;
@@ -82,8 +84,6 @@ mod tags;
 mod traces;
 #[cfg(feature = "testing")]
 mod unconfirmed;
-#[cfg(feature = "testing")]
-mod unheard;
 mod unshareable;
 mod unstorable;
 mod warm;

@@ -126,7 +126,7 @@ async fn a_key_that_the_loader_leaves_out_is_negative() {
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(calls.load(Ordering::Relaxed), 1, "the absence is stored");
-    assert_eq!(guard.get::<Option<u64>>(99_u64).await.expect("answers"), None, "it was not asked for");
+    assert_eq!(guard.get::<Option<u64>>(99_u64).await.expect("answers"), None, "it was not requested");
     sleep(secs(6)).await;
     assert_eq!(ask().await, [Some(10), None]);
     assert_eq!(calls.load(Ordering::Relaxed), 2, "the absence ends after negative_for");
@@ -144,18 +144,20 @@ async fn a_key_that_the_loader_leaves_out_fails_if_the_policy_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_fail_together_or_apart() {
+async fn keys_fail_together_or_separately() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let together = guard.get_or_load_many([1_u64, 2], |_| async { Err::<[(u64, u64); 0], _>("down") }).await;
     for answer in together {
         assert_eq!(answer.expect_err("fails").loader(), Some(&"down"));
     }
-    let apart = |keys: Vec<u64>| async move {
-        keys.into_iter().map(|key| (key, if key == 3 { Ok(30_u64) } else { Err("gone") })).collect::<Vec<_>>()
+    let each = |keys: Vec<u64>| async move {
+        keys.into_iter()
+            .map(|key| (key, if key == 3 { Ok(30_u64) } else { Err("sold out") }))
+            .collect::<Vec<_>>()
     };
-    let apart = guard.get_or_load_many_each([3_u64, 4], apart).await;
-    assert_eq!(apart[0].as_ref().ok(), Some(&Some(30)));
-    assert_eq!(apart[1].as_ref().expect_err("fails").loader(), Some(&"gone"));
+    let each = guard.get_or_load_many_each([3_u64, 4], each).await;
+    assert_eq!(each[0].as_ref().ok(), Some(&Some(30)));
+    assert_eq!(each[1].as_ref().expect_err("fails").loader(), Some(&"sold out"));
     assert_eq!(
         guard.get(3_u64).await.expect("answers"),
         Some(30_u64),
@@ -166,11 +168,11 @@ async fn keys_fail_together_or_apart() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_call_is_the_failure_of_its_keys() {
     let guard = on(&MemoryStore::new(), Policy::builder());
-    let asked = |keys: Vec<u64>| {
+    let loader = |keys: Vec<u64>| {
         assert!(keys.is_empty(), "no such table");
         async { Ok::<[(u64, u64); 0], &str>([]) }
     };
-    for answer in guard.get_or_load_many([1_u64, 2], asked).await {
+    for answer in guard.get_or_load_many([1_u64, 2], loader).await {
         let LoadError::Panicked(text) = answer.expect_err("panicked") else { panic!("another failure") };
         assert!(text.contains("no such table"), "{text}");
     }
@@ -221,7 +223,7 @@ async fn a_call_takes_one_permit_for_all_its_keys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_asks_for_one_of_its_keys_is_told_so() {
+async fn a_load_that_requests_one_of_its_own_keys_fails_as_reentrant() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let inner = guard.clone();
     let answers = guard

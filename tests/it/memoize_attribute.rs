@@ -1,4 +1,4 @@
-//! The attribute `#[memoize]`: keys, guards and policies of functions, what the loader owns, and what callers are given.
+//! The attribute `#[memoize]`: keys, guards and policies of functions, what the loader owns, and what callers receive.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,13 +12,13 @@ use serde::de::DeserializeOwned;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard, memoize};
 use tokio::time::sleep;
 
-/// An origin that counts what it is asked for.
+/// An origin that counts its loads.
 #[derive(Clone, Default)]
 pub(crate) struct Origin(Arc<AtomicUsize>);
 
 impl Origin {
-    /// How often it has been asked.
-    pub(crate) fn asked(&self) -> usize {
+    /// How often it was called.
+    pub(crate) fn calls(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 
@@ -48,10 +48,10 @@ async fn a_value_is_loaded_once_for_each_set_of_arguments_until_it_is_stale() {
         assert_eq!(price(&guard, &origin, 7, "EUR").await.expect("loaded"), "7 EUR");
         assert_eq!(price(&guard, &origin, 7, "USD").await.expect("loaded"), "7 USD");
     }
-    assert_eq!(origin.asked(), 2);
+    assert_eq!(origin.calls(), 2);
     sleep(Duration::from_secs(31)).await;
     assert_eq!(price(&guard, &origin, 7, "EUR").await.expect("loaded"), "7 EUR");
-    assert_eq!(origin.asked(), 3);
+    assert_eq!(origin.calls(), 3);
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn the_key_function_names_what_the_function_stores() {
 
 /// Regression of a kind that other attributes have: their default key is a function's name, so two functions share values.
 #[tokio::test]
-async fn functions_of_one_name_have_the_keys_that_they_are_given() {
+async fn functions_of_one_name_have_the_keys_that_their_attributes_set() {
     mod users {
         #[stampede_guard::memoize(guard = guard, name = "user", skip(guard))]
         pub(super) async fn find(guard: &stampede_guard::StampedeGuard, id: u64) -> super::Never<String> {
@@ -138,7 +138,7 @@ async fn the_receiver_is_no_part_of_the_key_unless_the_key_names_it() {
     there.guard = here.guard.clone();
     assert_eq!(here.stock(1).await.expect("loaded"), 3);
     assert_eq!(there.stock(1).await.expect("found"), 3);
-    assert_eq!(there.origin.asked(), 0);
+    assert_eq!(there.origin.calls(), 0);
     assert_eq!(Shop::stock_key(1).to_string(), "stock:1");
     assert_eq!(here.offer(17, "a".to_owned()).await.expect("loaded"), "a: offer 2 of 17 in here");
     assert_eq!(there.offer(17, "b".to_owned()).await.expect("loaded"), "b: offer 1 of 17 in there");
@@ -215,7 +215,7 @@ async fn a_generic_function_stores_each_type_under_its_own_key() {
         assert_eq!(row::<u64, ()>(&guard, &origin, 7, PhantomData).await.expect("loaded"), 7);
         assert_eq!(row::<String, ()>(&guard, &origin, 7, PhantomData).await.expect("loaded"), "text 7");
     }
-    assert_eq!(origin.asked(), 2);
+    assert_eq!(origin.calls(), 2);
     // Of the type parameters only those of the key are left.
     assert_eq!(row_key::<String>(7).to_string(), "texts:7");
     assert_eq!(count::<100, _>(guard.clone(), &origin, 1).await.expect("loaded"), 104);
@@ -242,7 +242,7 @@ async fn nothing_is_a_value_with_its_own_lifetime() {
     assert_eq!(user(&guard, &origin, 7).await.expect("loaded").as_deref(), Some("user 7"));
     sleep(Duration::from_secs(6)).await;
     assert_eq!(user(&guard, &origin, 7).await.expect("found").as_deref(), Some("user 7"));
-    assert_eq!(origin.asked(), 2);
+    assert_eq!(origin.calls(), 2);
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -316,18 +316,18 @@ async fn settings_change_the_policy_of_the_guard_and_leave_its_others() {
         let late = own(&guard, &origin, 0).await.expect_err("too long");
         assert_eq!(late.guard().map(|error| error.kind()), Some(ErrorKind::Timeout), "{late:?}");
     }
-    // The short value is stored, the long one is not; the failure is kept, as the guard's policy says.
-    assert_eq!(origin.asked(), 4);
+    // The short value is stored, the long one is not; the failure is stored, as the guard's policy says.
+    assert_eq!(origin.calls(), 4);
     sleep(Duration::from_secs(11)).await;
     own(&guard, &origin, 1).await.expect("loaded");
-    assert_eq!(origin.asked(), 5);
+    assert_eq!(origin.calls(), 5);
     // A policy that is set later is changed in the same way.
     let longer = guard.policy().to_builder().fresh_for(Duration::from_secs(100)).build().expect("valid");
     guard.set_policy(longer).expect("allowed");
     own(&guard, &origin, 2).await.expect("loaded");
     sleep(Duration::from_secs(90)).await;
     own(&guard, &origin, 2).await.expect("found");
-    assert_eq!(origin.asked(), 6);
+    assert_eq!(origin.calls(), 6);
 }
 
 #[memoize(guard = guard, name = "contradicted", skip(guard), load_timeout = "0s")]
@@ -420,5 +420,5 @@ async fn callers_of_two_nodes_share_one_load() {
     let calls = (0..20).map(|n| shared(&guards[n % 2], origin.clone(), 7));
     let answers = futures_util::future::join_all(calls).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(1))), "{answers:?}");
-    assert_eq!(origin.asked(), 1);
+    assert_eq!(origin.calls(), 1);
 }

@@ -1,4 +1,4 @@
-//! The metrics that a recorder is told of, and the pages that list them.
+//! The metrics that a recorder receives, and the pages that list them.
 
 mod recorder;
 #[cfg(feature = "axum")]
@@ -25,7 +25,7 @@ async fn loads_after(time: Duration) -> Result<u8, String> {
 
 /// S2.5: leaders, waiters and the duration of waits.
 #[test]
-fn requests_loads_and_waits_are_counted_without_keys_in_labels() {
+fn requests_loads_and_waits_are_recorded_without_keys_in_labels() {
     let recorded = Recorded::default();
     recorded.during(async {
         let guard = StampedeGuard::in_memory();
@@ -117,7 +117,7 @@ fn each_histogram_has_bounds_that_grow() {
 }
 
 #[test]
-fn a_recorder_that_is_installed_later_is_told_of_all_that_was_counted_before() {
+fn a_recorder_that_is_installed_later_receives_all_earlier_counts() {
     let recorded = Recorded::default();
     virtual_time(async {
         let guard = StampedeGuard::in_memory();
@@ -155,15 +155,15 @@ fn guards_of_one_process_add_up() {
 }
 
 #[test]
-fn each_policy_is_counted_under_its_name() {
+fn each_policy_has_counts_under_its_name() {
     let recorded = Recorded::default();
     recorded.during(async {
         let guard = StampedeGuard::in_memory();
         let reports = guard.with_policy(Policy::builder().name("reports").build().expect("valid"));
         assert_eq!(recorded.count("stampede_guard_loads_total{policy=reports}"), Some(0), "from the start");
-        let brief = reports.policy().to_builder().fresh_for(secs(1)).build().expect("valid");
+        let short_lived = reports.policy().to_builder().fresh_for(secs(1)).build().expect("valid");
         guard.get_or_load("a", || loads_after(secs(1))).await.expect("loaded");
-        for (key, guard) in [("b", &reports), ("c", &reports), ("d", &guard.with_policy(brief))] {
+        for (key, guard) in [("b", &reports), ("c", &reports), ("d", &guard.with_policy(short_lived))] {
             guard.get_or_load(key, || loads_after(secs(1))).await.expect("loaded");
         }
         // The stats are those of the guard.
@@ -177,7 +177,7 @@ fn each_policy_is_counted_under_its_name() {
 /// The provider fails before there is a connection, so this needs no server.
 #[cfg(feature = "redis")]
 #[test]
-fn failures_of_the_provider_of_credentials_are_counted() {
+fn failures_of_the_provider_of_credentials_are_recorded() {
     use stampede_guard::{Backend, Credentials};
 
     const FAILURES: &str = "stampede_guard_credential_failures_total{namespace=default}";
@@ -194,7 +194,7 @@ fn failures_of_the_provider_of_credentials_are_counted() {
         let failed = guard.health().credential_failures;
         drop(guard);
         sleep(secs(2)).await;
-        assert_eq!(recorded.count(FAILURES), Some(failed), "each is told once");
+        assert_eq!(recorded.count(FAILURES), Some(failed), "each is reported once");
     });
 }
 
@@ -216,7 +216,7 @@ fn a_name_that_no_dashboard_could_show_is_refused() {
 }
 
 #[test]
-fn failures_of_loads_are_counted_by_their_reason() {
+fn failures_of_loads_are_recorded_by_their_reason() {
     let recorded = Recorded::default();
     recorded.during(async {
         let policy = Policy::builder().load_timeout(secs(5)).build().expect("valid");
@@ -253,7 +253,7 @@ fn waits_of_four_fifths_of_wait_timeout_are_long() {
 
 /// A leader that is killed says nothing; its successor notices.
 #[test]
-fn a_lease_that_ends_with_its_holder_is_counted_by_its_successor() {
+fn a_lease_that_ends_with_its_holder_is_recorded_by_its_successor() {
     let store = MemoryStore::new();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let policy = || Policy::builder().lease(Duration::from_millis(300)).build().expect("valid");

@@ -1,4 +1,4 @@
-//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is given out
+//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is returned
 //! after an invalidation, and nothing is left over.
 //!
 //! The nodes share one in-memory store and a paused clock, so thousands of virtual seconds pass in one. A
@@ -149,8 +149,8 @@ async fn run(seed: u64) {
 
 #[test]
 fn any_order_of_calls_failures_and_invalidations_keeps_the_promises() {
-    let chosen = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-    let seeds = chosen.map_or(0..RUNS, |seed: u64| seed..seed + 1);
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = seed.map_or(0..RUNS, |seed: u64| seed..seed + 1);
     // Thousands of scripted panics would bury the relevant one.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

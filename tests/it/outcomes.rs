@@ -33,12 +33,12 @@ async fn ask(guard: &StampedeGuard) -> (u64, AnswerInfo) {
 
 fn is(info: AnswerInfo, outcome: Outcome, age: u64, fresh_for: u64) {
     let seconds = |duration: Duration| duration.as_millis().div_ceil(1_000) as u64;
-    let told = (info.outcome, info.age.as_secs(), seconds(info.fresh_for));
-    assert_eq!(told, (outcome, age, fresh_for), "{info:?}");
+    let reported = (info.outcome, info.age.as_secs(), seconds(info.fresh_for));
+    assert_eq!(reported, (outcome, age, fresh_for), "{info:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_is_told_how_it_was_answered() {
+async fn a_caller_receives_the_outcome_of_its_call() {
     let guard = guard(Policy::builder().fresh_for(secs(60)).stale_while_revalidate(secs(60)));
     let (led, joined) = tokio::join!(ask(&guard), ask(&guard));
     assert_eq!((led.0, joined.0), (7, 7));
@@ -51,7 +51,7 @@ async fn a_caller_is_told_how_it_was_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hit_from_memory_is_told_from_one_of_the_store() {
+async fn a_hit_from_memory_is_distinguished_from_one_of_the_store() {
     let guard = guard(Policy::builder().fresh_for(secs(60)).local_for(Duration::MAX));
     guard.connect().await.expect("there is no server");
     ask(&guard).await;
@@ -111,11 +111,11 @@ async fn a_value_whose_load_was_not_stored_is_not_fresh() {
                 _ => {}
             }
         };
-        let asked = async {
+        let calls = async {
             sleep(Duration::from_millis(1)).await;
             tokio::join!(ask(&guard), ask(&guard))
         };
-        let ((), (), (one, another)) = tokio::join!(holder, change, asked);
+        let ((), (), (one, another)) = tokio::join!(holder, change, calls);
         let both = [one.1, another.1];
         for outcome in [Outcome::Led, Outcome::Coalesced] {
             assert!(both.iter().any(|info| info.outcome == outcome), "{case}: {both:?}");
@@ -145,7 +145,7 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
     }
 }
 
-/// A load of another caller runs, and the store has a value: a refresh is given neither.
+/// A load of another caller runs, and the store has a value: a refresh receives neither.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
     for shadow in [false, true] {

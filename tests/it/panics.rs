@@ -13,7 +13,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A loader that panics in its first `panics` runs, counted over all callers.
+/// A loader that panics in its first `panics` runs, over all callers.
 fn fragile(
     loads: &Counter,
     panics: usize,

@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(10);
 const BUDGET: Duration = Duration::from_secs(1);
 /// This many callers, one after the other, take a tenth of this time if none of them waits for the other runtime.
 const LATER: (usize, Duration) = (50, Duration::from_secs(2));
-const CROWD: usize = 20;
+const CALLERS: usize = 20;
 
 /// A caller that was not polled may fail because its time is over.
 type Call = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + Send>>;
@@ -61,9 +61,9 @@ async fn timed(guard: &StampedeGuard) -> (Option<u64>, Duration) {
     (found, began.elapsed())
 }
 
-/// Callers of this runtime get `value`: the first one and a concurrent crowd within the budget, later ones at once.
+/// Callers of this runtime get `value`: the first one and many concurrent ones within the budget, later ones at once.
 async fn are_answered(guard: &StampedeGuard, value: u64) {
-    for (found, took) in join_all((0..CROWD).map(|_| timed(guard))).await {
+    for (found, took) in join_all((0..CALLERS).map(|_| timed(guard))).await {
         assert_eq!(found, Some(value));
         assert!(took <= BUDGET, "{took:?}");
     }
@@ -115,7 +115,7 @@ fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
     assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(7));
 }
 
-/// The reader has closed its queue and begun its read, and does not proceed. Later callers must not be given that
+/// The reader has closed its queue and begun its read, and does not proceed. Later callers must not receive that
 /// read, which may be older than the value that they know of.
 #[test]
 fn a_reader_in_an_undriven_runtime_that_has_begun_a_read_is_replaced() {
@@ -151,7 +151,7 @@ fn a_busy_thread_delays_the_hits_of_its_own_runtime_only() {
         undriven().block_on(async move {
             let (_, guard) = stored(7).await;
             let calls = begun(&guard, 2).await;
-            sends.send(guard).expect("heard");
+            sends.send(guard).expect("received");
             // Blocks its runtime, as a computation would, until the other callers have been answered.
             let _ = is_done.recv_timeout(SOON);
             join_all(calls).await

@@ -84,10 +84,10 @@ async fn a_later_caller_gets_the_error_itself_here_and_there() {
     let guards = two([(); 2].map(|()| policy().share_errors::<String>().share_errors::<ApiError>()));
     fails(&guards[0], busy()).await;
     for guard in &guards {
-        let error = guard.get_or_load("key", || async { Ok::<u8, ApiError>(1) }).await.expect_err("told");
+        let error = guard.get_or_load("key", || async { Ok::<u8, ApiError>(1) }).await.expect_err("shared");
         assert_eq!(error.loader(), Some(&busy()), "{error:?}");
         // Callers with another type of errors get the text.
-        let text = guard.get_or_load("key", || async { Ok::<u8, String>(1) }).await.expect_err("told");
+        let text = guard.get_or_load("key", || async { Ok::<u8, String>(1) }).await.expect_err("shared");
         assert!(matches!(&text, LoadError::Remote(text) if text == "the API refused"), "{text:?}");
     }
 }
@@ -98,8 +98,8 @@ async fn without_the_setting_on_either_side_the_text_arrives() {
     for policies in [[shares(), policy()], [policy(), shares()], [policy(), policy()]] {
         let [here, there] = two(policies);
         fails(&here, ApiError::Forbidden).await;
-        let told = fails(&there, busy()).await;
-        assert!(matches!(&told, LoadError::Remote(text) if text == "the API refused"), "{told:?}");
+        let failure = fails(&there, busy()).await;
+        assert!(matches!(&failure, LoadError::Remote(text) if text == "the API refused"), "{failure:?}");
     }
 }
 
@@ -108,8 +108,8 @@ async fn an_error_is_not_taken_for_one_of_another_type() {
     let both = || policy().share_errors::<ApiError>().share_errors::<other::ApiError>();
     let [here, there] = two([both(), both()]);
     fails(&here, other::ApiError::Forbidden).await;
-    let told = fails(&there, busy()).await;
-    assert!(matches!(&told, LoadError::Remote(text) if text == "another API refused"), "{told:?}");
+    let failure = fails(&there, busy()).await;
+    assert!(matches!(&failure, LoadError::Remote(text) if text == "another API refused"), "{failure:?}");
 }
 
 /// Written as a text and read as a number.
@@ -134,22 +134,22 @@ async fn an_error_that_is_too_long_or_not_read_back_arrives_as_text() {
     let long = ApiError::Busy { retry_after: 7, why: "x".repeat(1_024) };
     let [here, there] = two([(); 2].map(|()| policy().share_errors::<ApiError>()));
     assert_eq!(fails(&here, long.clone()).await.loader(), Some(&long), "its own caller has it");
-    let told = fails(&there, busy()).await;
-    assert!(matches!(&told, LoadError::Remote(text) if text == "the API refused"), "{told:?}");
+    let failure = fails(&there, busy()).await;
+    assert!(matches!(&failure, LoadError::Remote(text) if text == "the API refused"), "{failure:?}");
 
     let [here, there] = two([(); 2].map(|()| policy().share_errors::<Unreadable>()));
     fails(&here, Unreadable { number: 7 }).await;
-    let told = fails(&there, Unreadable { number: 8 }).await;
-    assert!(matches!(&told, LoadError::Remote(text) if text == "unreadable"), "{told:?}");
+    let failure = fails(&there, Unreadable { number: 8 }).await;
+    assert!(matches!(&failure, LoadError::Remote(text) if text == "unreadable"), "{failure:?}");
 }
 
-/// Regression: in other processes it was told as a time-out.
+/// Regression: in other processes it was reported as a time-out.
 #[tokio::test(start_paused = true)]
-async fn an_absent_value_is_told_as_such_in_another_process() {
+async fn an_absent_value_is_reported_as_such_in_another_process() {
     use stampede_guard::{ErrorKind, OnAbsent};
     for guard in two([(); 2].map(|()| policy().on_absent(OnAbsent::Fail))) {
-        let told = guard.get_or_load_many(["key"], |_| async { Ok::<[(&str, u8); 0], String>([]) }).await;
-        let kind = told[0].as_ref().expect_err("absent").guard().map(stampede_guard::Error::kind);
+        let failure = guard.get_or_load_many(["key"], |_| async { Ok::<[(&str, u8); 0], String>([]) }).await;
+        let kind = failure[0].as_ref().expect_err("absent").guard().map(stampede_guard::Error::kind);
         assert_eq!(kind, Some(ErrorKind::Absent));
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask};
 
-/// A lease that outlasts the tests: a lease that is not given back makes a test fail.
+/// A lease that outlasts the tests: a lease that is not released makes a test fail.
 fn policy() -> Policy {
     Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
 }
@@ -33,12 +33,12 @@ fn node_on(replica: &Replica) -> StampedeGuard {
 /// back.
 async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
     let guard = node(chaos);
-    let asked = ask(&guard, origin);
+    let call = ask(&guard, origin);
     arrived(chaos, 1).await;
     chaos.once(Fault::ErrorAfter);
     arrived(chaos, 2).await;
     chaos.inject(Fault::ErrorBefore, 1.0);
-    assert_eq!(asked.await.unwrap().unwrap(), 0);
+    assert_eq!(call.await.unwrap().unwrap(), 0);
     guard
 }
 
@@ -62,8 +62,8 @@ async fn a_shutdown_reports_only_confirmed_hand_overs() {
         }
         let started = Instant::now();
         let shutdown = guard.shutdown(Duration::from_millis(100)).await;
-        let told = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
-        assert_eq!(told, if cut { (false, 0, 1) } else { (false, 1, 0) }, "{cut}");
+        let outcome = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
+        assert_eq!(outcome, if cut { (false, 0, 1) } else { (false, 1, 0) }, "{cut}");
         assert!(started.elapsed() <= Duration::from_millis(1_110), "{cut}: {:?}", started.elapsed());
         leading.abort();
     }
@@ -106,21 +106,21 @@ async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
     let (chaos, origin) = a_way_off(10);
     let (replica, other) = (chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
-    let asked = ask(&ending, &origin);
+    let call = ask(&ending, &origin);
     arrived(&chaos, 2).await;
     let shutdown = ending.shutdown(Duration::from_millis(3)).await;
     assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
     assert_eq!(chaos.commands(), 3, "a look-up, an acquire, and what gives the lease back");
     replica.kill();
-    asked.abort();
+    call.abort();
     let began = Instant::now();
     assert!(ask(&other, &origin).await.unwrap().is_ok());
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: no answer said that the node had the lease, and it ended before it had given it back.
+/// Regression: no answer said that the node had the lease, and it ended before it had released it.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_until_a_possible_lease_is_given_back() {
+async fn a_shutdown_waits_until_a_possible_lease_is_released() {
     let (chaos, origin) = a_way_off(1);
     let (ending, other) = (unknowing(&chaos, &origin).await, node(&chaos));
     let ends = tokio::spawn({
@@ -173,13 +173,13 @@ async fn a_shutdown_gives_back_a_lease_with_a_lost_grant() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: the value loaded meanwhile was kept back until the store had answered, or the lease had ended.
+/// Regression: the value loaded meanwhile was withheld until the store had answered, or the lease had ended.
 #[tokio::test(start_paused = true)]
 async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let guard = node(&chaos);
     origin.hold();
-    let asked = [ask(&guard, &origin), ask(&guard, &origin)];
+    let calls = [ask(&guard, &origin), ask(&guard, &origin)];
     origin.wait_for_loads("k", 1).await;
     chaos.once(Fault::BlackHole);
     let ends = tokio::spawn({
@@ -190,8 +190,8 @@ async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     assert_eq!(chaos.struck(Fault::BlackHole), 1, "the hand-over is on its way");
     let loaded = Instant::now();
     origin.release();
-    for asked in asked {
-        assert_eq!(asked.await.unwrap().unwrap(), 0);
+    for calls in calls {
+        assert_eq!(calls.await.unwrap().unwrap(), 0);
     }
     assert!(loaded.elapsed() < Duration::from_millis(500), "{:?}", loaded.elapsed());
     assert_eq!(ends.await.unwrap().abandoned, 1);

@@ -10,7 +10,7 @@ use stampede_guard::testing::ChaosStore;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
-use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
+use crate::many_keys::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 
 const NODES: usize = 3;
 
@@ -30,7 +30,7 @@ async fn at_once(
     other.insert("hot", &7_u64).await.expect("stored");
     chaos.command_time(EACH);
     let loads = Arc::new(AtomicUsize::new(0));
-    let asked = join_all(guards.iter().map(|guard| ask(guard, &loads)));
+    let calls = join_all(guards.iter().map(|guard| ask(guard, &loads)));
     let mut slowest = Duration::ZERO;
     let hot = async {
         loop {
@@ -42,7 +42,7 @@ async fn at_once(
         }
     };
     tokio::select! {
-        _ = asked => {}
+        _ = calls => {}
         () = hot => {}
     }
     let stats = guards.each_ref().map(StampedeGuard::stats);

@@ -142,7 +142,7 @@ async fn stale_if_error_stands_in_for_a_failed_load_and_loads_once_per_back_off(
     world.set_down(true);
     advance(secs(11)).await;
     let (values, waited) = world.ask_all().await;
-    assert_eq!(values, [1; 40], "every waiter of the failed load is given the older value");
+    assert_eq!(values, [1; 40], "every waiter of the failed load receives the older value");
     assert!((LOAD..LOAD * 2).contains(&waited), "{waited:?}");
     assert_eq!(world.loads.started(), 2);
     assert_eq!(world.stats().iter().map(|stats| stats.stand_ins).sum::<u64>(), 1);

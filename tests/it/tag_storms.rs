@@ -1,6 +1,6 @@
 //! Promises 1, 11 and 12 together: tags that are invalidated faster than their values load cause no herd.
 //!
-//! Regression: a load with an invalidated tag served only its leader, so each caller tried four loads and then loaded
+//! Regression: a load with an invalidated tag served only its leader, so each caller attempted four loads and then loaded
 //! alone, beyond the cap as well: 1,000 callers made 1,000 loads, 497 of them at once.
 
 use std::time::Duration;

@@ -82,7 +82,7 @@ async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_check
     assert_eq!(get(&plain, "k").await, None);
 }
 
-/// Regression: such a caller joined the load of a policy without the tag, and was given the value, or the older value in place of a
+/// Regression: such a caller joined the load of a policy without the tag, and received the value, or the older value instead of a
 /// failed load, from before the acknowledged invalidation.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_for_it() {
@@ -181,10 +181,10 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     }
 }
 
-/// Regression: tag ids lived for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
+/// Regression: tag ids lasted for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
 /// miss from then on.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
+async fn a_tagged_value_is_stored_for_as_long_as_its_loader_says() {
     const DAY: Duration = Duration::from_secs(86_400);
     const TAGS: [&str; 2] = ["catalog", "sale"];
     for (of_policy, own, invalidated) in [(1, 0, 0), (0, 2, 1), (1, 1, 0), (1, 1, 1)] {
@@ -242,12 +242,12 @@ async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_during_a_tag_invalidation_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_a_tag_invalidation_is_neither_stored_nor_returned_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_tag("prices").await.expect("confirmed")).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_during_invalidate_all_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_invalidate_all_is_neither_stored_nor_returned_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_all().await.expect("confirmed")).await;
 }
 
@@ -296,8 +296,8 @@ async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
         tokio::time::sleep(Duration::from_millis(1)).await;
         gate.open();
         let _ = first.await.expect("joined");
-        let given = later.await.expect("joined");
-        assert!(given.is_err(), "{given:?}: invalidated before it asked");
+        let received = later.await.expect("joined");
+        assert!(received.is_err(), "{received:?}: invalidated before its request");
         assert_eq!(get(&guards[1], "k").await, None, "and it is not stored again");
     }
 }
@@ -333,7 +333,7 @@ async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
 /// soon.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_caller_after_an_invalidation_is_given_no_older_value_even_if_the_store_goes_down() {
+async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_store_goes_down() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
     for (invalidated, outage, loads) in
@@ -368,9 +368,9 @@ async fn a_caller_after_an_invalidation_is_given_no_older_value_even_if_the_stor
         }
         gate.open();
         assert_eq!(first.await.expect("joined"), 1, "it came first");
-        for given in join_all(later).await {
-            let given = given.expect("joined");
-            assert!(!invalidated || given == 2, "{given}: invalidated before it asked");
+        for received in join_all(later).await {
+            let received = received.expect("joined");
+            assert!(!invalidated || received == 2, "{received}: invalidated before its request");
         }
         assert_eq!(counter.started(), loads, "invalidated: {invalidated}, outage of {outage:?}");
     }

@@ -64,7 +64,7 @@ impl Spans {
     }
 }
 
-/// What the guard told of loads and waits.
+/// What the guard reported about loads and waits.
 #[derive(Clone, Default)]
 struct Links(Arc<Mutex<Vec<(&'static str, FlightId)>>>);
 
@@ -115,11 +115,11 @@ async fn waiters_here_and_in_another_process_name_the_load_that_served_them() {
     let waits = spans.named("stampede_guard.wait");
     let expected = Seen { name: "stampede_guard.wait".to_owned(), within: "request".to_owned(), flight };
     assert_eq!(waits, vec![expected; 3]);
-    let told = links.0.lock().expect("no panic").clone();
-    assert_eq!(told.iter().filter(|(what, _)| *what == "load").count(), 1);
-    assert_eq!(told.iter().filter(|(what, _)| *what == "wait").count(), 3);
-    assert!(told.iter().all(|(_, flight)| *flight == told[0].1), "{told:?}");
-    assert_eq!(told[0].1.to_string(), loads[0].flight);
+    let reported = links.0.lock().expect("no panic").clone();
+    assert_eq!(reported.iter().filter(|(what, _)| *what == "load").count(), 1);
+    assert_eq!(reported.iter().filter(|(what, _)| *what == "wait").count(), 3);
+    assert!(reported.iter().all(|(_, flight)| *flight == reported[0].1), "{reported:?}");
+    assert_eq!(reported[0].1.to_string(), loads[0].flight);
 
     // A hit has no span.
     ask(&there, SECOND_LONG).await;
@@ -150,7 +150,7 @@ async fn a_failed_load_and_its_waiters_name_each_other_too() {
 /// Waiters of a response are answered before the load ends.
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
-async fn waiters_of_a_response_that_is_still_arriving_name_its_load() {
+async fn waiters_of_an_incomplete_response_name_its_load() {
     use bytes::Bytes;
     use futures_util::stream;
     use http_body::Frame;

@@ -1,8 +1,8 @@
-//! Promise 19: an invalidation that the store has not confirmed is kept, and sent as soon as the store answers; until then its process
+//! Promise 19: an invalidation that the store has not confirmed is retained, and sent as soon as the store answers; until then its process
 //! serves nothing that it invalidates.
 //!
 //! On the in-memory store with a paused clock. A replica that is connected again stays silent until the clock moves, so what it
-//! serves before its kept invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
+//! serves before its retained invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
 
 mod together;
 
@@ -90,7 +90,7 @@ async fn an_unconfirmed_invalidation_is_sent_later_and_nothing_older_is_served_b
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_its_caller_drops_is_kept_too() {
+async fn an_invalidation_that_its_caller_drops_is_retained_too() {
     let two = Two::new(Policy::builder());
     load(&two.cut, "key", 1).await;
     two.line.cut();
@@ -103,7 +103,7 @@ async fn a_call_that_its_caller_drops_is_kept_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kept_tag_hides_the_values_of_its_policy_and_those_that_were_given_it() {
+async fn a_retained_tag_hides_the_values_of_its_policy_and_those_stored_with_it() {
     let two = Two::new(Policy::builder().tags(["catalog"]));
     let plain = two.cut.with_policy(Policy::default());
     load(&two.cut, "of the policy", 1).await;
@@ -121,7 +121,7 @@ async fn a_kept_tag_hides_the_values_of_its_policy_and_those_that_were_given_it(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_change_that_is_confirmed_stands_for_the_kept_one() {
+async fn a_later_confirmed_change_replaces_the_retained_one() {
     let two = Two::new(Policy::builder());
     load(&two.cut, "key", 1).await;
     two.line.cut();
@@ -134,7 +134,7 @@ async fn a_later_change_that_is_confirmed_stands_for_the_kept_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_insertion_is_not_kept_and_an_expiry_is() {
+async fn an_insertion_is_not_retained_and_an_expiry_is() {
     let two = Two::new(Policy::builder().stale_if_error(SENT * 10));
     load(&two.cut, "inserted", 1).await;
     load(&two.cut, "expired", 1).await;
@@ -188,7 +188,7 @@ async fn a_load_from_before_does_not_answer_later_callers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_and_policies_share_what_is_kept_and_the_bypass_changes_nothing() {
+async fn clones_and_policies_share_retained_invalidations_and_the_bypass_changes_nothing() {
     let two = Two::new(Policy::builder());
     load(&two.cut, "key", 1).await;
     let clone = two.cut.with_policy(Policy::builder().name("other").build().expect("valid"));
@@ -277,7 +277,7 @@ async fn what_a_process_loads_after_its_invalidation_of_everything_was_confirmed
 
 /// A drop in the first moment, when only a part of the keys has been sent, and an outage that lasts.
 #[tokio::test(start_paused = true)]
-async fn an_invalidation_of_many_keys_is_kept_as_a_whole_and_costs_one_wait() {
+async fn an_invalidation_of_many_keys_is_retained_as_a_whole_and_costs_one_wait() {
     const KEYS: u64 = 2_000;
     for patience in [Duration::from_millis(50), Duration::from_millis(2_500)] {
         let two = Two::new(Policy::builder());
@@ -327,7 +327,7 @@ fn the_bound_is_at_least_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_sends_what_is_kept_or_reports_it() {
+async fn a_shutdown_sends_retained_invalidations_or_reports_them() {
     for is_healed in [true, false] {
         let warnings = Warnings::default();
         let _listening = warnings.listen();
@@ -379,9 +379,9 @@ async fn the_beginning_and_the_end_are_logged_once() {
     assert_eq!(two.cut.stats().invalidations_resent, 3);
 }
 
-/// The runtime in which an invalidation was kept ends before the store answers.
+/// The runtime in which an invalidation was retained ends before the store answers.
 #[test]
-fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_kept() {
+fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_retained() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let two = Two::new(Policy::builder());
     runtime().expect("a runtime").block_on(async {
@@ -399,7 +399,7 @@ fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_kept() {
 
 /// A read with an answer on its way when the invalidation ends makes no copy, and neither does a read that is sent after that.
 #[tokio::test(start_paused = true)]
-async fn no_copy_of_a_kept_name_is_served() {
+async fn no_copy_of_a_name_with_a_retained_invalidation_is_served() {
     let two = Two::new(Policy::builder().local_for(Duration::MAX).fresh_for(SENT * 100).ttl_jitter(0.0));
     for guard in [&two.cut, &two.other] {
         guard.connect().await.expect("connected");

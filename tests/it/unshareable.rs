@@ -1,4 +1,4 @@
-//! Loaded values that can not be shared: their callers get them, and a warning without their content tells the
+//! Loaded values that can not be shared: their callers get them, and a warning without their content shows the
 //! operator.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn secs(secs: u64) -> Duration {
 
 /// Regression: a value over `max_body` lost all protection without a warning.
 #[tokio::test(start_paused = true)]
-async fn an_unshareable_value_is_counted_and_warned_of_once_a_minute() {
+async fn an_unshareable_value_is_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard =
@@ -31,8 +31,11 @@ async fn an_unshareable_value_is_counted_and_warned_of_once_a_minute() {
     guard.get_or_load("odd", load).await.expect("loaded");
     assert_eq!(guard.stats().unshareable, 4);
     assert_eq!(warnings.about("not shared").len(), 1, "{warnings:?}");
-    let told = &warnings.about("longer than max_body")[0];
-    assert!(told.contains("Key(#") && told.contains("101 100 ") && !told.contains("long:"), "{told}");
+    let warning = &warnings.about("longer than max_body")[0];
+    assert!(
+        warning.contains("Key(#") && warning.contains("101 100 ") && !warning.contains("long:"),
+        "{warning}"
+    );
 
     tokio::time::advance(secs(60)).await;
     guard.get_or_load("odd", load).await.expect("loaded");
@@ -60,13 +63,13 @@ async fn an_unreadable_value_is_not_shared_and_is_warned_of() {
         Ok::<_, String>(User { password: "pw".to_owned() })
     };
     let started = Instant::now();
-    for given in join_all((0..10).map(|_| guard.get_or_load("user", load))).await {
-        assert_eq!(given.expect("loaded").password, "pw");
+    for received in join_all((0..10).map(|_| guard.get_or_load("user", load))).await {
+        assert_eq!(received.expect("loaded").password, "pw");
     }
     assert_eq!(started.elapsed().as_millis(), 2 * LOAD.as_millis(), "the first, and then all at once");
     assert_eq!((guard.stats().unshareable, guard.stats().unreadable), (1, 0));
-    let told = &warnings.about("can not be read back")[0];
-    assert!(told.contains("Key(#") && told.contains("User") && !told.contains("pw"), "{told}");
+    let warning = &warnings.about("can not be read back")[0];
+    assert!(warning.contains("Key(#") && warning.contains("User") && !warning.contains("pw"), "{warning}");
     let json = guard.with_policy(Policy::builder().codec(Codec::Json).build().expect("valid"));
     json.get_or_load("rate", || async { Ok::<_, String>(f64::NAN) }).await.expect("loaded");
     assert!(json.get::<f64>("rate").await.expect("answered").is_none());
@@ -161,7 +164,7 @@ async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
     assert!(warnings.about("has panicked").len() <= 1, "{warnings:?}");
 }
 
-/// Regression: the caller that loaded such a value got the panic in its place.
+/// Regression: the caller that loaded such a value got the panic instead.
 #[tokio::test(start_paused = true)]
 async fn a_value_whose_serialize_panics_goes_to_its_caller_and_is_not_stored() {
     let guard = StampedeGuard::in_memory();

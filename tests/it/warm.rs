@@ -89,7 +89,7 @@ async fn before_the_first_connection_a_warm_up_waits_for_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_counted_and_the_other_groups_go_on() {
+async fn failures_are_recorded_and_the_other_groups_continue() {
     let guard = on(&MemoryStore::new(), Policy::builder());
     let load = |keys: Vec<u64>| async move {
         if keys.contains(&3) {
@@ -105,9 +105,9 @@ async fn failures_are_counted_and_the_other_groups_go_on() {
     assert_eq!((after.stored, after.failed), (0, 10), "a guard that is shut down warms nothing");
 }
 
-/// Each row was counted as loaded, as if it were stored.
+/// Each row was reported as loaded, as if it were stored.
 #[tokio::test(start_paused = true)]
-async fn only_what_is_stored_is_counted_as_stored() {
+async fn only_stored_values_count_as_stored() {
     let (store, loads) = (MemoryStore::new(), Arc::default());
     let (off, trial) = (on(&store, Policy::builder()), on(&store, Policy::builder().shadow(true)));
     off.set_bypass(true);

@@ -110,11 +110,11 @@ class Browser:
         self.resize(width, height)
 
     def _port(self):
-        place, until = os.path.join(self.profile, "DevToolsActivePort"), time.monotonic() + 60
+        port_file, until = os.path.join(self.profile, "DevToolsActivePort"), time.monotonic() + 60
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise SystemExit(f"Chromium ended at once, with {self.process.returncode}")
-            if os.path.exists(place) and (lines := open(place).read().splitlines()):
+            if os.path.exists(port_file) and (lines := open(port_file).read().splitlines()):
                 return int(lines[0])
             time.sleep(0.05)
         raise SystemExit("Chromium did not open its port within 60 s")

@@ -68,7 +68,7 @@ class Lab:
         return [pid for pid, parent in pairs if parent == self.process.pid]
 
     def end(self, how=signal.SIGTERM):
-        """Ends the lab by a signal; all its processes must be gone then."""
+        """Ends the lab by a signal; all its processes must have ended then."""
         children = self.children()
         self.process.send_signal(how)
         self.process.wait(20)

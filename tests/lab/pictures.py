@@ -47,8 +47,8 @@ def main():
             browser.run(ARRANGE)
             until = time.monotonic() + 62
             # The sentence about one of the hottest reports.
-            wanted = r"requests load report:1 " if mode == "off" else r"report:[1-3] once"
-            while time.monotonic() < until or not re.search(wanted, browser.run("document.querySelector('#sentence').textContent")):
+            expected = r"requests load report:1 " if mode == "off" else r"report:[1-3] once"
+            while time.monotonic() < until or not re.search(expected, browser.run("document.querySelector('#sentence').textContent")):
                 browser.hear(0.1)
             height = browser.run("document.querySelector('.layout').getBoundingClientRect().height")
             path = os.path.join(FOLDER, f"lab-{mode}.png")

@@ -28,7 +28,7 @@ PRESETS = ["cold-deploy", "expiring-key", "dying-leader", "redis-down"]
 SHOTS = os.environ.get("LAB_SCREENSHOTS") or os.path.join(ROOT, "target", "lab")
 # The most loads that a preset needs with the guard on: of each key once per lifetime, and of what a fault has interrupted once more.
 MOST_LOADS = {"cold-deploy": 120, "expiring-key": 6, "dying-leader": 14, "redis-down": 900}
-# What happened to requests is counted exactly. A machine that stands still for seconds may cost some an answer, but not more.
+# What happened to requests is recorded exactly. A machine that stands still for seconds may cost some an answer, but not more.
 MOST_ERRORS = 0.02
 # How often `check_odd_orders` clicks.
 CLICKS = 150
@@ -68,7 +68,7 @@ def check_result(lab, row):
     name = row["name"]
     print(f"  {name}, guard {row['mode']}: {requests} requests, {failed} errors, {loads} loads, p99 {row['p99']}")
     if row["mode"] != "off":
-        # Not counted: loads without Redis, where a replica was given no processor for half a second and took Redis for dead.
+        # Not included: loads without Redis, where a replica had no processor for half a second and took Redis for dead.
         most = MOST_LOADS[name] + (result["alone"] if name != "redis-down" else 0)
         assert loads <= most, f"{loads} loads with the guard on, at most {most} are needed"
         assert failed <= requests * MOST_ERRORS, f"{failed} errors with the guard on"
@@ -99,13 +99,13 @@ def check_totals(lab, browser):
     lab.post("/control", requests_per_second=0)
     lab.wait(lambda state: state["totals"]["in_flight"] == 0 and state["origin"]["running"] == 0, 30, "the lab is quiet")
     time.sleep(1)
-    shown = number(browser.run("document.querySelector('#total-loads').textContent"))
+    displayed = number(browser.run("document.querySelector('#total-loads').textContent"))
     requests = number(browser.run("document.querySelector('#total-requests').textContent"))
-    assert shown == lab.origin()["loads"], f"the page has {shown} loads, the origin {lab.origin()['loads']}"
+    assert displayed == lab.origin()["loads"], f"the page has {displayed} loads, the origin {lab.origin()['loads']}"
     totals = lab.state()["totals"]
     outcomes = sum(totals[name] for name in ["hit", "stale", "loaded", "waited", "alone", "failed"])
     assert requests == totals["requests"] == outcomes, f"the page has {requests} requests, and their outcomes are {totals}"
-    print(f"  totals: {requests} requests, {shown} loads, as the origin has counted")
+    print(f"  totals: {requests} requests, {displayed} loads, as the origin has recorded")
     lab.post("/control", requests_per_second=300)
 
 
@@ -134,10 +134,10 @@ def check_commands(lab):
     lab.wait(lambda state: state["totals"]["in_flight"] == 0, 30, "the lab is quiet")
     time.sleep(1)
     executed = redis_commands(lab) - before - 1
-    shown = sum(sample["commands"] for sample in lab.get(f"/state?since={seq}")["samples"])
+    displayed = sum(sample["commands"] for sample in lab.get(f"/state?since={seq}")["samples"])
     # Redis does not count what it does not know: before 7.2 the two commands by which each new connection names its library.
-    assert executed > 500 and abs(shown - executed) <= 20, f"the page has {shown} commands, Redis {executed}"
-    print(f"  commands: {shown} on the page, {executed} at Redis")
+    assert executed > 500 and abs(displayed - executed) <= 20, f"the page has {displayed} commands, Redis {executed}"
+    print(f"  commands: {displayed} on the page, {executed} at Redis")
     lab.post("/control", mode="on", requests_per_second=300)
 
 
@@ -272,7 +272,7 @@ def check_ends(program):
         assert lab.post("/fault", what="pause", replica=1)[0] == 200
         assert lab.post("/redis", what="hang")[0] == 200
         count = lab.end(how)
-        assert count >= 8, f"six replicas, Redis and the keeper: {count}"
+        assert count >= 8, f"six replicas, Redis and the reaper: {count}"
         print(f"  {signal.Signals(how).name}: {count} processes ended with the lab")
 
 

@@ -51,7 +51,7 @@ fn an_older_flight_removes_no_newer_one() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let led = Arc::new(AtomicUsize::new(0));
-        let Joined::Leader(older, slot) = flights.join(&1, 0, "gone", 10) else {
+        let Joined::Leader(older, slot) = flights.join(&1, 0, "abandoned", 10) else {
             unreachable!("it is the first")
         };
         let detaches = {

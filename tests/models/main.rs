@@ -74,25 +74,25 @@ fn every_waiter_receives_the_outcome() {
 fn every_waiter_receives_the_announcement() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
+        let Joined::Leader(leader, own) = flights.join(&1, 0, "abandoned", 10) else {
             unreachable!("it is the first")
         };
         assert!(leader.next_loader().is_some());
         let callers: Vec<_> = (1..4)
             .map(|caller| {
                 let flights = Arc::clone(&flights);
-                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
-                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "arriving"),
+                thread::spawn(move || match flights.join(&1, caller, "abandoned", 10) {
+                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "announced"),
                     // The flight ended before this caller joined. The new flight may have waiters as well.
                     Joined::Leader(leader, _own) => {
-                        leader.announce("arriving");
+                        leader.announce("announced");
                         leader.finish("done");
                     }
                     Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
                 })
             })
             .collect();
-        leader.announce("arriving");
+        leader.announce("announced");
         leader.announce("once");
         leader.finish("done");
         assert_eq!(block_on(own), "done");
@@ -110,12 +110,12 @@ fn a_leader_that_vanishes_frees_its_followers() {
         let callers: Vec<_> = (0..3)
             .map(|caller| {
                 let flights = Arc::clone(&flights);
-                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
+                thread::spawn(move || match flights.join(&1, caller, "abandoned", 10) {
                     Joined::Leader(leader, waiter) => {
                         drop(leader);
-                        assert_eq!(block_on(waiter), "gone");
+                        assert_eq!(block_on(waiter), "abandoned");
                     }
-                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "gone"),
+                    Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "abandoned"),
                     Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
                 })
             })
@@ -133,19 +133,19 @@ fn a_leader_that_vanishes_frees_its_followers() {
 fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
+        let Joined::Leader(leader, own) = flights.join(&1, 0, "abandoned", 10) else {
             unreachable!("it is the first")
         };
         assert!(leader.next_loader().is_some());
         let joins = thread::spawn({
             let flights = Arc::clone(&flights);
-            move || match flights.join(&1, 1, "gone", 10) {
+            move || match flights.join(&1, 1, "abandoned", 10) {
                 Joined::Waiter(waiter) => assert_eq!(block_on(waiter), "done"),
                 Joined::Leader(leader, _own) => leader.finish("done"),
                 Joined::Full(_) | Joined::TooManyWaiters(_) => unreachable!("there is room"),
             }
         });
-        let outcome = if leader.next_loader().is_some() { "done" } else { "gone" };
+        let outcome = if leader.next_loader().is_some() { "done" } else { "abandoned" };
         leader.finish(outcome);
         drop(own);
         joins.join().expect("no panic");
@@ -158,7 +158,7 @@ fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
 fn a_detached_flight_does_not_remove_its_successor() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(old, old_follower) = flights.join(&1, 0, "gone", 10) else {
+        let Joined::Leader(old, old_follower) = flights.join(&1, 0, "abandoned", 10) else {
             unreachable!("first")
         };
         let invalidate = thread::spawn({
@@ -167,7 +167,7 @@ fn a_detached_flight_does_not_remove_its_successor() {
         });
         let late = thread::spawn({
             let flights = Arc::clone(&flights);
-            move || match flights.join(&1, 1, "gone", 10) {
+            move || match flights.join(&1, 1, "abandoned", 10) {
                 Joined::Leader(leader, waiter) => Some((leader, waiter)),
                 Joined::Waiter(waiter) => {
                     assert_eq!(block_on(waiter), "old");
@@ -195,8 +195,10 @@ fn a_detached_flight_does_not_remove_its_successor() {
 fn a_loader_is_taken_exactly_once() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 10) else { unreachable!("first") };
-        let Joined::Waiter(second) = flights.join(&1, 1, "gone", 10) else { unreachable!("second") };
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "abandoned", 10) else {
+            unreachable!("first")
+        };
+        let Joined::Waiter(second) = flights.join(&1, 1, "abandoned", 10) else { unreachable!("second") };
         let leaves = thread::spawn(move || drop(first));
         let takes = thread::spawn(move || {
             let own = second.take_loader();
@@ -219,8 +221,10 @@ fn a_loader_is_taken_exactly_once() {
 fn a_flight_without_waiters_keeps_one_loader() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
-        let follow = |caller| match flights.join(&1, caller, "gone", 3) {
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "abandoned", 3) else {
+            unreachable!("first")
+        };
+        let follow = |caller| match flights.join(&1, caller, "abandoned", 3) {
             Joined::Waiter(waiter) => waiter,
             _ => unreachable!("there is room"),
         };
@@ -231,7 +235,7 @@ fn a_flight_without_waiters_keeps_one_loader() {
         }
         let again = follow(3);
         let next = leader.next_loader().map(|(loader, _)| loader);
-        assert_eq!(next, Some(3), "a load has begun: the loaders that were left behind are gone");
+        assert_eq!(next, Some(3), "a load has begun: the loaders that were left behind are dropped");
         assert!(leader.next_loader().is_none());
         leader.finish("done");
         assert_eq!(block_on(again), "done", "there is room for others");
@@ -243,8 +247,12 @@ fn a_flight_without_waiters_keeps_one_loader() {
 fn a_flight_is_not_awaited_once_its_waiters_have_left() {
     alone(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
-        let Joined::Waiter(second) = flights.join(&1, 1, "gone", 3) else { unreachable!("there is room") };
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "abandoned", 3) else {
+            unreachable!("first")
+        };
+        let Joined::Waiter(second) = flights.join(&1, 1, "abandoned", 3) else {
+            unreachable!("there is room")
+        };
         assert!(leader.is_awaited_by_first());
         drop(first);
         assert!(!leader.is_awaited_by_first());
@@ -261,7 +269,9 @@ fn a_flight_is_not_awaited_once_its_waiters_have_left() {
 fn a_first_caller_that_is_answered_alone_no_longer_awaits_the_flight() {
     alone(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "abandoned", 3) else {
+            unreachable!("first")
+        };
         assert!(leader.is_awaited());
         leader.leave_first("waited out");
         assert!(!leader.is_awaited() && !leader.is_awaited_by_first());
@@ -278,7 +288,7 @@ fn a_flight_that_lost_the_store_is_replaced_once() {
     alone(|| {
         for may_another_do_better in [true, false] {
             let flights: Arc<Map> = Arc::new(Flights::new(10));
-            let join = |caller| flights.join_after_look_up(&1, caller, "gone", 10, true);
+            let join = |caller| flights.join_after_look_up(&1, caller, "abandoned", 10, true);
             let Joined::Leader(one, _first) = join(0) else { unreachable!("first") };
             assert!(matches!(join(1), Joined::Waiter(_)), "it is not without the store yet");
             one.lose_store(may_another_do_better);
@@ -301,10 +311,10 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
     const CALLERS: usize = 200;
     fn locks_per_call(waiters: usize) -> [usize; 2] {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(_leader, _own) = flights.join(&1, 0, "gone", waiters) else {
+        let Joined::Leader(_leader, _own) = flights.join(&1, 0, "abandoned", waiters) else {
             unreachable!("it is the first")
         };
-        let wait = |caller| match flights.join(&1, caller, "gone", waiters) {
+        let wait = |caller| match flights.join(&1, caller, "abandoned", waiters) {
             Joined::Waiter(waiter) => waiter,
             _ => unreachable!("there is room"),
         };
@@ -312,7 +322,7 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
         [waiters, waiters + 1].map(|slots| {
             let before = sync::LOCKED.get();
             for caller in 0..CALLERS {
-                let joined = flights.join(&1, caller, "gone", slots);
+                let joined = flights.join(&1, caller, "abandoned", slots);
                 assert_eq!(matches!(joined, Joined::TooManyWaiters(_)), slots == waiters);
             }
             (sync::LOCKED.get() - before) / CALLERS
@@ -323,7 +333,7 @@ fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
             // One less than the room for waiters: if the list does not grow, each new caller finds it full.
             let (few, many) = (locks_per_call(7), locks_per_call(127));
             assert!(many[0] <= few[0], "turned away: {} locks, and {}", few[0], many[0]);
-            assert!(many[1] <= 2 * few[1], "come and gone: {} locks, and {}", few[1], many[1]);
+            assert!(many[1] <= 2 * few[1], "come and left: {} locks, and {}", few[1], many[1]);
         },
         1,
     );

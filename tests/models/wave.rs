@@ -12,7 +12,7 @@ pub(crate) type Map = Flights<u8, usize, &'static str, Hashing>;
 
 /// Joins the flight and receives its outcome, as its leader or as a waiter.
 pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
-    match flights.join(&1, caller, "gone", 10) {
+    match flights.join(&1, caller, "abandoned", 10) {
         Joined::Leader(leader, waiter) => {
             led.fetch_add(1, Ordering::SeqCst);
             assert!(leader.next_loader().is_some());

@@ -333,7 +333,7 @@ def audit_differs(lab, prometheus):
     # Until the values with the former lifetime have expired: those that live for long are to become old.
     time.sleep(Lab.CALM["fresh_ms"] / 1000 + 3)
     until("hits are audited", lambda: prometheus.value("sum(rate(stampede_guard_audits_total[5s]))") > 0)
-    # The origin's values change, and no cache is told.
+    # The origin's values change, and no cache is notified.
     for key in (1, 2):
         lab.post("change", key=f"report:{key}")
     yield
@@ -433,7 +433,7 @@ def run(folder, only):
     for program in ("prometheus", "promtool", "redis-server"):
         if not shutil.which(program):
             raise Failed(f"{program} is missing: run `make alerts-test`, or apt-get install -y prometheus redis-server")
-    chosen = [name for name in FAULTS if not only or any(word in name for word in only)]
+    selected = [name for name in FAULTS if not only or any(word in name for word in only)]
     lab = Lab(folder)
     prometheus = None
     try:
@@ -446,7 +446,7 @@ def run(folder, only):
             raise Failed(f"alerts fire before any fault: {sorted(prometheus.firing())}")
         rules_are_sound(prometheus)
         failed = []
-        for name in chosen:
+        for name in selected:
             try:
                 fires_and_ends(name, lab, prometheus)
             except Failed as error:

@@ -39,13 +39,13 @@ for patch in "${patches[@]}"; do
   rm -rf "$tree"
   mkdir -p "$tree"
   git ls-files -z | xargs -0 cp --parents -t "$tree"
-  # A version of its own: what is compiled of it does not take the place of what the tests here run, and has the same dependencies.
+  # A version of its own: what is compiled of it does not replace what the tests here run, and has the same dependencies.
   sed -i.bak '/^name = "stampede-guard"$/,/^version/s/^\(version = "[^"]*\)"/\1+planted"/' "$tree/Cargo.toml"
   # Not as a folder of this repository, where it would look for the files beside the copy.
   (cd "$tree" && GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$OLDPWD/$patch")
   if [ "$mode" = --count ]; then
-    counted=$(SEEDS=${SEEDS:-300} simulation simulation::count_of_the_code --ignored) || { echo "$counted" >&2; exit 1; }
-    printf '%s: %s\n' "$name" "$(grep -m1 -oE 'caught in .*' <<<"$counted")"
+    summary=$(SEEDS=${SEEDS:-300} simulation simulation::count_of_the_code --ignored) || { echo "$summary" >&2; exit 1; }
+    printf '%s: %s\n' "$name" "$(grep -m1 -oE 'caught in .*' <<<"$summary")"
     continue
   fi
   found=$(SEEDS=${SEEDS:-1000} simulation simulation::no_seed) && missed+=("$name") && continue

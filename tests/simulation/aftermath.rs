@@ -11,7 +11,7 @@ use super::plan::{Does, Ends, Script};
 use super::world::{World, cache_key};
 
 /// The longest time that a command may be on its way: the delay of a ghost and a margin.
-const STRAGGLERS: Duration = Duration::from_millis(4_200);
+const LATE_COMMANDS: Duration = Duration::from_millis(4_200);
 
 impl World {
     /// I12, first half: once the faults have ended, every caller is answered.
@@ -46,7 +46,7 @@ impl World {
     /// I12, second half, and I7: one load per key is enough for all nodes, and then nothing is left.
     pub(super) async fn settle(self: &Arc<Self>) {
         let policy = &self.plan.policy;
-        sleep(STRAGGLERS + policy.load_timeout + policy.lease * 2).await;
+        sleep(LATE_COMMANDS + policy.load_timeout + policy.lease * 2).await;
         let nodes = self.living();
         for key in 0..self.plan.keys {
             let before = self.oracle.loads_of(key);
@@ -84,7 +84,7 @@ impl World {
             ];
             if left != [0; 6] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(
-                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads, kept invalidations {left:?}",
+                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads, retained invalidations {left:?}",
                     node.id
                 ));
             }

@@ -23,12 +23,12 @@ const MOST_HOPS: usize = 3;
 
 impl World {
     /// I4 for a call that has just returned.
-    pub(super) fn check_time(&self, node: &Node, call: &Call, asked: u64, began: Instant) {
+    pub(super) fn check_time(&self, node: &Node, call: &Call, start_seq: u64, began: Instant) {
         let took = began.elapsed();
         let stops = node.stops_since(began);
         let most = self.most(call.node, call.does, call.key) + together(stops.clone());
         let most = match self.plan.profile {
-            Profile::None => most.min(self.most_when_well(call, asked)),
+            Profile::None => most.min(self.most_when_well(call, start_seq)),
             Profile::Mixed | Profile::Heavy => most,
         };
         let what = format_args!("{:?} of key {} at n{}", call.does, call.key, node.id);
@@ -49,7 +49,7 @@ impl World {
 
     /// I9: a caller asks again at most once, however often the tag changes, because a load that begins after the caller came answers
     /// it. A second load may belong to another flight that continued alone, and a third one to that of a call for many keys.
-    pub(super) fn check_rounds(&self, node: &Node, call: &Call, asked: u64) {
+    pub(super) fn check_rounds(&self, node: &Node, call: &Call, start_seq: u64) {
         let other_flights = |other: &Call| {
             other.asks_for(call.key) && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
         };
@@ -62,8 +62,9 @@ impl World {
         let state = lock(&self.oracle.state);
         // Changes by this node, and changes of the key, divide the node's callers among several flights.
         let of_key = state.by_key.get(&call.key).and_then(|of| of.invalidated.last());
-        let has_changed = state.changing.contains(&node.id) || of_key.is_some_and(|(_, seq)| *seq > asked);
-        let loads = state.loads.since(node.id, call.key, asked);
+        let has_changed =
+            state.changing.contains(&node.id) || of_key.is_some_and(|(_, seq)| *seq > start_seq);
+        let loads = state.loads.since(node.id, call.key, start_seq);
         drop(state);
         let is_many =
             |other: Call| other.node == call.node && other.does == Does::LoadMany && other.asks_for(call.key);
@@ -138,7 +139,7 @@ impl World {
         self.longest_load(key) * (1 + hops + outdated) as u32
     }
 
-    /// The longest load of this key at any node: a caller that is given another node's outcome may have waited for all of that load.
+    /// The longest load of this key at any node: a caller that receives another node's outcome may have waited for all of that load.
     fn longest_load(&self, key: u8) -> Duration {
         let load_timeout = self.plan.policy.load_timeout;
         let of_key = self.plan.all_calls().filter(|call| call.asks_for(key) && call.loads());
@@ -150,7 +151,7 @@ impl World {
     }
 
     /// Without faults: time for the load, and for another one after each invalidation and each shutdown of a node.
-    fn most_when_well(&self, call: &Call, asked: u64) -> Duration {
+    fn most_when_well(&self, call: &Call, start_seq: u64) -> Duration {
         let latency = self.plan.trip();
         if !call.loads() {
             // A round trip for the read on its way, one for the queue's read, and one for a look-up that was first skipped.
@@ -159,7 +160,7 @@ impl World {
         }
         let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
         let keys = (0..self.plan.keys).filter(|key| call.asks_for(*key));
-        let changed = keys.map(|key| self.oracle.invalidations(key, asked)).sum::<usize>();
+        let changed = keys.map(|key| self.oracle.invalidations(key, start_seq)).sum::<usize>();
         let loads = 2 + (left + changed) as u32;
         let announces = if call.does == Does::Refresh { self.plan.announcing() } else { Duration::ZERO };
         let keys = (0..self.plan.keys).filter(|key| call.asks_for(*key));

@@ -1,4 +1,4 @@
-//! A future that is dropped at a chosen poll. The tests of flights and of the guard (`tests/it/drops`) use it too.
+//! A future that is dropped at a set poll. The tests of flights and of the guard (`tests/it/drops`) use it too.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 pub(crate) enum Drop {
     /// After its nth poll was pending, like a caller that leaves while it waits. Its requests are on their way.
     AtPoll(usize),
-    /// After n polls, once it was woken and before it is polled again: a value that it was given is lost with it.
+    /// After n polls, once it was woken and before it is polled again: a value that it received is lost with it.
     AtWake(usize),
 }
 

@@ -80,7 +80,7 @@ impl World {
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;
-        // With faults, a lease does not count if its flight had given up or ended it before the grant: the node may not know of it.
+        // With faults, a lease does not count if its flight had abandoned or ended it before the grant: the node may not know of it.
         let granted = |token: &Token| {
             lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted && !holder.over)
         };

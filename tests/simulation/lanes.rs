@@ -12,7 +12,7 @@ impl Loads {
     /// a load.
     pub(super) fn waits(&mut self, key: u8, token: &Token) {
         if let Some(node) = self.node_of(token) {
-            self.place(node, key, 0);
+            self.claim(node, key, 0);
         }
     }
 
@@ -42,7 +42,7 @@ impl Loads {
 
     /// Makes room for one more load without a lease, among so many `lanes`. If none is free, the new load may replace a load that
     /// continues without the store; each load is replaced once. Returns whether it replaces a load, or `None` if there is no room.
-    pub(super) fn place(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
+    pub(super) fn claim(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
         let detached = self.detached_at(node, key);
         let is_one = |load: &&mut Load| {
             load.node == node

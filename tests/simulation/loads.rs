@@ -3,7 +3,7 @@
 //! A load either has the lease, and is then the only load under that lease except for loads that panicked; or it has an excuse for
 //! going without, which `excuses` finds.
 //!
-//! Events of a key bound the number of its leased loads (B2): one to begin with, and one more for each value that is gone or no
+//! Events of a key bound the number of its leased loads (B2): one to begin with, and one more for each value that is removed or no
 //! longer fresh, each load that failed or left nothing to other callers, each lease that was lost with its load, each invalidation,
 //! and each forced reload.
 
@@ -33,7 +33,7 @@ pub(super) struct Load {
     /// The lease under which it runs, if any.
     pub(super) lease: Option<Token>,
     /// The commit of its value has reached the store, or the value was inserted.
-    asked: bool,
+    committed: bool,
     /// Its value must not be stored.
     is_unstorable: bool,
     /// When the last stale window of its value ends, since the value was stored.
@@ -58,7 +58,7 @@ impl Load {
             came,
             ended: None,
             lease: None,
-            asked: false,
+            committed: false,
             is_unstorable: false,
             served_until: None,
             instead: false,
@@ -69,7 +69,7 @@ impl Load {
 
     /// Whether the store has checked for changes since the load began.
     pub(super) fn is_fenced(&self) -> bool {
-        self.asked
+        self.committed
     }
 }
 
@@ -209,9 +209,9 @@ impl Loads {
     }
 
     /// The lease's flight has ended it, or has tried to, and loads nothing more. If the flight `has_loaded` but no load is known under
-    /// its lease, the lease was lost to another flight of the node, and the load was counted under that flight's lease. The lost lease
-    /// is then kept, as the excuse of the other flight's load, which is still to come.
-    pub(super) fn given_up(&mut self, key: u8, token: &Token, has_loaded: bool) {
+    /// its lease, the lease was lost to another flight of the node, and the load was recorded under that flight's lease. The lost lease
+    /// then remains, as the excuse of the other flight's load, which is still to come.
+    pub(super) fn abandoned(&mut self, key: u8, token: &Token, has_loaded: bool) {
         if has_loaded && self.of_lease.get(token).is_none_or(|of| of.loads == 0) {
             return;
         }
@@ -233,7 +233,7 @@ impl Loads {
         }
     }
 
-    /// The stored value is gone, and the lease holder can store nothing any more. `inserted`: another value is stored instead.
+    /// The stored value is removed, and the lease holder can store nothing any more. `inserted`: another value is stored instead.
     pub(super) fn invalidated(&mut self, key: u8, inserted: bool) {
         let of = self.of_key.entry(key).or_default();
         if let Some(holder) = of.holder.take() {
@@ -252,7 +252,7 @@ impl Loads {
         }
     }
 
-    /// Whether a command of the node about the key has gone wrong since then.
+    /// Whether a command of the node about the key has failed since then.
     pub(super) fn was_troubled(&self, node: usize, key: u8, since: Instant) -> bool {
         self.at_node.get(&(node, key)).and_then(|at| at.troubled).is_some_and(|at| at >= since)
     }
@@ -272,7 +272,7 @@ impl Loads {
         (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
-    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was counted
+    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was recorded
     /// under the lease, but may have been another flight's. If a load without an excuse follows, the first one ran without the lease.
     fn is_free(&mut self, lease: &Token, is_excused: bool) -> bool {
         let of = self.of_lease.entry(lease.clone()).or_default();
@@ -294,7 +294,7 @@ impl Loads {
     /// The commit of the load's value has reached the store.
     pub(super) fn is_committed(&mut self, id: u32) {
         if let Some(load) = self.all.get_mut(id as usize) {
-            load.asked = true;
+            load.committed = true;
         }
     }
 
@@ -331,7 +331,7 @@ impl Oracle {
     /// I5 and I8, when a load begins.
     pub(super) fn load_began(&self, begins: Begins) -> u32 {
         let Begins { node, key, does, came, lease, excuse, after, lanes } = begins;
-        let (id, leased, place, bound) = {
+        let (id, leased, claimed, bound) = {
             let mut state = lock(&self.state);
             let began = state.next();
             let State { loads, .. } = &mut *state;
@@ -340,17 +340,17 @@ impl Oracle {
             let has_lost = |before: &Load| before.lease.is_some() && lease.is_none();
             let as_before = |before: &Load| (Some(before.instead), before.replaced || has_lost(before));
             let before = after.and_then(|id| loads.all.get(id as usize));
-            let (place, replaced) = match before.map(as_before) {
+            let (claimed, replaced) = match before.map(as_before) {
                 Some(as_before) => as_before,
                 // A leased load may replace another load, too.
-                None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
+                None if lease.is_some() => (loads.claim(node, key, 0).or(Some(false)), false),
                 // The load's flight may be one that later callers do not join, or may have replaced another one: that is not to be seen.
                 None if !loads.is_joinable(node, key, came) => {
-                    loads.place(node, key, lanes);
+                    loads.claim(node, key, lanes);
                     (Some(false), false)
                 }
                 None if does == Does::LoadMany && loads.was_overtaken(node, key, came) => (Some(false), true),
-                None => (loads.place(node, key, lanes), false),
+                None => (loads.claim(node, key, lanes), false),
             };
             let mut bound = None;
             if let Some(lease) = &lease {
@@ -361,9 +361,9 @@ impl Oracle {
                 of.leased += 1;
                 bound = (of.leased > 1 + of.more).then_some((of.leased, 1 + of.more));
             }
-            let (leased, instead) = (lease.is_some(), place == Some(true));
+            let (leased, instead) = (lease.is_some(), claimed == Some(true));
             loads.all.push(Load { lease, instead, replaced, ..Load::begins(node, key, began, came) });
-            ((loads.all.len() - 1) as u32, leased, place, bound)
+            ((loads.all.len() - 1) as u32, leased, claimed, bound)
         };
         let why = if leased { "the lease" } else { excuse.unwrap_or("nothing") };
         self.note(format_args!("n{node} k{key} load {id} begins for {does:?} by {why}"));
@@ -377,7 +377,7 @@ impl Oracle {
             ));
         }
         self.check(
-            place.is_some(),
+            claimed.is_some(),
             format_args!(
                 "I8: node {node} begins a load of key {key} beside those that it has on their way without a lease"
             ),
@@ -410,7 +410,7 @@ impl Oracle {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());
         let load =
-            Load { returned: true, ended: Some(at), asked: true, ..Load::begins(node, key, began, at) };
+            Load { returned: true, ended: Some(at), committed: true, ..Load::begins(node, key, began, at) };
         state.loads.all.push(load);
         (key, (state.loads.all.len() - 1) as u32)
     }

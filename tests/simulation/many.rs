@@ -9,7 +9,7 @@ use super::oracle::Value;
 use super::plan::{Call, Ends, Profile, Script};
 use super::world::{Running, World, cache_key};
 
-/// A key as the guard is given it.
+/// A key as the guard receives it.
 type Name = (&'static str, u8);
 
 impl World {
@@ -26,13 +26,13 @@ impl World {
             }
         };
         let answers = node.guard.get_or_load_many(keys.iter().map(|key| cache_key_name(*key)), loader).await;
-        let asked: Vec<u64> = asking.iter().map(|asking| asking.seq).collect();
+        let start_seqs: Vec<u64> = asking.iter().map(|asking| asking.seq).collect();
         asking.into_iter().for_each(|asking| asking.answered());
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} all keys answered {answers:?} after {took:?}"));
-        for ((key, answer), asked) in keys.into_iter().zip(answers).zip(asked) {
+        for ((key, answer), start_seq) in keys.into_iter().zip(answers).zip(start_seqs) {
             match answer {
-                Ok(Some(value)) => self.check_answer(id, key, asked, began, value),
+                Ok(Some(value)) => self.check_answer(id, key, start_seq, began, value),
                 Ok(None) => {
                     self.oracle.violated(format_args!("n{id} k{key} is absent, and no loader left it out"))
                 }
@@ -41,7 +41,7 @@ impl World {
                 }
                 Err(_) => {}
             }
-            self.check_time(node, &Call { key, ..call }, asked, began);
+            self.check_time(node, &Call { key, ..call }, start_seq, began);
         }
     }
 

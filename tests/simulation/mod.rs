@@ -9,12 +9,12 @@
 //!
 //! 1. A value is stored under the lease of its own token, and once per token.
 //! 2. No flight renews, frees or ends another flight's lease.
-//! 3. A value is not stored if its load began before the last invalidation, nor given to callers that begin after the invalidation has
+//! 3. A value is not stored if its load began before the last invalidation, nor returned to callers that begin after the invalidation has
 //!    ended: at the node that invalidated, by its store or by its local tier, whether it was acknowledged or not; at any node, if it was
 //!    acknowledged or its node has sent it again, and the load was committed.
 //! 4. Every call returns within a bound for its kind; without faults, within the time of its load.
 //! 5. A load has the lease, or a valid excuse for going without. There are no more leased loads of a key than events that cause one.
-//! 6. A waiter does not sleep past the time it was told; without faults, not past the end of the load it waits for.
+//! 6. A waiter does not sleep past the time that it received; without faults, not past the end of the load it waits for.
 //! 7. In the end nothing is left: no lease, flight, task, waiter or read.
 //! 8. Without the lease, a node runs one load of a key that later callers join, and another load replaces it at most once. A leased
 //!    load continues, whichever callers leave.
@@ -23,15 +23,15 @@
 //! 11. Nothing panics, and warnings do not flood the logs.
 //! 12. After the faults, every caller is answered, and one load is enough for all.
 //! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
-//! 14. Once a load that must not be stored has ended under its lease, no later caller is given an older value. Nor is a caller that comes
-//!     after the end of a value's stale windows given that value.
-//! 15. Of a crowd of keys at a slow server each is loaded once and stored, and hits of other keys are not lost.
+//! 14. Once a load that must not be stored has ended under its lease, no later caller receives an older value. Nor does a caller that comes
+//!     after the end of a value's stale windows receive that value.
+//! 15. Of many keys loaded at once at a slow server each is loaded once and stored, and hits of other keys are not lost.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
 mod aftermath;
 mod bounds;
-mod crowds;
+mod bulk;
 pub(crate) mod dropped;
 mod events;
 mod excuses;
@@ -87,9 +87,9 @@ fn listen() {
     HOOK.call_once(|| {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let kept = PANICS
+            let caught = PANICS
                 .try_with(|panics| panics.borrow_mut().as_mut().map(|panics| panics.push(info.to_string())));
-            if !matches!(kept, Ok(Some(()))) {
+            if !matches!(caught, Ok(Some(()))) {
                 hook(info);
             }
         }));
@@ -101,7 +101,7 @@ fn paused() -> Runtime {
     runtime.expect("a runtime")
 }
 
-fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> Report {
+fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> Report {
     listen();
     // The guard draws its jitter from this thread's generator.
     fastrand::seed(seed);
@@ -109,12 +109,12 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     let runtime = paused();
     let simulated = || {
         runtime.block_on(async {
-            let world = World::new(Plan::draw(seed, profile), seed, is_shown);
+            let world = World::new(Plan::draw(seed, profile), seed, is_traced);
             std::sync::Arc::clone(&world).live().await;
             let mut state = crate::sync::lock(&world.oracle.state);
             let struck = crate::testing::Fault::ALL.iter().map(|fault| world.chaos.struck(*fault)).sum();
             let mut violations = std::mem::take(&mut state.violations);
-            violations.extend(floods::excess(world.born(), world.oracle.began.elapsed()));
+            violations.extend(floods::excess(world.guards_started(), world.oracle.began.elapsed()));
             let log = state.log.take().unwrap_or_default();
             let local_hits = world.local_hits();
             Report { violations, hash: state.hash(), log, loads: state.loads.all.len(), struck, local_hits }
@@ -127,7 +127,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
         report.violations.extend(match seed % 8 {
             1 => LocalSet::new().block_on(&paused(), stops::violations(seed)),
             3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
-            5 => paused().block_on(crowds::violations(seed)),
+            5 => paused().block_on(bulk::violations(seed)),
             7 => paused().block_on(overflows::violations(seed)),
             _ => Vec::new(),
         });
@@ -210,14 +210,14 @@ fn the_documents_state_the_numbers_of_runs_and_of_fault_kinds() {
     assert!(include_str!("../../Makefile").contains(&format!("SEEDS:-{FULL}}}")));
     let guarantees = include_str!("../../docs/guarantees.md");
     let thousands = FULL * profiles / 1_000;
-    for told in [
+    for text in [
         format!("{} runs in each test run and {thousands},000 by", SEEDS * profiles),
         format!("{kinds} kinds of fault now and then"),
     ] {
-        assert!(guarantees.contains(&told), "{told}");
+        assert!(guarantees.contains(&text), "{text}");
     }
-    let told = format!("on which {kinds} kinds of fault strike");
-    assert!(include_str!("../../CHANGELOG.md").contains(&told), "{told}");
+    let text = format!("on which {kinds} kinds of fault strike");
+    assert!(include_str!("../../CHANGELOG.md").contains(&text), "{text}");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn one() {
 
 /// Prints how often each invariant is broken, with the first seeds, for use during a change.
 #[test]
-#[ignore = "prints a survey and checks nothing"]
+#[ignore = "prints a summary and checks nothing"]
 fn survey() {
     let mut found = std::collections::BTreeMap::<String, (u64, Vec<String>)>::new();
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) {

@@ -28,8 +28,8 @@ pub(super) enum Mutant {
     RenewWithoutToken,
     /// Renewals go on after the end. Harmless: the token is one flight's own.
     RenewalOutlivesRelease,
-    /// No waiter is told that what it waits for has ended.
-    NobodyIsTold,
+    /// No waiter is notified that what it waits for has ended.
+    NobodyIsNotified,
     /// A node that is shut down keeps its leases.
     LeavesItsLeases,
     /// Each look-up is made twice.
@@ -43,7 +43,7 @@ impl Mutant {
         Self::ReleaseWithoutToken,
         Self::RenewWithoutToken,
         Self::RenewalOutlivesRelease,
-        Self::NobodyIsTold,
+        Self::NobodyIsNotified,
         Self::LeavesItsLeases,
         Self::LooksTwice,
     ];
@@ -54,7 +54,7 @@ thread_local! {
     static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with the mutant in place.
+/// Runs `work` with the mutant active.
 pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     MUTANT.set(mutant);
     let done = work();
@@ -62,11 +62,11 @@ pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The store, whose waiters the mutant may leave untold.
+/// The store, whose waiters the mutant may leave without notification.
 pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
-    if MUTANT.get() == Some(Mutant::NobodyIsTold) {
+    if MUTANT.get() == Some(Mutant::NobodyIsNotified) {
         let silence: Weak<dyn Notifier> = Arc::<Silence>::downgrade(&SILENCE);
         // The first notifier is the one that stays.
         store.notify_through(silence);
@@ -74,7 +74,7 @@ pub(super) fn store(seed: u64) -> ChaosStore {
     ChaosStore::over(store, seed)
 }
 
-/// Takes what the store says to waiters, and tells none.
+/// Receives the store's notifications of waiters, and passes none on.
 #[derive(Default)]
 struct Silence;
 
@@ -86,7 +86,7 @@ impl Notifier for Silence {
     fn notify_lock(
         &self,
         _token: &Token,
-        _tell: LockHint,
+        _hint: LockHint,
         _notify: &dyn Fn() -> Option<Wake>,
     ) -> Notification {
         (true, None)

@@ -23,13 +23,13 @@ pub(super) struct Node {
     /// The tasks of its callers.
     pub(super) calls: Mutex<Vec<AbortHandle>>,
     /// Its calls that a load may serve, by key.
-    asked: Mutex<HashMap<u8, Vec<Asked>>>,
+    records: Mutex<HashMap<u8, Vec<CallRecord>>>,
     /// The spans in which it was stopped. The last one may not have ended yet.
     stops: Mutex<Vec<(Instant, Option<Instant>)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct CallRecord {
     seq: u64,
     at: Instant,
     over: Option<Over>,
@@ -70,26 +70,26 @@ impl Asking<'_> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        let mut asked = lock(&self.node.asked);
-        let asked = asked.entry(self.key).or_default().iter_mut().find(|asked| asked.seq == self.seq);
-        if let Some(asked) = asked {
+        let mut records = lock(&self.node.records);
+        let record = records.entry(self.key).or_default().iter_mut().find(|record| record.seq == self.seq);
+        if let Some(record) = record {
             let now = Instant::now();
-            asked.over = Some(if self.is_answered { Over::Answered(now) } else { Over::Left(now) });
+            record.over = Some(if self.is_answered { Over::Answered(now) } else { Over::Left(now) });
         }
     }
 }
 
 impl Node {
     pub(super) fn new(id: usize, guard: StampedeGuard, replica: Replica) -> Self {
-        let (leaves, calls, asked, stops) =
+        let (leaves, calls, records, stops) =
             (AtomicBool::new(false), Mutex::default(), Mutex::default(), Mutex::default());
-        Self { id, guard, replica, leaves, calls, asked, stops }
+        Self { id, guard, replica, leaves, calls, records, stops }
     }
 
     /// Records a call that begins.
     pub(super) fn asks(&self, key: u8, seq: u64) -> Asking<'_> {
-        let asked = Asked { seq, at: Instant::now(), over: None };
-        lock(&self.asked).entry(key).or_default().push(asked);
+        let record = CallRecord { seq, at: Instant::now(), over: None };
+        lock(&self.records).entry(key).or_default().push(record);
         Asking { node: self, key, seq, is_answered: false }
     }
 
@@ -97,20 +97,20 @@ impl Node {
     /// background load begins `soon`; and calls that their callers have left, for as long as a flight `lasts`. A caller may also have
     /// left when its flight had waited long enough and was about to load.
     pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
-        let asked = lock(&self.asked);
-        let of_key = asked.get(&key)?;
-        let is_there = |asked: &&Asked| match asked.over {
+        let records = lock(&self.records);
+        let of_key = records.get(&key)?;
+        let is_there = |record: &&CallRecord| match record.over {
             None => true,
             Some(Over::Answered(at)) => at.elapsed() <= soon,
-            Some(Over::Left(_)) => asked.at.elapsed() <= lasts,
+            Some(Over::Left(_)) => record.at.elapsed() <= lasts,
         };
         // If there is none, the load is a delayed background load.
         let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
-        let waits = of_key.iter().filter(|asked| match asked.over {
+        let waits = of_key.iter().filter(|record| match record.over {
             None => true,
             Some(Over::Answered(at) | Over::Left(at)) => at.elapsed() <= soon,
         });
-        Some(Window { from, waited: waits.map(|asked| asked.at.elapsed()).max().unwrap_or_default() })
+        Some(Window { from, waited: waits.map(|record| record.at.elapsed()).max().unwrap_or_default() })
     }
 
     pub(super) fn stop(&self) {

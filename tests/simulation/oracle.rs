@@ -46,14 +46,14 @@ pub(super) struct Oracle {
     pub(super) copies_for: Option<Duration>,
     pub(super) keys: HashMap<Box<str>, u8>,
     /// How many names of unconfirmed invalidations a node keeps before they become one of everything.
-    pub(super) most_kept: usize,
+    pub(super) most_unsent: usize,
     pub(super) state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) violations: Vec<String>,
-    /// Kept only if the run is shown.
+    /// Recorded only if the run is traced.
     pub(super) log: Option<Vec<String>>,
     hash: DefaultHasher,
     /// A counter that orders all events.
@@ -73,7 +73,7 @@ pub(super) struct State {
     pub(super) changing: HashSet<usize>,
     /// The nodes with unconfirmed invalidations of these keys, as long as they may not have sent them again.
     pub(super) unsent: HashSet<(usize, u8)>,
-    /// The values of insertions that were confirmed, of those that were asked for after the store had last lost anything.
+    /// The values of insertions that were confirmed, of those that began after the store had last lost anything.
     pub(super) inserted: HashSet<Value>,
     /// When that was.
     pub(super) lost: u64,
@@ -93,7 +93,7 @@ pub(super) struct Holder {
     pub(super) over: bool,
     /// How often its acquires have found a value.
     pub(super) found: u8,
-    /// By when a flight that was told to wait must have sent its next acquire.
+    /// By when a flight that must wait has to have sent its next acquire.
     pub(super) due: Option<Instant>,
     /// It was late at the last audit.
     pub(super) is_late: bool,
@@ -101,7 +101,7 @@ pub(super) struct Holder {
 
 #[derive(Debug, Default)]
 pub(super) struct OfKey {
-    /// Invalidations in the store: the time, and the place in the order of events.
+    /// Invalidations in the store: the time, and the position in the order of events.
     pub(super) invalidated: Vec<(Instant, u64)>,
     /// Invalidations that have ended for their caller, with an acknowledgement or without one.
     pub(super) ended: Vec<Ended>,
@@ -202,16 +202,16 @@ impl Oracle {
         lease.map_or_else(|| "-".to_owned(), |(token, _)| format!("t{}", self.number(token, key)))
     }
 
-    /// The key's lease has ended: all its waiters were told, or only the waiter that it was handed to.
+    /// The key's lease has ended: all its waiters were notified, or only the waiter that it was handed to.
     pub(super) fn lease_ended(&self, key: u8, handed_to: Option<&Token>) {
         let mut state = lock(&self.state);
         state.by_key.entry(key).or_default().events += 1;
-        // I6: without faults, a waiter that is told asks again at once.
+        // I6: without faults, a notified waiter asks again at once.
         if self.profile == Profile::None {
             let soon = Instant::now() + self.trip * 2 + Duration::from_millis(20);
-            let is_told = |token: &Token| handed_to.is_none_or(|other| token == other);
+            let is_notified = |token: &Token| handed_to.is_none_or(|other| token == other);
             for (_, holder) in
-                state.tokens.iter_mut().filter(|(token, holder)| holder.key == key && is_told(token))
+                state.tokens.iter_mut().filter(|(token, holder)| holder.key == key && is_notified(token))
             {
                 holder.due = holder.due.map(|due| due.min(soon));
             }
@@ -236,7 +236,9 @@ impl Oracle {
         }
         late.sort();
         for (number, key, late) in late {
-            self.violated(format_args!("I6: t{number} sleeps on key {key}, {late:?} past what it was told"));
+            self.violated(format_args!(
+                "I6: t{number} sleeps on key {key}, {late:?} past the time that it received"
+            ));
         }
     }
 
@@ -267,20 +269,20 @@ impl Oracle {
         );
     }
 
-    /// I3, as callers see it; I10. Without `asked` the value may be older than a change.
-    pub(super) fn check_value(&self, node: usize, key: u8, asked: Option<u64>, value: Value) {
+    /// I3, as callers see it; I10. Without `start_seq` the value may be older than a change.
+    pub(super) fn check_value(&self, node: usize, key: u8, start_seq: Option<u64>, value: Value) {
         let (whose, load) = value;
-        self.check(whose == key, format_args!("I10: key {key} was given a value of key {whose}"));
+        self.check(whose == key, format_args!("I10: key {key} returned a value of key {whose}"));
         let state = lock(&self.state);
         let known = state.loads.all.get(load as usize).cloned();
         let older = known.as_ref().and_then(|known| {
-            let (asked, ended) = (asked?, state.by_key.get(&key)?.ended.iter());
+            let (start_seq, ended) = (start_seq?, state.by_key.get(&key)?.ended.iter());
             ended
                 .filter(|change| {
                     // Another node's change does not reach a load without a lease.
                     let elsewhere = change.everywhere.filter(|_| known.is_fenced() && !self.has_stand_ins);
                     let ended = if change.node == node { Some(change.ended) } else { elsewhere };
-                    ended.is_some_and(|ended| ended < asked) && known.began < change.began
+                    ended.is_some_and(|ended| ended < start_seq) && known.began < change.began
                 })
                 .count()
                 .checked_sub(1)
@@ -288,18 +290,18 @@ impl Oracle {
         drop(state);
         self.check(
             known.is_some_and(|known| known.key == key && known.returned),
-            format_args!("I10: key {key} was given what no load of it has returned: {load}"),
+            format_args!("I10: key {key} returned what no load of it has returned: {load}"),
         );
         self.check(
             older.is_none(),
             format_args!(
-                "I3: node {node} was given load {load} of key {key}, older than a change that had ended before it asked"
+                "I3: node {node} received load {load} of key {key}, older than a change that had ended before its call"
             ),
         );
     }
 
     /// I14, for a caller that came at this moment.
-    pub(super) fn check_windows(&self, key: u8, asked: u64, came: Instant, (_, load): Value) {
+    pub(super) fn check_windows(&self, key: u8, start_seq: u64, came: Instant, (_, load): Value) {
         let state = lock(&self.state);
         let Some(known) = state.loads.all.get(load as usize) else { return };
         let over = known.served_until.filter(|_| self.window.is_some()).map(|until| until + SLACK);
@@ -309,35 +311,38 @@ impl Oracle {
             && !self.has_stand_ins
             && state.by_key.get(&key).is_some_and(|of| {
                 of.unstored.iter().any(|(seq, at, began)| {
-                    known.began < *began && *seq < asked && until(*at).is_some_and(|until| until <= came)
+                    known.began < *began && *seq < start_seq && until(*at).is_some_and(|until| until <= came)
                 })
             });
         drop(state);
-        self.check(!is_over, format_args!("I14: key {key}: load {load} was given after its stale windows"));
+        self.check(
+            !is_over,
+            format_args!("I14: key {key}: load {load} was returned after its stale windows"),
+        );
         self.check(
             !is_ended,
-            format_args!("I14: key {key}: load {load} was given after a load that must not be stored"),
+            format_args!("I14: key {key}: load {load} was returned after a load that must not be stored"),
         );
     }
 
     /// The lease of this token has ended, with the result of its load.
-    pub(super) fn load_was_told(&self, key: u8, token: &Token) {
+    pub(super) fn unstorable_load_ended(&self, key: u8, token: &Token) {
         let mut state = lock(&self.state);
         let Some(began) = state.loads.unstorable(token) else { return };
-        let told = (state.next(), Instant::now(), began);
-        state.by_key.entry(key).or_default().unstored.push(told);
+        let load = (state.next(), Instant::now(), began);
+        state.by_key.entry(key).or_default().unstored.push(load);
     }
 
     pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
         self.ended(node, key, began, true);
     }
 
-    /// The caller was given an error, or has left. The node keeps the invalidation.
+    /// The caller received an error, or has left. The node retains the invalidation.
     pub(super) fn unconfirmed(&self, node: usize, key: u8, began: u64) {
         self.ended(node, key, began, false);
         let mut state = lock(&self.state);
         state.unsent.insert((node, key));
-        if state.unsent.iter().filter(|(of, _)| *of == node).count() > self.most_kept {
+        if state.unsent.iter().filter(|(of, _)| *of == node).count() > self.most_unsent {
             state.unsent.extend(self.keys.values().map(|key| (node, *key)));
         }
         state.loads.detached(Some(node), key);

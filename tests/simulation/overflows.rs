@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::testing::{ChaosStore, Origin};
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x6f76_6572_666c;
 const KEYS: u64 = 5;
 
@@ -28,20 +28,20 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     let mut ms = |least: u64, most: u64| Duration::from_millis(random.u64(least..=most));
     chaos.latency(Duration::from_millis(1), ms(1, 8));
     let (load_timeout, patience, later) = (ms(3_000, 8_000), ms(1, 100), ms(0, 500));
-    let most_kept = random.usize(1..=2);
+    let most_unsent = random.usize(1..=2);
     let policy = Policy::builder().load_timeout(load_timeout).invalidate_all(random.bool());
     let policy = policy.fresh_for(Duration::from_secs(600)).build().expect("a valid policy");
     let replica = chaos.replica();
     let builder = StampedeGuard::builder(replica.clone()).policy(policy);
-    let guard = builder.most_kept_invalidations(most_kept).build().expect("a guard");
+    let guard = builder.most_kept_invalidations(most_unsent).build().expect("a guard");
     let (origin, mut violations) = (Origin::new(), Vec::new());
     // The last key is stored after the outage only.
     for key in 0..KEYS - 1 {
         ask(&guard, &origin, key).await;
     }
     replica.cut();
-    // One more than are kept; the others are older than the invalidation of everything, but not outdated.
-    let changed = most_kept as u64 + 1;
+    // One more than the node retains; the others are older than the invalidation of everything, but not outdated.
+    let changed = most_unsent as u64 + 1;
     for key in 0..changed {
         origin.change(key);
         // The caller leaves.

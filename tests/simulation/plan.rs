@@ -30,7 +30,7 @@ pub(super) struct Plan {
     pub(super) local: Policy,
     pub(super) keeps: Vec<bool>,
     /// How many names of unconfirmed invalidations a node keeps.
-    pub(super) most_kept: usize,
+    pub(super) most_unsent: usize,
     /// How long a volume lease lasts.
     pub(super) term: Duration,
     pub(super) nodes: usize,
@@ -191,15 +191,15 @@ impl Plan {
         let (nodes, keys) = (random.usize(3..=5), random.u8(2..=4));
         let lasts = ms(&mut random, 6_000, 20_000);
         let troubles = [(); 4].map(|()| happens(&mut random));
-        let crowd: Vec<_> =
+        let bursts: Vec<_> =
             (0..random.usize(2..=8)).map(|_| ms(&mut random, 0, lasts.as_millis() as u64)).collect();
         let (leaves, invalidates) = (random.bool(), random.bool());
         let mut calls: Vec<_> = (0..random.usize(20..=60))
             .map(|_| {
-                // Most calls come in crowds, to any of the keys.
-                let crowd = crowd[random.usize(..crowd.len())];
+                // Most calls come in bursts, to any of the keys.
+                let burst = bursts[random.usize(..bursts.len())];
                 let at = if random.u8(..4) > 0 {
-                    crowd + ms(&mut random, 0, 40)
+                    burst + ms(&mut random, 0, 40)
                 } else {
                     ms(&mut random, 0, lasts.as_millis() as u64)
                 };
@@ -227,7 +227,7 @@ impl Plan {
         // A burst of invalidations that come faster than loads.
         if tagged && random.bool() {
             let (every, node) = (ms(&mut random, 10, 100), random.usize(..nodes));
-            let begins = crowd[random.usize(..crowd.len())];
+            let begins = bursts[random.usize(..bursts.len())];
             calls.extend((0..random.u32(10..=60)).map(|n| Call {
                 at: begins + every * n,
                 node,
@@ -257,10 +257,10 @@ impl Plan {
         // Deployments are no fault: runs without faults have them too.
         for _ in 0..random.u8(..3) {
             let what = What::Leave(ms(&mut random, 0, 1_000), ms(&mut random, 0, 1_000));
-            // Most of them during a crowd.
+            // Most of them during a burst.
             let at = match random.u8(..4) {
                 0 => ms(&mut random, 0, lasts.as_millis() as u64),
-                _ => crowd[random.usize(..crowd.len())] + ms(&mut random, 0, 400),
+                _ => bursts[random.usize(..bursts.len())] + ms(&mut random, 0, 400),
             };
             events.push(Event { at, node: random.usize(..nodes), what });
         }
@@ -278,7 +278,7 @@ impl Plan {
         let local = policy.to_builder().local_for(local_for).build().expect("a valid policy");
         let term = ms(&mut random, 200, 2_000);
         if has_tiers {
-            // Hits, most of them, between the crowds; and changes, each with a caller at the first slot's node right after it.
+            // Hits, most of them, between the bursts; and changes, each with a caller at the first slot's node right after it.
             calls.extend((0..random.usize(10..=30)).map(|n| Call {
                 at: ms(&mut random, 0, lasts.as_millis() as u64),
                 node: random.usize(..nodes),
@@ -308,7 +308,7 @@ impl Plan {
             calls.extend((0..110).map(|n| asks(at + term * n / 50, node, Does::Load)));
         }
         if profile != Profile::None && random.bool() {
-            // A node that is cut off invalidates what all have asked for, its callers leave, and all ask again when it is back.
+            // A node that is cut off invalidates what all have requested, its callers leave, and all ask again when it is back.
             let (at, node, lasts) =
                 (ms(&mut random, 1_000, 5_000), random.usize(..nodes), ms(&mut random, 50, 400));
             events.push(Event { at, node, what: What::Cut(lasts) });
@@ -361,15 +361,15 @@ impl Plan {
             }
         }
         unstorable(seed, &mut calls, &policy, (nodes, keys), (profile, lasts));
-        // With tags, in half of the runs, an invalidation of everything may take the place of those that are kept.
+        // With tags, in half of the runs, an invalidation of everything may replace those that are retained.
         let overflows = tagged && random.bool();
-        let most_kept = if overflows { random.usize(1..=2) } else { 10_000 };
+        let most_unsent = if overflows { random.usize(1..=2) } else { 10_000 };
         let [policy, local] = [policy, local]
             .map(|policy| policy.to_builder().invalidate_all(overflows).build().expect("a valid policy"));
         Self {
             policy,
             local,
-            most_kept,
+            most_unsent,
             keeps,
             term,
             nodes,
@@ -402,7 +402,7 @@ fn unstorable(
     }
     for _ in 0..random.usize(1..=3) {
         let (at, key) = (Duration::from_millis(random.u64(0..4_000)), random.u8(..keys));
-        // A caller without faults must not be given a failure, and its load may be no refresh.
+        // A caller without faults must not receive a failure, and its load may be no refresh.
         let fails = profile != Profile::None && random.bool();
         let mut asks = |at, ends, takes| {
             let load = Script { takes: Duration::from_millis(takes), ends };

@@ -1,7 +1,7 @@
 //! Nodes that stop and run again while values with short lifetimes are loaded: a world of its own for one seed of eight, with a random
 //! stream of its own.
 //!
-//! A node that was stopped after its load stores the value late. The value is given to no caller that came after its end, at whichever
+//! A node that was stopped after its load stores the value late. The value is returned to no caller that came after its end, at whichever
 //! node (I14).
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::testing::ChaosStore;
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x0073_746f_7073;
 const NODES: usize = 3;
 const LASTS: Duration = Duration::from_secs(4);
@@ -82,7 +82,7 @@ async fn ask(world: Rc<World>, guard: StampedeGuard, takes: Duration) {
     let answer = guard.get_or_load("k", load).await;
     if !answer.as_ref().is_ok_and(|loaded| *loaded + world.fresh_for + SLACK >= came) {
         let text = format!(
-            "I14: a caller that came at {came:?} was given {answer:?}, fresh for {:?}",
+            "I14: a caller that came at {came:?} received {answer:?}, fresh for {:?}",
             world.fresh_for
         );
         world.violations.borrow_mut().push(text);

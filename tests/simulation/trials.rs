@@ -2,7 +2,7 @@
 //! faults, with a random stream of its own.
 //!
 //! A change is made at the origin and invalidated. Once that is acknowledged, no node that serves gives an older version, whichever node
-//! has stored what it serves, and whichever load a caller joins (I3). Callers without the tag that was invalidated may be given one.
+//! has stored what it serves, and whichever load a caller joins (I3). Callers without the tag that was invalidated may receive one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::testing::{ChaosStore, Origin};
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x7472_6961_6c73;
 const NODES: usize = 4;
 const KEYS: u64 = 2;

@@ -39,7 +39,7 @@ impl Oracle {
             lease.as_ref().map(|(token, _)| token) == lease_after.as_ref().map(|(token, _)| token);
         let before = self.holder(lease.as_ref(), of);
         let after = self.holder(lease_after.as_ref(), of);
-        let told = match &command {
+        let text = match &command {
             EntryCommand::LookUp => "look up".to_owned(),
             EntryCommand::Acquire { token, .. } => format!("acquire t{}", who(token)),
             EntryCommand::Renew { token, .. } => format!("renew t{}", who(token)),
@@ -55,13 +55,13 @@ impl Oracle {
             CommandAnswer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
             CommandAnswer::Acquired(Acquired::Granted) => "granted".to_owned(),
             CommandAnswer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
-            CommandAnswer::Checked(kept) => format!("{kept:?}"),
+            CommandAnswer::Checked(check) => format!("{check:?}"),
             CommandAnswer::HandedOver(done) => format!("{done:?}"),
             CommandAnswer::Announced(_) => "done".to_owned(),
             CommandAnswer::Refused(_) => "voided".to_owned(),
             other => format!("{other:?}"),
         };
-        self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
+        self.note(format_args!("k{of} {text}: {came}; lease {before} -> {after}"));
 
         // Whether a caller without special requirements would be served the stored entry, at the node of this token.
         let is_served = |token: &Token| {
@@ -94,7 +94,7 @@ impl Oracle {
             let heir = lease_after.as_ref().filter(|_| !same_holder);
             let heir = heir.map(|(heir, _)| (heir, is_served(heir)));
             let mut state = lock(&self.state);
-            state.loads.given_up(of, token, ["commit", "fail"].contains(&step));
+            state.loads.abandoned(of, token, ["commit", "fail"].contains(&step));
             if let Some(holder) = state.tokens.get_mut(token) {
                 holder.over = true;
             }
@@ -106,7 +106,7 @@ impl Oracle {
             }
             drop(state);
             if done && ["commit", "fail"].contains(&step) {
-                self.load_was_told(of, token);
+                self.unstorable_load_ended(of, token);
             }
         };
         match (&command, &answer) {
@@ -133,8 +133,8 @@ impl Oracle {
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
                         // Beyond this limit the flight continues without the store, and also where the round trips of the look-up and
                         // of these acquires use up its budget.
-                        let asked = self.trip * (u32::from(holder.found) + 2);
-                        if holder.found > UNUSABLE_LIMIT || holder.found > 0 && asked > self.budget {
+                        let spent = self.trip * (u32::from(holder.found) + 2);
+                        if holder.found > UNUSABLE_LIMIT || holder.found > 0 && spent > self.budget {
                             state.loads.troubled(token.node(), of);
                         }
                         // An acquire may find a value that is unusable because it or its tag was invalidated.
@@ -165,22 +165,22 @@ impl Oracle {
                 if let Some((acquires, most)) = acquires.filter(|_| self.profile == Profile::None) {
                     self.check(
                         acquires <= most,
-                        format_args!("I9: t{} has asked {acquires} times for {most} reasons", who(token)),
+                        format_args!("I9: t{} has sent {acquires} requests for {most} reasons", who(token)),
                     );
                 }
             }
-            (EntryCommand::Renew { token, .. }, CommandAnswer::Checked(kept)) => {
+            (EntryCommand::Renew { token, .. }, CommandAnswer::Checked(check)) => {
                 self.check(
-                    *kept == TokenCheck::Lost || held_by(token),
+                    *check == TokenCheck::Lost || held_by(token),
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
                 );
                 self.check(same_holder, format_args!("I2: a renewal changed {before} to {after}"));
-                if *kept == TokenCheck::Lost {
+                if *check == TokenCheck::Lost {
                     lock(&self.state).loads.lost(of, token);
                 }
             }
-            (EntryCommand::Commit { token, entry, .. }, CommandAnswer::Checked(kept)) => {
-                let done = *kept == TokenCheck::Held;
+            (EntryCommand::Commit { token, entry, .. }, CommandAnswer::Checked(check)) => {
+                let done = *check == TokenCheck::Held;
                 if let Some((_, id)) = self.value(entry, key) {
                     lock(&self.state).loads.is_committed(id);
                 }
@@ -206,11 +206,11 @@ impl Oracle {
                     }
                 }
             }
-            (EntryCommand::Fail { token, .. }, CommandAnswer::Checked(kept)) => {
-                ours(token, *kept == TokenCheck::Held, "fail")
+            (EntryCommand::Fail { token, .. }, CommandAnswer::Checked(check)) => {
+                ours(token, *check == TokenCheck::Held, "fail")
             }
-            (EntryCommand::Release { token }, CommandAnswer::Checked(kept)) => {
-                ours(token, *kept == TokenCheck::Held, "release")
+            (EntryCommand::Release { token }, CommandAnswer::Checked(check)) => {
+                ours(token, *check == TokenCheck::Held, "release")
             }
             (EntryCommand::HandOver { token, .. }, CommandAnswer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
@@ -237,12 +237,12 @@ impl Oracle {
                         state.loads.is_stored(id, served_for.unwrap_or_default());
                     }
                 }
-                let wanted = insert.as_ref().map(|insert| &insert.entry);
+                let expected = insert.as_ref().map(|insert| &insert.entry);
                 self.check(
-                    lease_after.is_none() && entry_after.as_ref() == wanted,
+                    lease_after.is_none() && entry_after.as_ref() == expected,
                     format_args!("I3: an invalidation of key {of} left {after}"),
                 );
-                lock(&self.state).loads.invalidated(of, wanted.is_some());
+                lock(&self.state).loads.invalidated(of, expected.is_some());
                 self.lease_ended(of, None);
             }
             (EntryCommand::Invalidate { .. }, CommandAnswer::Refused(_)) => self.check(
@@ -295,7 +295,7 @@ impl Witness for Oracle {
             of.ended.retain(|change| change.outlives_failover(to));
             of.events += 1;
         }
-        // Older leases and values are there again, and newer ones are gone.
+        // Older leases and values are there again, and newer ones are lost.
         state.loads.may_load_again(None);
     }
 
@@ -311,7 +311,7 @@ impl Witness for Oracle {
             return;
         };
         state.loads.troubled(&node, of);
-        // A waiter that is told late how long to wait begins to sleep late.
+        // A waiter that learns late how long to wait begins to sleep late.
         for (_, holder) in
             state.tokens.iter_mut().filter(|(token, of_it)| is_ok && of_it.key == of && token.node() == node)
         {

@@ -27,13 +27,13 @@ pub(super) struct World {
     pub(super) oracle: Arc<Oracle>,
     pub(super) keys: Vec<Key>,
     pub(super) nodes: Mutex<Vec<Arc<Node>>>,
-    born: Mutex<usize>,
+    guards_started: Mutex<usize>,
     /// [`bound`](Self::bound), which each load asks for.
     pub(super) bound: OnceLock<Duration>,
 }
 
 impl World {
-    pub(super) fn new(plan: Plan, seed: u64, is_shown: bool) -> Arc<Self> {
+    pub(super) fn new(plan: Plan, seed: u64, is_traced: bool) -> Arc<Self> {
         let chaos = mutants::store(seed);
         chaos.latency(Duration::ZERO, plan.latency);
         let keys: Vec<_> = (0..plan.keys).map(|key| Key::new("default", &cache_key(key))).collect();
@@ -63,13 +63,13 @@ impl World {
                 + plan.trip() * 2
                 + Duration::from_millis(100),
             keys: keys.iter().enumerate().map(|(n, key)| (key.name().into(), n as u8)).collect(),
-            most_kept: plan.most_kept,
+            most_unsent: plan.most_unsent,
             state: Mutex::default(),
         });
-        lock(&oracle.state).log = is_shown.then(Vec::new);
+        lock(&oracle.state).log = is_traced.then(Vec::new);
         chaos.set_witness(Arc::clone(&oracle) as _);
-        let (nodes, born) = Default::default();
-        let world = Self { plan, chaos, oracle, keys, nodes, born, bound: OnceLock::new() };
+        let (nodes, guards_started) = Default::default();
+        let world = Self { plan, chaos, oracle, keys, nodes, guards_started, bound: OnceLock::new() };
         let nodes = (0..world.plan.nodes).map(|slot| world.node(slot)).collect();
         *lock(&world.nodes) = nodes;
         Arc::new(world)
@@ -82,18 +82,18 @@ impl World {
         }
         let policy = if self.plan.keeps[slot] { &self.plan.local } else { &self.plan.policy };
         let guard = StampedeGuard::builder(replica.clone()).policy(policy.clone());
-        let guard = guard.local_term(self.plan.term).most_kept_invalidations(self.plan.most_kept);
+        let guard = guard.local_term(self.plan.term).most_kept_invalidations(self.plan.most_unsent);
         let guard = guard.build().expect("a guard");
-        let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
-        *lock(&self.born) = id;
+        let id = std::mem::replace(&mut *lock(&self.guards_started), 0) + 1;
+        *lock(&self.guards_started) = id;
         let name = guard.parts().0.store.node().simple().to_string();
         lock(&self.oracle.state).loads.is_node(&name, id);
         Arc::new(Node::new(id, guard, replica))
     }
 
     /// How many nodes there have been.
-    pub(super) fn born(&self) -> usize {
-        *lock(&self.born)
+    pub(super) fn guards_started(&self) -> usize {
+        *lock(&self.guards_started)
     }
 
     /// How many answers of the last nodes of all slots came from memory.
@@ -145,7 +145,7 @@ impl World {
             self.oracle.violated(format_args!("I4: {} calls have not returned", calls.len()));
         }
         if self.plan.profile == Profile::None {
-            // A `get` that shared a read with callers that then load may read once more. And `heal` has asked for each key.
+            // A `get` that shared a read with callers that then load may read once more. And `heal` has requested each key.
             let reads = |call: &Call| 1 + usize::from(call.does == Does::Get);
             let reads = self.plan.all_calls().map(|call| reads(&call)).sum::<usize>();
             self.oracle.check_frugality(reads + usize::from(self.plan.keys));
@@ -225,7 +225,7 @@ impl World {
             }
             state.next()
         };
-        self.oracle.note(format_args!("n{} k{key} {does:?} asked", node.id));
+        self.oracle.note(format_args!("n{} k{key} {does:?} begins", node.id));
         node.asks(key, seq)
     }
 
@@ -241,8 +241,8 @@ impl World {
         }
         let (began, id) = (Instant::now(), node.id);
         let asking = self.asks(node, key, does);
-        let asked = asking.seq;
-        let mut change = SemaphoreChange::of(self, id, key, does, asked);
+        let start_seq = asking.seq;
+        let mut change = SemaphoreChange::of(self, id, key, does, start_seq);
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
             move |cx| async move { world.load(&node, key, does, began, load, cx).await }
@@ -272,7 +272,7 @@ impl World {
                 let value = self.oracle.made(id, key);
                 let inserted = guard.insert(cache_key(key), &value).await;
                 let mut state = lock(&self.oracle.state);
-                if inserted.is_ok() && state.lost < asked {
+                if inserted.is_ok() && state.lost < start_seq {
                     state.inserted.insert(value);
                 }
                 drop(state);
@@ -287,34 +287,34 @@ impl World {
         }
         drop(change);
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
-            self.oracle.confirmed(id, key, asked);
+            self.oracle.confirmed(id, key, start_seq);
             lock(&self.oracle.state).loads.detached(Some(id), key);
         }
         if does == Does::InvalidateTag && answer.is_ok() {
-            (0..self.plan.keys).for_each(|key| self.oracle.confirmed(id, key, asked));
+            (0..self.plan.keys).for_each(|key| self.oracle.confirmed(id, key, start_seq));
         }
         asking.answered();
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} k{key} {does:?} answered {answer:?} after {took:?}"));
         if let Ok(Some(value)) = answer {
-            self.check_answer(id, key, asked, began, value);
+            self.check_answer(id, key, start_seq, began, value);
         }
         if self.plan.profile == Profile::None
             && let Err(error) = &answer
         {
             self.oracle.violated(format_args!("a call failed without a fault: {error}"));
         }
-        self.check_time(node, &call, asked, began);
-        self.check_rounds(node, &call, asked);
+        self.check_time(node, &call, start_seq, began);
+        self.check_rounds(node, &call, start_seq);
     }
 
-    pub(super) fn check_answer(&self, id: usize, key: u8, asked: u64, began: Instant, value: Value) {
+    pub(super) fn check_answer(&self, id: usize, key: u8, start_seq: u64, began: Instant, value: Value) {
         // After a failover to an older state, copies may be older for a term: their nodes' memberships may be among what was lost.
         let keeps = self.plan.keeps.contains(&true);
         let may_be_older = keeps && self.oracle.has_failed_over(self.plan.term, began);
-        self.oracle.check_value(id, key, (!may_be_older).then_some(asked), value);
+        self.oracle.check_value(id, key, (!may_be_older).then_some(start_seq), value);
         if !may_be_older {
-            self.oracle.check_windows(key, asked, began, value);
+            self.oracle.check_windows(key, start_seq, began, value);
         }
     }
 
@@ -354,7 +354,7 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
 }
 
-/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or was given an error.
+/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or received an error.
 struct SemaphoreChange<'a> {
     oracle: &'a Oracle,
     node: usize,
@@ -393,7 +393,7 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// `began`: since when its flight may have counted its time.
+    /// `began`: since when its flight may have measured its time.
     pub(super) fn begin(world: &'a World, node: &'a Node, begins: Begins, began: Instant) -> Self {
         let leased = begins.lease.is_some();
         let id = world.oracle.load_began(begins);

@@ -138,14 +138,14 @@ impl Cluster {
     }
 
     /// Which of the three masters has the slot of the guard's entry for `key`, as long as no slot was moved.
-    pub(crate) fn home_of(&self, key: &str) -> usize {
+    pub(crate) fn master_of(&self, key: &str) -> usize {
         master_of(self.slot_of(key))
     }
 
     /// A key with a slot of `master`.
     pub(crate) fn key_on(&self, master: usize, name: &str) -> String {
         let keys = (0..).map(|n| format!("{name}-{n}"));
-        keys.into_iter().find(|key| self.home_of(key) == master).expect("one in three")
+        keys.into_iter().find(|key| self.master_of(key) == master).expect("one in three")
     }
 
     /// Begins to migrate a slot: `from` redirects requests for absent keys to `to` by ASK.
@@ -179,8 +179,8 @@ impl Cluster {
     }
 
     /// Migrates a slot as `redis-cli --cluster reshard` does, and waits until all nodes agree. Without that wait: a master that
-    /// receives a slot takes a config epoch above those that it has heard of. If the former master of the slot has just received a
-    /// slot itself, and this master has not heard of that yet, the two epochs conflict, and the slot may stay without an owner.
+    /// receives a slot takes a config epoch above those that it knows. If the former master of the slot has just received a
+    /// slot itself, and this master does not know that yet, the two epochs conflict, and the slot may stay without an owner.
     pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_move(slot, from, to);
         self.move_keys(slot, from, to);

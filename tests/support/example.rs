@@ -60,7 +60,7 @@ impl Example {
     }
 
     /// The content of stderr so far.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn stderr(&self) -> String {
         lock(&self.errors).join("\n")
     }
 
@@ -89,7 +89,7 @@ impl Example {
                 }
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end: {:?} {}", lock(&self.lines), self.told());
+            assert!(Instant::now() < deadline, "it does not end: {:?} {}", lock(&self.lines), self.stderr());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -114,9 +114,10 @@ fn built(name: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--example", name]).arg("--target-dir").arg(target);
     // The variables that cargo sets for a test would make build scripts run again.
-    let told = |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|head| name.starts_with(head));
+    let set_by_cargo =
+        |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|head| name.starts_with(head));
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(told) {
+        if name.to_str().is_some_and(set_by_cargo) {
             cargo.env_remove(name);
         }
     }

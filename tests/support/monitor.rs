@@ -9,7 +9,7 @@ use super::PATIENCE;
 use super::redis_server::{ADMIN, RedisServer, field};
 
 /// Commands by which a client sets up a connection. Their number depends on the versions of client and server
-/// (redis-rs tries `CLIENT SETINFO`, which MONITOR shows from Redis 7.2 on), so they are counted separately.
+/// (redis-rs tries `CLIENT SETINFO`, which MONITOR shows from Redis 7.2 on), so they have a separate count.
 const SET_UP: [&str; 3] = ["auth", "client", "hello"];
 
 /// Watches a server from [`start`](Self::start) to [`finish`](Self::finish).
@@ -30,7 +30,7 @@ pub(crate) struct Commands {
     pub(crate) by_name: BTreeMap<String, usize>,
     /// How many commands set up connections (AUTH, CLIENT, HELLO); not part of the total.
     pub(crate) set_up: usize,
-    /// The counted commands as MONITOR printed them, for the message of a failing test.
+    /// These commands as MONITOR printed them, for the message of a failing test.
     pub(crate) lines: Vec<String>,
 }
 

@@ -37,7 +37,7 @@ impl Answer {
         Self { result: Err(text.into()), after: Duration::ZERO, held: false }
     }
 
-    /// Takes this long, counted from the release if it is also [`held`](Self::held).
+    /// Takes this long, from the release if it is also [`held`](Self::held).
     #[must_use]
     pub(crate) fn after(self, delay: Duration) -> Self {
         Self { after: delay, ..self }
@@ -248,7 +248,7 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             (Ok(_), true) => End::Served,
             (Err(_), true) => End::Failed,
         };
-        // Count the end before sending the answer: a test that has the answer must find the end counted.
+        // Count the end before sending the answer: a test that has the answer must find the end recorded.
         state.end(key, index, end);
         let reply = match &answer.result {
             Ok(value) => ("Ok", value),
@@ -272,7 +272,7 @@ pub(crate) async fn load(origin: &str, key: &str) -> Result<String, String> {
     };
     let reply = reply.await.map_err(|error| format!("the origin of the test: {error}"))?;
     let reply = serde_json::from_str::<(String, String)>(&reply);
-    match reply.map_err(|error| format!("the origin of the test is gone: {error}"))? {
+    match reply.map_err(|error| format!("the origin of the test has ended: {error}"))? {
         (kind, value) if kind == "Ok" => Ok(value),
         (_, text) => Err(text),
     }

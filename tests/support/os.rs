@@ -15,7 +15,7 @@ use super::PATIENCE;
 /// A shell holds the reading end of a pipe. When the test process ends, by SIGKILL or otherwise, the kernel closes the
 /// other end, and the shell kills the child.
 ///
-/// Invariant 1: the child is reaped only after the shell has been told to let go. Until then the child's pid
+/// Invariant 1: the child is reaped only after the shell has been notified to let go. Until then the child's pid
 /// stays taken (by a zombie at worst), so the shell can never kill another process that reuses the pid.
 #[derive(Debug)]
 pub(crate) struct Guarded {
@@ -45,7 +45,7 @@ impl Guarded {
         };
         let mut guarded = Self { child, lifeline, exited: None };
         let pid = guarded.pid();
-        guarded.tell_lifeline(&pid.to_string())?;
+        guarded.write_lifeline(&pid.to_string())?;
         Ok(guarded)
     }
 
@@ -69,7 +69,7 @@ impl Guarded {
         self.exited
     }
 
-    /// SIGKILL, which also ends a stopped process. When this returns, the child is gone and its sockets closed.
+    /// SIGKILL, which also ends a stopped process. When this returns, the child has ended and its sockets are closed.
     pub(crate) fn kill(&mut self) {
         if self.try_wait().is_some() {
             return;
@@ -110,7 +110,7 @@ impl Guarded {
         assert!(status.success(), "SIG{name} to process {}: {status}", self.pid());
     }
 
-    fn tell_lifeline(&mut self, line: &str) -> io::Result<()> {
+    fn write_lifeline(&mut self, line: &str) -> io::Result<()> {
         match &mut self.lifeline.stdin {
             Some(pipe) => pipe.write_all(format!("{line}\n").as_bytes()),
             None => Ok(()),
@@ -118,7 +118,7 @@ impl Guarded {
     }
 
     fn let_go(&mut self) {
-        let _ = self.tell_lifeline("done");
+        let _ = self.write_lifeline("done");
         drop(self.lifeline.stdin.take());
         let _ = self.lifeline.wait();
     }

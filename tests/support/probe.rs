@@ -1,4 +1,4 @@
-//! Bounded waits for conditions, and wrappers that poll or drop a future at chosen points.
+//! Bounded waits for conditions, and wrappers that poll or drop a future at set points.
 
 use std::fmt::{Debug, Display};
 use std::future::Future;

@@ -108,13 +108,13 @@ pub(crate) struct Member {
     role: String,
     process: Mutex<Guarded>,
     stdin: Mutex<ChildStdin>,
-    heard: watch::Receiver<Heard>,
+    output: watch::Receiver<Output>,
     killed: AtomicBool,
 }
 
 /// The events and the stderr of a child so far.
 #[derive(Debug, Default)]
-struct Heard {
+struct Output {
     /// Name and data, in order. `taken` has the indices of the events that a wait has returned.
     events: Vec<(String, Value)>,
     taken: Mutex<Vec<usize>>,
@@ -150,14 +150,14 @@ impl Member {
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let mut stderr = child.stderr.take().expect("stderr is piped");
 
-        let (said, heard) = watch::channel(Heard::default());
+        let (said, output) = watch::channel(Output::default());
         let said = Arc::new(said);
         let errors = thread::spawn({
             let said = said.clone();
             move || {
                 let mut buffer = [0; 4096];
                 while let Ok(n @ 1..) = stderr.read(&mut buffer) {
-                    said.send_modify(|heard| heard.stderr.push_str(&String::from_utf8_lossy(&buffer[..n])));
+                    said.send_modify(|output| output.stderr.push_str(&String::from_utf8_lossy(&buffer[..n])));
                 }
             }
         });
@@ -167,15 +167,15 @@ impl Member {
                 if let Some(at) = line.find(PREFIX) {
                     let event = serde_json::from_str(&line[at + PREFIX.len()..]);
                     let event = event.unwrap_or_else(|error| (format!("garbled: {error}"), line.into()));
-                    said.send_modify(|heard| heard.events.push(event));
+                    said.send_modify(|output| output.events.push(event));
                 }
             }
             // A failing wait prints the child's stderr, so read all of it first.
             let _ = errors.join();
-            said.send_modify(|heard| heard.closed = true);
+            said.send_modify(|output| output.closed = true);
         });
         let (process, stdin) = (Mutex::new(process), Mutex::new(stdin));
-        Self { index, role: role.to_owned(), process, stdin, heard, killed: AtomicBool::new(false) }
+        Self { index, role: role.to_owned(), process, stdin, output, killed: AtomicBool::new(false) }
     }
 
     pub(crate) fn index(&self) -> usize {
@@ -191,11 +191,11 @@ impl Member {
     pub(crate) fn wait_event(&self, name: &str) -> impl Future<Output = Value> + '_ {
         let (caller, name) = (Location::caller(), name.to_owned());
         async move {
-            let mut heard = self.heard.clone();
-            let event = heard.wait_for(|heard| heard.closed || heard.has(&name));
+            let mut output = self.output.clone();
+            let event = output.wait_for(|output| output.closed || output.has(&name));
             let in_time = tokio::time::timeout(PATIENCE, event).await.is_ok();
             // Look at the latest state: the event may have arrived just before the end.
-            if let Some(data) = self.heard.borrow().take(&name) {
+            if let Some(data) = self.output.borrow().take(&name) {
                 return data;
             }
             let why = if in_time { "ended without" } else { "did not send in time" };
@@ -205,7 +205,7 @@ impl Member {
 
     /// How many events of this name came so far, returned by a wait or not.
     pub(crate) fn events(&self, name: &str) -> usize {
-        self.heard.borrow().events.iter().filter(|(event, _)| event == name).count()
+        self.output.borrow().events.iter().filter(|(event, _)| event == name).count()
     }
 
     /// Waits for the child's [`result`](Child::result).
@@ -227,7 +227,7 @@ impl Member {
         }
     }
 
-    /// SIGKILL. When this returns, the child is gone.
+    /// SIGKILL. When this returns, the child has ended.
     pub(crate) fn kill(&self) {
         self.killed.store(true, Ordering::SeqCst);
         lock(&self.process).kill();
@@ -248,8 +248,9 @@ impl Member {
     pub(crate) fn wait_exit(&self) -> impl Future<Output = ExitStatus> + '_ {
         let caller = Location::caller();
         async move {
-            let mut heard = self.heard.clone();
-            let closed = tokio::time::timeout(PATIENCE, heard.wait_for(|heard| heard.closed)).await.is_ok();
+            let mut output = self.output.clone();
+            let closed =
+                tokio::time::timeout(PATIENCE, output.wait_for(|output| output.closed)).await.is_ok();
             assert!(closed, "{caller}: {} did not end{}", self.describe(), self.report());
             // The streams close an instant before the process can be reaped: poll for that instant.
             loop {
@@ -266,17 +267,17 @@ impl Member {
     }
 
     fn report(&self) -> String {
-        let heard = self.heard.borrow();
+        let output = self.output.borrow();
         let mut report = "\n--- its events ---\n".to_owned();
-        for (name, data) in &heard.events {
+        for (name, data) in &output.events {
             let _ = writeln!(report, "{name} {data}");
         }
-        let _ = write!(report, "--- its stderr ---\n{}\n---", heard.stderr.trim_end());
+        let _ = write!(report, "--- its stderr ---\n{}\n---", output.stderr.trim_end());
         report
     }
 }
 
-impl Heard {
+impl Output {
     fn has(&self, name: &str) -> bool {
         self.next(name, &lock(&self.taken)).is_some()
     }
@@ -296,7 +297,7 @@ impl Heard {
     }
 }
 
-/// The child's own view, given to its role.
+/// The child's own view, passed to its role.
 #[derive(Debug)]
 pub(crate) struct Child {
     index: usize,
@@ -336,7 +337,7 @@ impl Child {
         assert_eq!(self.recv_line().await, GO);
     }
 
-    /// The parent's next line. Stays pending if the parent is gone, because this process exits then.
+    /// The parent's next line. Stays pending if the parent has ended, because this process exits then.
     pub(crate) async fn recv_line(&mut self) -> String {
         match self.lines.recv().await {
             Some(line) => line,
@@ -379,7 +380,7 @@ pub(crate) fn run_child(roles: &[Role]) {
             // Fails if the role has stopped reading.
             let _ = sender.send(line);
         }
-        // The parent is gone. Its guard would kill this process anyway; exiting is quieter.
+        // The parent has ended. Its guard would kill this process anyway; exiting is quieter.
         std::process::exit(3);
     });
     let index = std::env::var("SG_INDEX").ok().and_then(|index| index.parse().ok()).expect("SG_INDEX");

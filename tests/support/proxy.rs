@@ -165,8 +165,8 @@ async fn accept(
             incoming = listener.accept() => {
                 let (client, _) = incoming.expect("accepting on a bound socket");
                 accepted.lock().unwrap_or_else(PoisonError::into_inner).push(wall_ns());
-                let (born, port) = (setting.borrow().change, target.load(Ordering::SeqCst));
-                flows.spawn(flow(client, port, Valve::new(born, setting.clone(), Opens::new(&opening))));
+                let (opened_at, port) = (setting.borrow().change, target.load(Ordering::SeqCst));
+                flows.spawn(flow(client, port, Valve::new(opened_at, setting.clone(), Opens::new(&opening))));
             }
             Some(_) = flows.join_next() => {}
         }
@@ -210,7 +210,7 @@ async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
     };
     let was_reset = tokio::select! {
         () = relay => false,
-        _ = reset.wait_for(|setting| setting.mode == Mode::Reset || setting.reset > valve.born) => true,
+        _ = reset.wait_for(|setting| setting.mode == Mode::Reset || setting.reset > valve.opened_at) => true,
     };
     if was_reset {
         // Closing then sends RST.
@@ -266,15 +266,15 @@ enum Way {
 
 /// One flow's view of the setting.
 struct Valve {
-    born: u64,
+    opened_at: u64,
     subscribes: AtomicBool,
     setting: watch::Receiver<Setting>,
     opens: Mutex<Opens>,
 }
 
 impl Valve {
-    fn new(born: u64, setting: watch::Receiver<Setting>, opens: Opens) -> Self {
-        Self { born, subscribes: AtomicBool::new(false), setting, opens: Mutex::new(opens) }
+    fn new(opened_at: u64, setting: watch::Receiver<Setting>, opens: Opens) -> Self {
+        Self { opened_at, subscribes: AtomicBool::new(false), setting, opens: Mutex::new(opens) }
     }
 
     fn is_open(&self) {
@@ -293,10 +293,10 @@ impl Valve {
         let is_open = |setting: &Setting| match setting.mode {
             Mode::Pass | Mode::Delay(_) | Mode::Trickle(_) => true,
             Mode::BlackHole | Mode::Reset => false,
-            Mode::BlackHoleOld => self.born >= setting.change,
-            Mode::BlackHoleNew => self.born < setting.change,
+            Mode::BlackHoleOld => self.opened_at >= setting.change,
+            Mode::BlackHoleNew => self.opened_at < setting.change,
             Mode::BlackHoleOldSubscriptions => {
-                self.born >= setting.change || !self.subscribes.load(Ordering::SeqCst)
+                self.opened_at >= setting.change || !self.subscribes.load(Ordering::SeqCst)
             }
             Mode::BlackHoleSubscriptions => !self.subscribes.load(Ordering::SeqCst),
             Mode::NoReplies => way == Way::ToServer,

@@ -45,7 +45,7 @@ pub(crate) struct RedisServer {
 
 struct Process {
     guarded: Guarded,
-    /// Returns the server's log once the server is gone. Reading it all the time keeps the pipe from filling up.
+    /// Returns the server's log once the server has ended. Reading it all the time keeps the pipe from filling up.
     log: JoinHandle<String>,
     /// The working directory. A primary writes a dump for each new replica, and some versions do not remove it.
     dir: Scratch,
@@ -126,7 +126,7 @@ impl RedisServer {
         process.end();
     }
 
-    /// Starts the server again after [`kill`](Self::kill): the same port, all data, scripts and connections gone.
+    /// Starts the server again after [`kill`](Self::kill): the same port, without data, scripts and connections.
     pub(crate) fn start_again(&self) {
         let mut slot = self.process();
         assert!(slot.is_none(), "the server runs already");
@@ -215,7 +215,7 @@ impl RedisServer {
         line.expect("a count").parse().expect("a number")
     }
 
-    /// How many connections there are, those of the harness not counted.
+    /// How many connections there are, without those of the harness.
     pub(crate) fn client_count(&self) -> usize {
         clients(&mut self.conn()).len()
     }
@@ -358,12 +358,12 @@ pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
 /// client that keeps trying a dead port can even connect to itself. Nodes of a cluster listen to each other at their port
 /// plus 10,000, which is also below that range and above all ports returned here.
 pub(crate) fn free_port() -> u16 {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    static RESERVED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         let port = fastrand::u16(PORTS);
-        assert!(given.len() < PORTS.len(), "all ports have been given");
-        if given.insert(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        assert!(reserved.len() < PORTS.len(), "all ports are reserved");
+        if reserved.insert(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }

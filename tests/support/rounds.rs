@@ -32,7 +32,7 @@ impl Timing {
         Self { what, took: times[times.len() / 2], most: promised * 2 }
     }
 
-    fn is_kept(&self) -> bool {
+    fn is_in_time(&self) -> bool {
         self.took <= self.most
     }
 }
@@ -40,7 +40,7 @@ impl Timing {
 impl Debug for Timing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, took, most } = self;
-        let late = if self.is_kept() { "" } else { ", LATE" };
+        let late = if self.is_in_time() { "" } else { ", LATE" };
         write!(f, "{what} {took:.1?} (of {most:?}{late})")
     }
 }
@@ -70,7 +70,7 @@ impl Rounds {
     #[track_caller]
     pub(crate) fn note(&mut self, timings: impl IntoIterator<Item = Timing>) {
         let timings = Vec::from_iter(timings);
-        self.good += usize::from(!timings.is_empty() && timings.iter().all(Timing::is_kept));
+        self.good += usize::from(!timings.is_empty() && timings.iter().all(Timing::is_in_time));
         self.taken.push(timings);
         assert!(self.taken.len() - self.good <= MOST - GOOD, "late in too many rounds: {self}");
     }

@@ -82,7 +82,7 @@ impl Sentinels {
         }
         self.await_agreement();
         // Sentinels find each other by what they publish, so the period was short until now. It may not stay short: a sentinel
-        // that sees a promoted replica, and is not told of the failover within four periods, demotes it again. The sentinel that
+        // that sees a promoted replica, and is not notified of the failover within four periods, demotes it again. The sentinel that
         // leads the failover checks once per second whether the replica is promoted, and only then publishes it.
         for index in 0..3 {
             self.ask::<()>(index, &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "500"]);
@@ -152,7 +152,7 @@ impl Sentinels {
     pub(crate) fn fail_over(&self) {
         let second = self.second().peer_port().to_string();
         wait(|| {
-            // Refused while a failover is under way, or while the replica is not heard.
+            // Refused while a failover is under way, or while the replica sends nothing.
             let _ = self.sentinels[1].run::<()>(&["SENTINEL", "FAILOVER", NAME]);
             let until = Instant::now() + Duration::from_secs(2);
             let switched = || {

@@ -103,8 +103,8 @@ impl Issuer {
             return;
         }
         // Of its life some was spent on the way.
-        let told = self.life - Duration::from_millis(50);
-        let _ = stream.write_all(format!("{user} {password} {}", told.as_millis()).as_bytes());
+        let reported = self.life - Duration::from_millis(50);
+        let _ = stream.write_all(format!("{user} {password} {}", reported.as_millis()).as_bytes());
         drop(stream);
         thread::sleep(self.life);
         let mut remove = redis::cmd("ACL");
@@ -120,14 +120,14 @@ impl Issuer {
 
     /// Runs a command on all servers, by one connection to each that stays open.
     fn on_all(&self, command: &redis::Cmd) -> RedisResult<()> {
-        for (port, kept) in &self.servers {
-            let mut kept = kept.lock().expect("nothing panics in here");
-            let mut connection = match kept.take() {
+        for (port, connection_slot) in &self.servers {
+            let mut connection_slot = connection_slot.lock().expect("nothing panics in here");
+            let mut connection = match connection_slot.take() {
                 Some(connection) => connection,
                 None => connect(*port)?,
             };
             command.query::<()>(&mut connection)?;
-            *kept = Some(connection);
+            *connection_slot = Some(connection);
         }
         Ok(())
     }

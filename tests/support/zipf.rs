@@ -19,7 +19,7 @@ impl Zipf {
 
     /// The rank of the next request.
     pub(crate) fn draw(&self, random: &mut fastrand::Rng) -> usize {
-        let drawn = random.f64() * self.below.last().copied().unwrap_or_default();
-        self.below.partition_point(|below| *below < drawn).min(self.below.len().saturating_sub(1))
+        let sample = random.f64() * self.below.last().copied().unwrap_or_default();
+        self.below.partition_point(|below| *below < sample).min(self.below.len().saturating_sub(1))
     }
 }

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::fleet::{Fleet, Options};
-use crate::participants::{ALL, Participant, wanted};
+use crate::participants::{ALL, Participant, is_selected};
 use crate::results::{Results, load};
 use crate::stats::round;
 use crate::wire::{Command, Hits};
@@ -22,12 +22,12 @@ struct Side {
     rounds: [Vec<Hits>; 2],
 }
 
-/// Measures those that are wanted, and the plain GET beside them; whether all could be measured.
+/// Measures those that are selected, and the plain GET beside them; whether all could be measured.
 pub(super) fn run(results: &mut Results) -> bool {
     let load = load();
     let mut all_well = true;
     let mut sides = Vec::new();
-    for participant in ALL.iter().filter(|each| each.name == "redis-get" || wanted("ONLY", each.name)) {
+    for participant in ALL.iter().filter(|each| each.name == "redis-get" || is_selected("ONLY", each.name)) {
         match start(participant) {
             Ok(fleet) if fleet.lacks().contains_key("hits") => {}
             Ok(fleet) => sides.push(Side { participant, fleet, rounds: [Vec::new(), Vec::new()] }),
@@ -56,7 +56,7 @@ pub(super) fn run(results: &mut Results) -> bool {
     }
     for side in sides {
         let cell = json!({ "distinct": kind(&side.rounds[0]), "hot": kind(&side.rounds[1]) });
-        println!("{:13} {:18}          {}", "hits", side.participant.name, super::brief(&cell));
+        println!("{:13} {:18}          {}", "hits", side.participant.name, super::summary(&cell));
         results.keep(side.participant.name, &side.fleet.ready.version, load, cell);
     }
     all_well

@@ -1,5 +1,5 @@
 //! An invalidation during a load: A loads a key for 300 ms. 100 ms after it began the origin changes, and the key is invalidated: by A
-//! itself, or by B. When the load is done, both are asked again. An older value then is wrong: it stays for its whole lifetime.
+//! itself, or by B. When the load is done, both are read again. An older value then is wrong: it stays for its whole lifetime.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -36,9 +36,9 @@ pub(super) fn run(participant: &Participant) -> Measured {
         fleet.replicas[0].reply(led)?;
         // The value is stored by then, if it is.
         sleep(Duration::from_millis(40));
-        let asked: Vec<_> =
+        let reads: Vec<_> =
             fleet.replicas.iter_mut().map(|replica| replica.send(burst(&key, 1, now_ms()))).collect();
-        for (reader, id) in asked.into_iter().enumerate() {
+        for (reader, id) in reads.into_iter().enumerate() {
             let reply = fleet.replicas[reader].reply(id?)?;
             let seen = reply.calls.first().and_then(|call| version(&call.2));
             if seen.is_none_or(|seen| seen < current) {

@@ -25,11 +25,11 @@ pub(super) fn run(participant: &Participant) -> Measured {
     }
     // Writes in the background, and garbage of the moment.
     std::thread::sleep(Duration::from_millis(500));
-    let kept = fleet.redis.run::<usize>(&["DBSIZE"]);
+    let stored = fleet.redis.run::<usize>(&["DBSIZE"]);
     let cell = json!({
         "idle_mib": round(idle),
         "full_mib": round(fleet.replicas[0].memory()),
-        "redis_keys": kept,
+        "redis_keys": stored,
         "redis_bytes_per_value": ((used(&fleet.redis) - server) / KEYS as f64).round().max(0.0),
     });
     Ok((fleet.ready.version.clone(), cell))

@@ -16,7 +16,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
-use crate::participants::{ALL, Participant, wanted};
+use crate::participants::{ALL, Participant, is_selected};
 use crate::results::{Results, keep_machine, load};
 
 /// The versions of a subject, and its cell.
@@ -42,8 +42,8 @@ const SCENARIOS: [Scenario; 11] = [
 pub(crate) fn run() -> ExitCode {
     let (begun, before) = (Instant::now(), load());
     let unknown = |variable: &str, known: &[&str]| {
-        let asked = std::env::var(variable).unwrap_or_default();
-        let parts = asked.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let names = std::env::var(variable).unwrap_or_default();
+        let parts = names.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.filter(|part| !known.iter().any(|name| name.starts_with(part))).map(str::to_owned).next()
     };
     let scenarios: Vec<_> = SCENARIOS.iter().map(|&(name, _)| name).chain(["hits"]).collect();
@@ -55,9 +55,11 @@ pub(crate) fn run() -> ExitCode {
         }
     }
     let mut failed = false;
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted("SCENARIO", name)) {
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| is_selected("SCENARIO", name)) {
         let mut results = Results::open(name);
-        for participant in ALL.iter().filter(|each| each.name != "redis-get" && wanted("ONLY", each.name)) {
+        for participant in
+            ALL.iter().filter(|each| each.name != "redis-get" && is_selected("ONLY", each.name))
+        {
             let (started, load) = (Instant::now(), load());
             let (version, cell) = scenario(participant).unwrap_or_else(|error| {
                 failed = true;
@@ -67,12 +69,12 @@ pub(crate) fn run() -> ExitCode {
                 "{name:13} {:18} {:5.1} s  {}",
                 participant.name,
                 started.elapsed().as_secs_f64(),
-                brief(&cell)
+                summary(&cell)
             );
             results.keep(participant.name, &version, load, cell);
         }
     }
-    if wanted("SCENARIO", "hits") {
+    if is_selected("SCENARIO", "hits") {
         failed |= !hits::run(&mut Results::open("hits"));
     }
     let complete =
@@ -92,7 +94,7 @@ fn lacking(fleet: &Fleet, features: &[&str]) -> Option<Measured> {
 }
 
 /// One line for the terminal.
-fn brief(cell: &Value) -> String {
+fn summary(cell: &Value) -> String {
     let mut copy = cell.clone();
     fn shorten(value: &mut Value) {
         match value {

@@ -25,13 +25,13 @@ pub(super) fn run(participant: &Participant) -> Measured {
         fleet.origin.reset();
         let replies = fleet.ask_all(&burst(&[format!("private-{round}")], 20, now_ms() + 100.0))?;
         let calls = calls(&replies);
-        let mut given = HashMap::<_, usize>::new();
+        let mut versions = HashMap::<_, usize>::new();
         for call in calls.iter().filter(|call| call.2.starts_with('=')) {
-            *given.entry(&call.2).or_default() += 1;
+            *versions.entry(&call.2).or_default() += 1;
         }
         let mut one = summary(&calls);
         one["loads"] = json!(fleet.origin.loads());
-        one["shared"] = json!(given.values().filter(|&&count| count > 1).sum::<usize>());
+        one["shared"] = json!(versions.values().filter(|&&count| count > 1).sum::<usize>());
         each.push(one);
         all.extend(calls);
     }

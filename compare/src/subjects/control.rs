@@ -66,8 +66,8 @@ impl Subject for PlainGet {
     fn invalidate<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(), String>> {
         let mut connection = self.connection.clone();
         async move {
-            let gone = redis::cmd("DEL").arg(key).exec_async(&mut connection).await;
-            gone.map_err(|error| error.to_string())
+            let deleted = redis::cmd("DEL").arg(key).exec_async(&mut connection).await;
+            deleted.map_err(|error| error.to_string())
         }
         .boxed()
     }

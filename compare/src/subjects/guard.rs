@@ -34,9 +34,9 @@ async fn invalidate(guard: &StampedeGuard, key: &str) -> Result<(), String> {
 
 /// With the loader's word on whether its value may be stored.
 async fn get_with_context(guard: &StampedeGuard, loader: Loader, key: &str) -> Result<Bytes, String> {
-    let asked = key.to_owned();
+    let requested = key.to_owned();
     let load = move |mut cx: LoadContext<Bytes>| async move {
-        let loaded = loader.load(asked).await?;
+        let loaded = loader.load(requested).await?;
         if loaded.private {
             cx.do_not_store();
         }
@@ -63,8 +63,8 @@ impl Subject for AroundLoader {
         if self.uncacheable {
             return get_with_context(&self.guard, self.loader, key).boxed();
         }
-        let (loader, asked) = (self.loader, key.to_owned());
-        let value = self.guard.get_or_load(key, move || loader.value(asked));
+        let (loader, requested) = (self.loader, key.to_owned());
+        let value = self.guard.get_or_load(key, move || loader.value(requested));
         value.map(|value| value.map_err(|error| error.to_string())).boxed()
     }
 
@@ -92,8 +92,8 @@ impl Subject for LocalTier {
         if self.uncacheable {
             return get_with_context(&self.guard, self.loader, key).boxed();
         }
-        let (loader, asked) = (self.loader, key.to_owned());
-        let value = self.guard.load(key).get_shared(move |_| loader.value(asked));
+        let (loader, requested) = (self.loader, key.to_owned());
+        let value = self.guard.load(key).get_shared(move |_| loader.value(requested));
         value.map(|loaded| loaded.map(|loaded| (*loaded.value).clone()).map_err(|error| error.to_string())).boxed()
     }
 

@@ -36,7 +36,7 @@ impl Subject for MultiTier {
     }
 
     fn invalidate<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(), String>> {
-        self.cache.invalidate(key).map(|gone| gone.map_err(|error| error.to_string())).boxed()
+        self.cache.invalidate(key).map(|deleted| deleted.map_err(|error| error.to_string())).boxed()
     }
 
     fn lacks(&self) -> &'static [(&'static str, &'static str)] {

@@ -66,8 +66,8 @@ impl Subject for Rslock {
 
     fn invalidate<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<(), String>> {
         async move {
-            let gone = redis::cmd("DEL").arg(key).exec_async(&mut self.connection.clone()).await;
-            gone.map_err(|error| error.to_string())
+            let deleted = redis::cmd("DEL").arg(key).exec_async(&mut self.connection.clone()).await;
+            deleted.map_err(|error| error.to_string())
         }
         .boxed()
     }

@@ -38,7 +38,7 @@ pub(super) struct Member {
     pub(super) life: Life,
     /// The way from this replica to Redis.
     pub(super) gate: Gate,
-    /// Tells a process from a former one with the same number.
+    /// Distinguishes a process from a former one with the same number.
     pub(super) run: u64,
     pub(super) port: Option<u16>,
     pub(super) process: Option<Process>,
@@ -47,10 +47,10 @@ pub(super) struct Member {
     reader: Option<JoinHandle<()>>,
     /// The replica, if it is a task.
     task: Option<(Arc<Replica>, JoinHandle<()>)>,
-    /// Present while the load balancer asks the replica; told when it gives the replica up.
-    asked: Option<watch::Sender<bool>>,
+    /// Present while the replica is in the load balancer's rotation; true is sent when it is removed.
+    rotation: Option<watch::Sender<bool>>,
     report: Report,
-    /// What former processes of this number have counted.
+    /// The counts of former processes of this number.
     former_commands: u64,
     former_local_hits: u64,
 }
@@ -69,7 +69,7 @@ impl Member {
             orders,
             reader: None,
             task: None,
-            asked: None,
+            rotation: None,
             report: Report::default(),
             former_commands: 0,
             former_local_hits: 0,
@@ -101,7 +101,7 @@ impl Member {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(if fleet.logs { Stdio::inherit() } else { Stdio::null() });
-        let mut process = Process::spawn(&mut command, &fleet.keeper)?;
+        let mut process = Process::spawn(&mut command, &fleet.reaper)?;
         let (orders, sent) = mpsc::unbounded_channel();
         let mut member = Self::new(orders);
         if let Some(stdin) = process.child().stdin.take() {
@@ -164,24 +164,24 @@ impl Member {
 
     /// The load balancer asks this replica from now on.
     pub(super) fn take_in(&mut self) {
-        if self.asked.is_none() {
-            self.asked = Some(watch::channel(false).0);
+        if self.rotation.is_none() {
+            self.rotation = Some(watch::channel(false).0);
         }
     }
 
     /// The load balancer gives this replica up, and asks others instead.
     pub(super) fn take_out(&mut self) {
-        if let Some(asked) = self.asked.take() {
-            asked.send_replace(true);
+        if let Some(rotation) = self.rotation.take() {
+            rotation.send_replace(true);
         }
     }
 
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.is_some()
+    pub(super) fn is_in_rotation(&self) -> bool {
+        self.rotation.is_some()
     }
 
     pub(super) fn target(&self, id: usize) -> Option<Target> {
-        Some(Target { id, port: self.port?, gone: self.asked.as_ref()?.subscribe() })
+        Some(Target { id, port: self.port?, removed: self.rotation.as_ref()?.subscribe() })
     }
 
     pub(super) fn apply_gate(&self, of_all: Gate) {
@@ -243,11 +243,11 @@ impl Member {
         json!({
             "id": id, "state": state, "pid": self.process.as_ref().map(Process::pid), "port": port,
             "url": port.map(|port| format!("http://127.0.0.1:{port}")),
-            "loads": loads, "waiting": waiting, "breaker": self.report.breaker, "asked": self.is_asked(),
+            "loads": loads, "waiting": waiting, "breaker": self.report.breaker, "asked": self.is_in_rotation(),
         })
     }
 
-    fn heard(&mut self, report: Report) {
+    fn received(&mut self, report: Report) {
         self.report = report;
     }
 }
@@ -286,7 +286,7 @@ async fn listen(fleet: Arc<Fleet>, id: usize, run: u64, stdout: ChildStdout) {
             Ok(Said::Port(port)) => fleet.is_ready(id, run, port),
             Ok(Said::Report(report)) => {
                 if let Some(member) = fleet.members().get_mut(&id).filter(|member| member.run == run) {
-                    member.heard(report);
+                    member.received(report);
                 }
             }
             Err(_) => {}

@@ -1,6 +1,6 @@
 //! Child processes that do not outlive the lab, however it ends.
 
-pub(crate) mod keeper;
+pub(crate) mod reaper;
 pub(crate) mod redis_server;
 pub(crate) mod signals;
 
@@ -9,28 +9,28 @@ use std::sync::Arc;
 
 use tokio::process::{Child, Command};
 
-use keeper::Keeper;
+use reaper::Reaper;
 use signals::Signal;
 
-/// A child process. The keeper kills it when the lab is gone, also if the child is stopped.
+/// A child process. The reaper kills it when the lab has ended, also if the child is stopped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
     pid: u32,
-    keeper: Arc<Keeper>,
-    /// Whether the keeper still has the number.
-    is_kept: bool,
+    reaper: Arc<Reaper>,
+    /// Whether the reaper still has the number.
+    is_registered: bool,
 }
 
 impl Process {
-    pub(crate) fn spawn(command: &mut Command, keeper: &Arc<Keeper>) -> io::Result<Self> {
+    pub(crate) fn spawn(command: &mut Command, reaper: &Arc<Reaper>) -> io::Result<Self> {
         // In a process group of its own, so that Ctrl-C reaches the lab alone, which then ends its children in order.
         #[cfg(unix)]
         command.process_group(0);
         let child = command.kill_on_drop(true).spawn()?;
         let pid = child.id().ok_or_else(|| io::Error::other("the process has ended already"))?;
-        keeper.keep(pid);
-        Ok(Self { child, pid, keeper: keeper.clone(), is_kept: true })
+        reaper.register(pid);
+        Ok(Self { child, pid, reaper: reaper.clone(), is_registered: true })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -46,7 +46,7 @@ impl Process {
         signals::send(self.pid, signal)
     }
 
-    /// Kills the process, or buries one that has ended. When this returns, the process is gone.
+    /// Kills the process, or buries one that has ended. When this returns, the process has ended.
     pub(crate) async fn end(mut self) {
         self.kill();
         let _ = self.child.wait().await;
@@ -55,8 +55,8 @@ impl Process {
     fn kill(&mut self) {
         let _ = self.child.start_kill();
         // Before the process is reaped: until then no other process can have its number.
-        if std::mem::take(&mut self.is_kept) {
-            self.keeper.let_go(self.pid);
+        if std::mem::take(&mut self.is_registered) {
+            self.reaper.unregister(self.pid);
         }
     }
 }

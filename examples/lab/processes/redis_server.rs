@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Process;
-use super::keeper::Keeper;
+use super::reaper::Reaper;
 use super::signals::Signal;
 
 /// How long a server may take until it answers.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The server, on one port, whether it runs or not.
 #[derive(Debug)]
 pub(crate) struct RedisServer {
-    keeper: Arc<Keeper>,
+    reaper: Arc<Reaper>,
     port: u16,
     process: Option<Process>,
     version: String,
@@ -29,8 +29,8 @@ pub(crate) struct RedisServer {
 
 impl RedisServer {
     /// Starts the server on a free port. `None` if the program is not installed.
-    pub(crate) async fn start_new(keeper: Arc<Keeper>) -> io::Result<Option<Self>> {
-        let mut server = Self { keeper, port: free_port()?, process: None, version: String::new() };
+    pub(crate) async fn start_new(reaper: Arc<Reaper>) -> io::Result<Option<Self>> {
+        let mut server = Self { reaper, port: free_port()?, process: None, version: String::new() };
         match server.start().await {
             Ok(()) => Ok(Some(server)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -63,7 +63,7 @@ impl RedisServer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        self.process = Some(Process::spawn(&mut command, &self.keeper)?);
+        self.process = Some(Process::spawn(&mut command, &self.reaper)?);
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Ok(Ok(version)) = timeout(Duration::from_secs(1), self.ask_version()).await {
@@ -79,7 +79,7 @@ impl RedisServer {
         }
     }
 
-    /// Kills the server: connections are reset, and all data is gone.
+    /// Kills the server: connections are reset, and all data is lost.
     pub(crate) async fn stop(&mut self) {
         if let Some(process) = self.process.take() {
             process.end().await;

@@ -31,16 +31,16 @@ pub(crate) fn send(_pid: u32, _signal: Signal) -> io::Result<()> {
 }
 
 /// Allows as many open files as two thousand requests at once need: a socket each at the load generator, at a replica and at the
-/// origin. Many systems allow 256 or 1,024 unless asked.
+/// origin. Many systems allow 256 or 1,024 by default.
 #[cfg(unix)]
 pub(crate) fn allow_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
 
-    const WANTED: u64 = 10_240;
+    const TARGET: u64 = 10_240;
     let mut limit = getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.map_or(WANTED, |most| most.min(WANTED));
-    if limit.current.is_some_and(|current| current < wanted) {
-        limit.current = Some(wanted);
+    let target = limit.maximum.map_or(TARGET, |most| most.min(TARGET));
+    if limit.current.is_some_and(|current| current < target) {
+        limit.current = Some(target);
         // If it is refused, the lab runs, and counts requests for which there is no socket as failed.
         let _ = setrlimit(Resource::Nofile, limit);
     }

@@ -32,10 +32,10 @@ const POLICY: &str = "reports";
 /// With `Mode::Stale`: for how long after its freshness a value is served while it is loaded anew, and when loads fail.
 const STALE: Duration = Duration::from_secs(30);
 /// How long a request may wait for Redis. The default is 100 ms, too short for many processes without optimisation on few cores: a
-/// replica that is given no processor for that long takes Redis for dead.
+/// replica that gets no processor for that long takes Redis for dead.
 const BUDGET: Duration = Duration::from_millis(500);
 
-/// What a replica is given when it starts.
+/// The configuration of a replica.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct ReplicaConfig {
     pub(crate) id: usize,
@@ -214,7 +214,7 @@ async fn invalidate(
     let refused = |error: &dyn std::error::Error| (StatusCode::BAD_GATEWAY, error.to_string());
     let policy = Policy::builder().name(POLICY).http(HttpPolicy::default().authority(AUTHORITY)).build();
     let guard = replica.guard.with_policy(policy.map_err(|error| refused(&error))?);
-    // Both caches are told, whether or not the other one can be.
+    // Both caches are notified, whether or not the other one can be.
     let invalidated = guard.invalidate_path(&format!("/{version}/report/{key}")).await;
     replica.plain.remove(&plain_cache::name(&version, key)).await.map_err(|error| refused(&*error))?;
     invalidated.map_err(|error| refused(&error))?;

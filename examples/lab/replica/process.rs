@@ -79,7 +79,7 @@ fn say(said: &Said) {
     }
 }
 
-/// The lines from the supervisor. When it has gone, however it ended, this process exits at once.
+/// The lines from the supervisor. When it has ended, in whichever way, this process exits at once.
 fn orders() -> mpsc::UnboundedReceiver<Order> {
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {

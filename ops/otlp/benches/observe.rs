@@ -7,7 +7,7 @@
 //! Each side is a process of its own, because a subscriber and a recorder can not be taken back. The sides take turns, fifteen rounds of
 //! 400 ms each; a row compares the best round of a side with the best one of its control, because what else runs on the machine only makes a
 //! round slower. In brackets are the rounds, pair by pair. All run the same calls of one task. Times are those of the processor, of all threads
-//! of the process (of `twice`, by the clock): a hit on Redis takes longer, so its ratio is smaller than the one that is told.
+//! of the process (of `twice`, by the clock): a hit on Redis takes longer, so its ratio is smaller than the one that is reported.
 //!
 //! - `nothing`: neither a recorder nor a subscriber is installed. The control.
 //! - `twice`: the same, and every other 64 hits do once more what the guard does for their observation: a count that is spread over threads, and
@@ -165,7 +165,7 @@ async fn measured(side: &str, tier: &str) -> Vec<f64> {
     used.map(|(took, hits)| took.as_nanos() as f64 / f64::from(*hits)).collect()
 }
 
-/// For how long the threads of this process have had a processor, where the system tells that.
+/// For how long the threads of this process have had a processor, where the system reports that.
 fn busy() -> Option<Duration> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?;
     let times = threads.filter_map(|thread| {
@@ -176,19 +176,19 @@ fn busy() -> Option<Duration> {
 }
 
 #[repr(align(128))]
-struct Place(AtomicU64);
+struct Slot(AtomicU64);
 
-static PLACES: [Place; 16] = [const { Place(AtomicU64::new(0)) }; 16];
+static SLOTS: [Slot; 16] = [const { Slot(AtomicU64::new(0)) }; 16];
 
 thread_local! {
-    static PLACE: usize = const { 3 };
+    static SLOT: usize = const { 3 };
 }
 
 /// What a hit does to be observed.
 #[inline(never)]
 fn observe_once_more() {
-    let place = PLACE.try_with(|place| *place).unwrap_or_default();
-    PLACES[place].0.fetch_add(1, Ordering::Relaxed);
+    let slot = SLOT.try_with(|slot| *slot).unwrap_or_default();
+    SLOTS[slot].0.fetch_add(1, Ordering::Relaxed);
     tracing::trace!(target: "stampede_guard", outcome = "hit", "stampede_guard.answered");
 }
 

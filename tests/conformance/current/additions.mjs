@@ -1,7 +1,7 @@
 // The tests that the suite's last release does not have, or has with other requests.
 
 import cdn from './cdn.mjs'
-import { MONTH, cached, gone, notCached, stale, test, response } from './words.mjs'
+import { MONTH, cached, down, notCached, stale, test, response } from './words.mjs'
 
 const FRESH = ['Cache-Control', 'max-age=100000']
 const NOW = ['Date', 0]
@@ -25,11 +25,11 @@ const keepsTheOld = [
 const whileRevalidating = (seconds, more) => response(
   [['Cache-Control', `max-age=1, stale-while-revalidate=${seconds}`], ['ETag', '"abc"']], more)
 
-// The origin is gone, and a stale response may not be served: the cache or the proxy answers with an error.
+// The origin is down, and a stale response may not be served: the cache or the proxy answers with an error.
 const forbidsStale = ['must-revalidate', 'proxy-revalidate', 'no-cache', 's-maxage=2'].map(directive =>
   test('required', `stale-close-${directive}`, ['stale-close'],
     response([['Cache-Control', `max-age=2, ${directive}`]]),
-    gone({
+    down({
       expected_status: 502,
       or_status: 504,
       check_body: false,

@@ -1,4 +1,4 @@
-// CDN-Cache-Control (RFC 9213): a dictionary of RFC 8941 that, where it is valid, is read in place of Cache-Control
+// CDN-Cache-Control (RFC 9213): a dictionary of RFC 8941 that, where it is valid, is read instead of Cache-Control
 // and Expires.
 
 import { cached, notCached, response, test } from './words.mjs'

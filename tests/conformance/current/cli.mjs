@@ -19,11 +19,11 @@ const tests = new Map(suites.flatMap(suite => suite.tests.map(test => [test.id, 
 // - `or_status`: this status is as good as `expected_status`;
 // - `watch_interim`: the response's header `Interim-Seen` lists the statuses of interim responses, and the response has
 //   their headers with the prefix `Interim-`.
-async function ask (url, asked) {
-  const header = name => asked?.headers?.find(([is]) => is.toLowerCase() === name)?.[1]
+async function ask (url, options) {
+  const header = name => options?.headers?.find(([is]) => is.toLowerCase() === name)?.[1]
   const config = tests.get(header('test-id'))?.requests[Number(header('req-num')) - 1]
-  if (config === undefined) return fetch(url, asked)
-  const init = { ...asked, headers: [...NOT_NO_CACHE, ...asked.headers.filter(isOwn)] }
+  if (config === undefined) return fetch(url, options)
+  const init = { ...options, headers: [...NOT_NO_CACHE, ...options.headers.filter(isOwn)] }
   if (config.watch_interim) return askWatching(url, init)
   const response = await fetch(url, { ...init, signal: AbortSignal.timeout(20_000) })
   if (config.or_status !== response.status) return response
@@ -38,17 +38,17 @@ const isOwn = ([name, value]) => !NOT_NO_CACHE.some(([is, not]) => is === name &
 // Uses `node:http`, because `fetch` does not report interim responses.
 async function askWatching (url, { method, headers }) {
   const fields = [['Host', new URL(url).host], ...headers]
-  const asked = httpRequest(url, { method, headers: fields.flat(), signal: AbortSignal.timeout(20_000) })
+  const request = httpRequest(url, { method, headers: fields.flat(), signal: AbortSignal.timeout(20_000) })
   const received = new Headers()
   const receive = (raw, prefix) => {
     for (let i = 0; i < raw.length; i += 2) received.append(prefix + raw[i], raw[i + 1])
   }
-  asked.on('information', ({ statusCode, rawHeaders }) => {
+  request.on('information', ({ statusCode, rawHeaders }) => {
     received.append('Interim-Seen', statusCode)
     receive(rawHeaders, 'Interim-')
   })
-  asked.end()
-  const [answer] = await once(asked, 'response')
+  request.end()
+  const [answer] = await once(request, 'response')
   receive(answer.rawHeaders, '')
   return new Response(await text(answer), { status: answer.statusCode, headers: received })
 }

@@ -13,7 +13,7 @@ export const cached = more => ({ expected_type: 'cached', ...more })
 export const notCached = more => ({ expected_type: 'not_cached', ...more })
 
 // The origin closes the connection without an answer.
-export const gone = more => ({ disconnect: true, ...more })
+export const down = more => ({ disconnect: true, ...more })
 
 // A month, in seconds from now.
 export const MONTH = 30 * 24 * 60 * 60

@@ -40,10 +40,10 @@ export async function writeExpected (file, title, suite, expected, actual) {
   const lines = []
   for (const [id, { outcome, kind, needs }] of [...actual].sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (isGood(outcome)) continue
-    const kept = expected.get(id)?.reason
+    const reason = expected.get(id)?.reason
     // A dependency follows from another line, so its reason is generated.
     const made = outcome === 'dependency' ? `needs: ${needs}` : undefined
-    const hand = kept && !kept.startsWith('needs:') && kept !== UNEXPLAINED ? kept : undefined
+    const hand = reason && !reason.startsWith('needs:') && reason !== UNEXPLAINED ? reason : undefined
     lines.push([outcome, id, made ?? hand ?? reasonFor(suite, id, kind)])
   }
   const width = Math.max(...lines.map(([, id]) => id.length))

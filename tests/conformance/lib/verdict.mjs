@@ -15,10 +15,10 @@ export function verdicts (suites, results) {
 
   const known = new Map()
   const verdict = id => {
-    if (!known.has(id)) known.set(id, judge(id))
+    if (!known.has(id)) known.set(id, decide(id))
     return known.get(id)
   }
-  const judge = id => {
+  const decide = id => {
     const test = tests.get(id)
     if (test === undefined) throw new Error(`there is no test ${id}`)
     const kind = test.kind ?? 'required'

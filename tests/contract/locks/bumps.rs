@@ -8,7 +8,7 @@ contract! {
     a_lost_mutex_is_queued_for,
     a_take_instead_sent_again_changes_nothing,
     a_take_instead_that_does_not_queue_still_gives_way,
-    a_position_in_the_queue_is_given_up_too,
+    a_position_in_the_queue_is_abandoned_too,
     a_mutex_without_a_holder_goes_to_the_head_of_the_queue,
     giving_way_passes_over_the_dead,
     giving_way_to_a_holder_without_an_expiry_says_so,
@@ -29,10 +29,10 @@ async fn a_token_that_gives_way_queues_behind_the_last(world: &World) {
     busy(again.take_instead_of(&holder).await, true);
     assert!(one.owns().await && !holder.owns().await);
     let first = one.granted().await;
-    assert!(!holder.free().await, "it was given back");
+    assert!(!holder.free().await, "it was released");
     assert!(one.free().await);
     let second = two.granted().await;
-    assert!(again.heard_nothing().await);
+    assert!(again.has_no_hints().await);
     assert!(two.free().await);
     let third = again.granted().await;
     assert!(fence < first && first < second && second < third);
@@ -40,7 +40,7 @@ async fn a_token_that_gives_way_queues_behind_the_last(world: &World) {
 }
 
 async fn without_waiters_the_mutex_is_taken_again(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     let Taken::Granted { fence } = holder.take_for(Some(ms(5_000))).await else { panic!("it is free") };
     let again = Asker::on(&holder.node, &mutex("k"));
     let (taken, was_held) = again.take_instead_of(&holder).await;
@@ -48,11 +48,11 @@ async fn without_waiters_the_mutex_is_taken_again(world: &World) {
     let left = again.look().await.and_then(|holder| holder.remaining).expect("it ends");
     assert!(left > LEASE / 2, "the full time: {left:?}");
     assert!(again.owns().await && !holder.free().await);
-    assert!(holder.heard_nothing().await && again.heard_nothing().await);
+    assert!(holder.has_no_hints().await && again.has_no_hints().await);
 }
 
 async fn a_lost_mutex_is_queued_for(world: &World) {
-    let late = Asker::apart(world, &mutex("k")).await;
+    let late = Asker::separate(world, &mutex("k")).await;
     late.take_for(Some(ms(20))).await;
     until(async || late.look().await.is_none()).await;
     let (next, _) = Asker::holding(world, &mutex("k")).await;
@@ -68,7 +68,7 @@ async fn a_lost_mutex_is_queued_for(world: &World) {
     assert!(matches!(taken, Taken::Granted { .. }) && !was_held, "{taken:?}");
 }
 
-/// Invariant 3, for a token that has given way: the first answer was lost.
+/// Invariant 3, for a token that another one has replaced: the first answer was lost.
 async fn a_take_instead_sent_again_changes_nothing(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -95,10 +95,10 @@ async fn a_take_instead_that_does_not_queue_still_gives_way(world: &World) {
     assert!(matches!(again.take(ask).await, Taken::Busy { .. }));
     waiter.granted().await;
     assert!(waiter.free().await);
-    assert!(waiter.look().await.is_none() && again.heard_nothing().await);
+    assert!(waiter.look().await.is_none() && again.has_no_hints().await);
 }
 
-async fn a_position_in_the_queue_is_given_up_too(world: &World) {
+async fn a_position_in_the_queue_is_abandoned_too(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     let again = Asker::on(&one.node, &mutex("k"));
@@ -135,14 +135,14 @@ async fn giving_way_passes_over_the_dead(world: &World) {
 
 async fn giving_way_to_a_holder_without_an_expiry_says_so(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let endless = Asker::apart(world, &mutex("k")).await;
+    let endless = Asker::separate(world, &mutex("k")).await;
     endless.take_for(None).await;
     let again = Asker::on(&holder.node, &mutex("k"));
     assert_eq!(again.take_instead_of(&holder).await, (Taken::Busy { remaining: None }, true));
     endless.granted().await;
     assert!(endless.free().await);
     again.granted().await;
-    assert!(again.look().await.is_some_and(|holder| holder.remaining.is_some()), "as it has asked");
+    assert!(again.look().await.is_some_and(|holder| holder.remaining.is_some()), "as it has sent a request");
 }
 
 async fn fences_grow_over_bumps(world: &World) {

@@ -37,7 +37,7 @@ fn assert_busy_for(taken: Taken, longest: Duration) {
 }
 
 async fn a_mutex_with_more_time_than_its_holder_requested_is_cut(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
     let started = Instant::now();
@@ -47,7 +47,7 @@ async fn a_mutex_with_more_time_than_its_holder_requested_is_cut(world: &World) 
 }
 
 async fn a_mutex_whose_expiry_was_removed_gets_it_back(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PERSIST", &at("m", "k")]);
     assert_busy_for(waiter.take(waiter.ask()).await, SHORT);
@@ -59,14 +59,14 @@ async fn a_mutex_whose_expiry_was_removed_gets_it_back(world: &World) {
 }
 
 async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, waiter) = holder_and_waiter(world, SHORT).await;
     assert!(holder.extend(Some(ms(20_000))).await);
     for _ in 0..2 {
         let taken = waiter.take(waiter.ask()).await;
         assert!(
             matches!(taken, Taken::Busy { remaining: Some(left) } if left > ms(10_000)),
-            "it asked for that itself: {taken:?}"
+            "it requested that itself: {taken:?}"
         );
     }
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
@@ -81,7 +81,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
 
 /// The watchdog of a live holder renews after each third of its time.
 async fn a_renewed_mutex_keeps_its_time(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
     assert_busy_for(waiter.take(waiter.ask()).await, SHORT);
@@ -94,7 +94,7 @@ async fn a_renewed_mutex_keeps_its_time(world: &World) {
 
 /// Scores are moments of the server's clock: when the clock is set back by a minute, they are a minute too late.
 async fn permits_with_more_time_than_their_leases_are_cut(world: &World) {
-    let server = world.home(&semaphore("k").tag);
+    let server = world.server_of(&semaphore("k").tag);
     let (one, two) = (world.node().await, world.node().await);
     let dead: Vec<_> = (0..3).map(|_| wanting(&one, &semaphore("k"), SHORT)).collect();
     for holder in &dead {

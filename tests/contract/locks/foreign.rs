@@ -21,7 +21,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     let name = LockName::prefixed("lock:k");
 
     assert!(set("600000").is_some());
-    let ours = Asker::apart(&world, &name).await;
+    let ours = Asker::separate(&world, &name).await;
     let Taken::Busy { remaining: Some(left) } = ours.take(ours.ask()).await else { panic!("it is foreign") };
     assert!(left > ms(500_000), "{left:?}");
     assert_eq!(ours.look().await.expect("held").token, "foreign");
@@ -31,7 +31,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     // If a foreign client frees it, no waiter is notified; the next take serves the queue in its order.
     ours.must_wait().await;
     server.run::<()>(&["DEL", "lock:k"]);
-    let late = Asker::apart(&world, &name).await;
+    let late = Asker::separate(&world, &name).await;
     late.must_wait().await;
     ours.granted().await;
     assert!(set("1000").is_none(), "ours excludes it");
@@ -163,7 +163,7 @@ async fn foreign_members_are_passed_over() {
 
     server.run::<()>(&["RPUSH", "sg1:sq:{ns:k}", "", "x", &"y".repeat(65)]);
     server.run::<()>(&["ZADD", "sg1:sh:{ns:k}", "9007199254740991", "somebody"]);
-    let asker = Asker::apart(&world, &semaphore("k")).await;
+    let asker = Asker::separate(&world, &semaphore("k")).await;
     assert_eq!(asker.must_take_permit(2).await.available, 0);
     let state = asker.state().await.expect("there");
     assert_eq!((state.available, state.holders.len(), state.waiting), (0, 1, 0));

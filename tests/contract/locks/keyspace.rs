@@ -106,7 +106,7 @@ async fn existing_flags_are_preserved() {
 async fn where_announcements_are_refused_the_answer_says_so() {
     let world = World::redis();
     let server = world_of(&world);
-    let asker = Asker::apart(&world, &mutex("k")).await;
+    let asker = Asker::separate(&world, &mutex("k")).await;
     let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("the minimal user may not") };
     assert!(why.contains("CONFIG"), "{why}");
     assert_eq!(flags(server), "");
@@ -116,9 +116,9 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     assert!(holder.free().await);
     asker.granted().await;
 
-    let user = &["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
+    let user = &["ACL", "SETUSER", "unsubscribed", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
     server.run::<()>(user);
-    let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
+    let url = format!("redis://unsubscribed:pw@127.0.0.1:{}/", server.port());
     let asker = Asker::on(&connected(&url).await, &mutex("k"));
     let KeyspaceAnswer::No { why } = asker.announced().await else { panic!("it may not listen") };
     assert!(why.contains("SUBSCRIBE"), "{why}");
@@ -141,7 +141,7 @@ async fn databases_are_distinguished() {
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     asker.must_wait().await;
     on("6", &["DEL", "lock:k"]);
-    assert!(asker.heard_nothing().await);
+    assert!(asker.has_no_hints().await);
     on("5", &["DEL", "lock:k"]);
     while !asker.notified().await.missed {}
     asker.must_take().await;

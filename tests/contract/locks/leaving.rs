@@ -19,12 +19,12 @@ async fn leave(asker: &Asker) {
 }
 
 fn queue(world: &World) -> Vec<String> {
-    world.home(&mutex("k").tag).run(&["LRANGE", &at("mq", "k"), "0", "-1"])
+    world.server_of(&mutex("k").tag).run(&["LRANGE", &at("mq", "k"), "0", "-1"])
 }
 
 /// Queues waiters of two nodes in turn. Those of the first node leave, and the others keep their order.
 async fn in_turn(world: &World, each: usize) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (one, other) = (world.node().await, world.node().await);
     let mut askers = Vec::new();
     for number in 0..2 * each {
@@ -39,7 +39,7 @@ async fn in_turn(world: &World, each: usize) {
     let stays = |position: &&String| after.contains(position);
     assert_eq!(before.iter().filter(stays).collect::<Vec<_>>(), after.iter().collect::<Vec<_>>());
     assert_eq!(after.len(), before.len() - each);
-    assert!(server.run::<i64>(&["PTTL", &at("mq", "k")]) > 60_000, "it is kept for as long as before");
+    assert!(server.run::<i64>(&["PTTL", &at("mq", "k")]) > 60_000, "it lasts as long as before");
     for asker in askers.iter().skip(1).step_by(2) {
         leave(asker).await;
     }
@@ -59,7 +59,7 @@ async fn of_a_queue_of_thousands_a_few_leave_in_one_call(world: &World) {
     for _ in 0..6_000 {
         pipeline.cmd("RPUSH").arg(at("mq", "k")).arg(format!("{}60000", other.as_str())).ignore();
     }
-    pipeline.query::<()>(&mut world.home(&mutex("k").tag).conn()).expect("filled");
+    pipeline.query::<()>(&mut world.server_of(&mutex("k").tag).conn()).expect("filled");
     let node = world.node().await;
     let askers: Vec<_> = (0..40).map(|_| Asker::on(&node, &mutex("k"))).collect();
     for asker in &askers {
@@ -67,7 +67,7 @@ async fn of_a_queue_of_thousands_a_few_leave_in_one_call(world: &World) {
     }
     join_all(askers.iter().map(leave)).await;
     assert_eq!(queue(world).len(), 6_000);
-    world.home(&mutex("k").tag).run::<()>(&["DEL", &at("mq", "k")]);
+    world.server_of(&mutex("k").tag).run::<()>(&["DEL", &at("mq", "k")]);
     assert!(holder.free().await);
 }
 
@@ -86,7 +86,7 @@ async fn a_leaving_waiter_gives_back_a_grant_that_it_did_not_receive(world: &Wor
 }
 
 async fn permits_of_waiters_that_leave_go_to_the_next(world: &World) {
-    let server = world.home(&semaphore("k").tag);
+    let server = world.server_of(&semaphore("k").tag);
     let (one, other) = (world.node().await, world.node().await);
     let holder = Asker::on(&other, &semaphore("k"));
     holder.must_take_permit(1).await;

@@ -26,7 +26,7 @@ contract! {
 async fn a_free_mutex_is_granted_and_a_held_one_says_for_how_long(world: &World) {
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
     assert!(fence > 0);
-    let other = Asker::apart(world, &mutex("k")).await;
+    let other = Asker::separate(world, &mutex("k")).await;
     let Taken::Busy { remaining: Some(remaining) } = other.take(other.ask()).await else {
         panic!("it is held");
     };
@@ -46,19 +46,19 @@ async fn of_simultaneous_callers_one_is_granted(world: &World) {
 
 /// Invariant 3 (S1.23): a take whose answer was lost is sent again.
 async fn taking_again_is_granted_with_the_same_fence_and_the_full_time(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     let Taken::Granted { fence } = holder.take_for(Some(ms(2_000))).await else { panic!("it is free") };
     assert_eq!(holder.must_take().await, fence);
-    let other = Asker::apart(world, &mutex("k")).await;
+    let other = Asker::separate(world, &mutex("k")).await;
     let taken = other.take(other.ask()).await;
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left > ms(2_000)), "{taken:?}");
     assert!(holder.free().await);
     let granted = other.granted().await;
-    assert_eq!(other.must_take().await, granted, "a grant that was told is the same");
+    assert_eq!(other.must_take().await, granted, "a grant that was sent is the same");
 }
 
 async fn a_mutex_runs_out_by_itself(world: &World) {
-    let (old, new) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
+    let (old, new) = (Asker::separate(world, &mutex("k")).await, Asker::separate(world, &mutex("k")).await);
     let started = Instant::now();
     assert!(matches!(old.take_for(Some(ms(150))).await, Taken::Granted { .. }));
     let ask = Take { queue: false, ..new.ask() };
@@ -72,7 +72,8 @@ async fn a_mutex_runs_out_by_itself(world: &World) {
 
 /// S1.3; this is the only kind of key without an expiry.
 async fn a_mutex_without_an_expiry_stays(world: &World) {
-    let (holder, waiter) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
+    let (holder, waiter) =
+        (Asker::separate(world, &mutex("k")).await, Asker::separate(world, &mutex("k")).await);
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     assert!(holder.look().await.is_some_and(|holder| holder.remaining.is_none()));
     assert_eq!(waiter.take_for(None).await, Taken::Busy { remaining: None });
@@ -80,16 +81,16 @@ async fn a_mutex_without_an_expiry_stays(world: &World) {
     assert!(holder.free().await);
     waiter.granted().await;
     waiter.claim(world, None).await;
-    assert!(waiter.look().await.is_some_and(|holder| holder.remaining.is_none()), "as it has asked");
+    assert!(waiter.look().await.is_some_and(|holder| holder.remaining.is_none()), "as it has sent a request");
     assert!(waiter.free().await);
     assert!(waiter.look().await.is_none());
 }
 
 /// S0.7: the late holder of an expired mutex does not free another token's.
 async fn a_late_free_does_not_free_the_next_holders_mutex(world: &World) {
-    let late = Asker::apart(world, &mutex("k")).await;
+    let late = Asker::separate(world, &mutex("k")).await;
     late.take_for(Some(ms(20))).await;
-    let next = Asker::apart(world, &mutex("k")).await;
+    let next = Asker::separate(world, &mutex("k")).await;
     let ask = Take { queue: false, ..next.ask() };
     until(async || matches!(next.take(ask).await, Taken::Granted { .. })).await;
     assert!(!late.free().await);
@@ -99,7 +100,7 @@ async fn a_late_free_does_not_free_the_next_holders_mutex(world: &World) {
 }
 
 async fn a_free_by_a_token_that_never_held_changes_nothing(world: &World) {
-    let stranger = Asker::apart(world, &mutex("k")).await;
+    let stranger = Asker::separate(world, &mutex("k")).await;
     assert!(!stranger.free().await, "of nothing");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     assert!(!stranger.free().await);
@@ -139,7 +140,7 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
 
 /// S5.2.
 async fn an_extension_restarts_the_time_and_adds_nothing(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     holder.take_for(Some(ms(5_000))).await;
     assert!(holder.extend(Some(ms(7_000))).await);
     let left = holder.look().await.and_then(|holder| holder.remaining).expect("it ends");
@@ -151,7 +152,7 @@ async fn an_extension_restarts_the_time_and_adds_nothing(world: &World) {
 }
 
 async fn an_extension_of_a_lost_mutex_does_not_restore_it(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     holder.take_for(Some(ms(20))).await;
     until(async || holder.look().await.is_none()).await;
     assert!(!holder.extend(Some(LEASE)).await);
@@ -163,7 +164,7 @@ async fn an_extension_of_a_lost_mutex_does_not_restore_it(world: &World) {
 }
 
 async fn a_look_names_the_holder_and_leaves_nothing(world: &World) {
-    let asker = Asker::apart(world, &mutex("k")).await;
+    let asker = Asker::separate(world, &mutex("k")).await;
     assert!(asker.look().await.is_none());
     asker.must_take().await;
     let holder = asker.look().await.expect("held");
@@ -206,7 +207,7 @@ async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
 }
 
 async fn force_notifies_the_holder_and_frees(world: &World) {
-    let other = Asker::apart(world, &mutex("k")).await;
+    let other = Asker::separate(world, &mutex("k")).await;
     assert!(!other.force().await, "it has no holder");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
@@ -228,7 +229,7 @@ async fn mutexes_are_independent(world: &World) {
         (Asker::waiting(world, &mutex("a")).await, Asker::waiting(world, &mutex("b")).await);
     assert!(on_a.free().await);
     waits_a.granted().await;
-    assert!(waits_b.heard_nothing().await);
+    assert!(waits_b.has_no_hints().await);
     assert!(on_b.owns().await);
 }
 
@@ -268,12 +269,12 @@ async fn names_of_any_shape_are_distinguished(world: &World) {
         waiter.granted().await;
     }
     for (_, waiter) in &all {
-        assert!(waiter.heard_nothing().await && waiter.free().await);
+        assert!(waiter.has_no_hints().await && waiter.free().await);
     }
 }
 
 async fn a_closed_node_says_so(world: &World) {
-    let closed = Asker::apart(world, &mutex("k")).await;
+    let closed = Asker::separate(world, &mutex("k")).await;
     closed.must_take().await;
     closed.node.close();
     let locks = &closed.node;
@@ -284,5 +285,5 @@ async fn a_closed_node_says_so(world: &World) {
     ]
     .map(|answer| answer.expect_err("it is closed").kind);
     assert_eq!(kinds, [StoreErrorKind::Closed; 3]);
-    assert!(Asker::apart(world, &mutex("k")).await.look().await.is_some(), "the others go on");
+    assert!(Asker::separate(world, &mutex("k")).await.look().await.is_some(), "the others go on");
 }

@@ -21,7 +21,7 @@ on_servers! {
 
 /// Invariant 6, checked after each step, with the server's scripts flushed before each (S0.4, S3.12, S4.21).
 async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
         assert_eq!(own_keys(server), keys, "after {step}");
@@ -29,8 +29,8 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     };
     let [lock, queue, fence] = &["m", "mq", "mf"].map(|kind| at(kind, "k"));
     let (lock, queue, fence) = (lock.as_str(), queue.as_str(), fence.as_str());
-    let (one, two) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
-    let three = Asker::apart(world, &mutex("k")).await;
+    let (one, two) = (Asker::separate(world, &mutex("k")).await, Asker::separate(world, &mutex("k")).await);
+    let three = Asker::separate(world, &mutex("k")).await;
     check("nothing", &[]);
     one.must_take().await;
     check("granted", &[lock, fence]);
@@ -47,11 +47,11 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     one.must_wait().await;
     check("queued again", &[lock, fence, queue]);
     assert!(!one.free().await);
-    check("given up", &[lock, fence]);
+    check("abandoned", &[lock, fence]);
     assert!(three.free().await);
     check("freed", &[fence]);
     assert!(one.look().await.is_none());
-    check("looked at", &[fence]);
+    check("read", &[fence]);
     let Taken::Granted { .. } = one.take_for(Some(ms(150))).await else { panic!("it is free") };
     two.must_wait().await;
     until(async || one.look().await.is_none()).await;
@@ -64,12 +64,12 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
 
 /// The queue outlives every holder of the mutex: its waiters ask once per time to live.
 async fn the_queue_lasts_for_twice_the_longest_time(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let pttl = || server.run::<i64>(&["PTTL", &at("mq", "k")]);
     let (one, two, three) = (
-        Asker::apart(world, &mutex("k")).await,
-        Asker::apart(world, &mutex("k")).await,
-        Asker::apart(world, &mutex("k")).await,
+        Asker::separate(world, &mutex("k")).await,
+        Asker::separate(world, &mutex("k")).await,
+        Asker::separate(world, &mutex("k")).await,
     );
     one.take_for(Some(ms(10_000))).await;
     two.take_for(Some(ms(50_000))).await;
@@ -89,7 +89,7 @@ async fn the_queue_lasts_for_twice_the_longest_time(world: &World) {
 }
 
 async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
         assert_eq!(own_keys(server), keys, "after {step}");
@@ -98,8 +98,8 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     let [holders, meta, queue] = &["sh", "sm", "sq"].map(|kind| at(kind, "k"));
     let (holders, meta, queue) = (holders.as_str(), meta.as_str(), queue.as_str());
     let semaphore = semaphore("k");
-    let (one, two) = (Asker::apart(world, &semaphore).await, Asker::apart(world, &semaphore).await);
-    let three = Asker::apart(world, &semaphore).await;
+    let (one, two) = (Asker::separate(world, &semaphore).await, Asker::separate(world, &semaphore).await);
+    let three = Asker::separate(world, &semaphore).await;
     let create = Create { capacity: 1, idle_ttl: ms(10_000) };
     one.change(SemaphoreChange::Ensure(create)).await;
     check("made", &[meta]);
@@ -132,7 +132,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
 
 /// S3.16, with the stored fence deleted, too, and with foreign changes of the mutex.
 async fn fences_grow_though_keys_are_deleted(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (asker, _) = Asker::holding(world, &mutex("k")).await;
     let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
     let mut last = 0;
@@ -154,7 +154,7 @@ async fn fences_grow_though_keys_are_deleted(world: &World) {
 /// A promoted replica, or a server that restarts from an older data set, has lost the latest holders and their fences,
 /// and has the rest.
 async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
     let (asker, _) = Asker::holding(world, &mutex("k")).await;
     let replicated: String = server.run(&["GET", fences]);
@@ -173,7 +173,7 @@ async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
 
 /// Stores a fence as if a clock that was an hour ahead had issued it.
 fn count_ahead(world: &World) -> u64 {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (secs, _): (u64, u64) = server.run(&["TIME"]);
     let ahead = (secs + 3_600) * 1_000_000;
     server.run::<()>(&["SET", &at("mf", "k"), &ahead.to_string(), "PX", "86400000"]);
@@ -192,7 +192,7 @@ async fn a_fence_exceeds_the_stored_one_whatever_the_clock_shows(world: &World) 
 
 /// S3.14: a holder has lost a mutex that was taken away, whether another token has it or none.
 async fn a_holder_whose_data_is_lost_holds_nothing(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
     server.flush_all();
@@ -200,7 +200,7 @@ async fn a_holder_whose_data_is_lost_holds_nothing(world: &World) {
     waiter.must_take().await;
     assert!(!holder.free().await && waiter.owns().await);
 
-    let on_permit = Asker::apart(world, &semaphore("k")).await;
+    let on_permit = Asker::separate(world, &semaphore("k")).await;
     on_permit.must_take_permit(1).await;
     server.flush_all();
     assert!(!on_permit.refresh(LEASE).await);
@@ -216,7 +216,7 @@ async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
     holder.wait.hold();
     let waiter = Asker::waiting(&world, &mutex("k")).await;
-    let on_permit = Asker::apart(&world, &semaphore("k")).await;
+    let on_permit = Asker::separate(&world, &semaphore("k")).await;
     assert!(server.kill_pubsub() >= 2);
     for asker in [&holder, &waiter, &on_permit] {
         assert!(asker.notified().await.missed);
@@ -231,13 +231,13 @@ async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
 
 /// When memory is full, steps that need memory are refused, and steps that release memory are not.
 async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
-    let late = Asker::apart(world, &mutex("k")).await;
-    let with_permit = Asker::apart(world, &semaphore("k")).await;
+    let late = Asker::separate(world, &mutex("k")).await;
+    let with_permit = Asker::separate(world, &semaphore("k")).await;
     with_permit.must_take_permit(1).await;
-    let for_permit = Asker::apart(world, &semaphore("k")).await;
+    let for_permit = Asker::separate(world, &semaphore("k")).await;
     for_permit.must_wait_for_permit(1).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let transient = |refused: Result<MutexTaken, crate::store::StoreError>| {
@@ -245,7 +245,7 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     };
     transient(late.node.take_mutex(&late.name, late.ask(), WITHIN).await);
     let beside = probe_beside(&mutex("k").tag, |text| mutex(text).tag.to_string());
-    let other = Asker::apart(world, &mutex(&beside)).await;
+    let other = Asker::separate(world, &mutex(&beside)).await;
     transient(other.node.take_mutex(&other.name, other.ask(), WITHIN).await);
     assert!(holder.extend(Some(LEASE)).await);
     assert!(holder.free().await);
@@ -265,9 +265,9 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
 
 /// A command counts once even if its answer is lost, and a late one changes only what belongs to its token.
 async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let left = Asker::apart(world, &mutex("k")).await;
+    let left = Asker::separate(world, &mutex("k")).await;
     left.take_for(None).await;
     let Asker { node, wait, .. } = left;
     drop(wait);
@@ -281,7 +281,7 @@ async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
 
 /// A take that timed out may run after the one that was sent again, and queue a token twice.
 async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let position = |asker: &Asker| format!("{}60000", asker.token.as_str());
     server.run::<()>(&["RPUSH", &at("mq", "k"), &position(&holder)]);
@@ -300,12 +300,12 @@ async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World)
 
 /// The same for a permit: a holder neither loses it when its position is served, nor counts twice.
 async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let name = semaphore("k");
-    let (one, two) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
+    let (one, two) = (Asker::separate(world, &name).await, Asker::separate(world, &name).await);
     one.must_take_permit(2).await;
     two.must_take_permit(2).await;
-    let waiter = Asker::apart(world, &name).await;
+    let waiter = Asker::separate(world, &name).await;
     for is_dead in [true, false] {
         server.run::<()>(&["RPUSH", &at("sq", "k"), &format!("{}60000", one.token.as_str())]);
         waiter.must_wait_for_permit(2).await;
@@ -329,7 +329,7 @@ async fn each_waiter_is_offered_a_separate_fence(world: &World) {
     if world.gives_claims() {
         return;
     }
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let last = count_ahead(world);
     for _ in 0..3 {

@@ -10,7 +10,7 @@ contract! {
     no_token_barges_in_after_an_expiry,
     a_take_that_serves_another_token_keeps_its_own_position,
     the_head_itself_takes_what_has_expired,
-    a_position_that_is_given_up_is_not_served,
+    an_abandoned_position_is_not_served,
     dead_nodes_are_passed_over,
     behind_several_dead_waiters_a_live_one_is_notified,
     waiters_that_have_left_are_passed_over,
@@ -66,17 +66,17 @@ async fn a_waiter_is_queued_once(world: &World) {
 
 async fn a_caller_that_does_not_queue_is_not_handed_the_mutex(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let passer = Asker::apart(world, &mutex("k")).await;
+    let passer = Asker::separate(world, &mutex("k")).await;
     let ask = Take { queue: false, ..passer.ask() };
     assert!(matches!(passer.take(ask).await, Taken::Busy { .. }));
     assert!(holder.free().await);
-    assert!(passer.heard_nothing().await && passer.look().await.is_none());
+    assert!(passer.has_no_hints().await && passer.look().await.is_none());
     assert!(matches!(passer.take(ask).await, Taken::Granted { .. }));
 }
 
 async fn a_grant_lasts_as_long_as_the_waiter_has_requested(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
-    let waiter = Asker::apart(world, &mutex("k")).await;
+    let waiter = Asker::separate(world, &mutex("k")).await;
     waiter.take_for(Some(ms(5_000))).await;
     assert!(holder.free().await);
     waiter.granted().await;
@@ -87,7 +87,7 @@ async fn a_grant_lasts_as_long_as_the_waiter_has_requested(world: &World) {
 /// Invariant 2 in a case that is easily missed: the take that finds the mutex free is by another waiter.
 async fn no_token_barges_in_after_an_expiry(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
-    let late = Asker::apart(world, &one.name).await;
+    let late = Asker::separate(world, &one.name).await;
     late.must_wait().await;
     one.granted().await;
     assert!(one.owns().await);
@@ -105,27 +105,27 @@ async fn a_take_that_serves_another_token_keeps_its_own_position(world: &World) 
     assert!(one.free().await);
     two.granted().await;
     assert!(two.free().await);
-    assert!(two.look().await.is_none() && two.heard_nothing().await);
+    assert!(two.look().await.is_none() && two.has_no_hints().await);
 }
 
 async fn the_head_itself_takes_what_has_expired(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     one.must_take().await;
-    assert!(one.heard_nothing().await, "it was answered, not told");
+    assert!(one.has_no_hints().await, "it was answered, not notified");
     two.must_wait().await;
     assert!(one.free().await);
     two.granted().await;
     assert!(two.free().await && two.look().await.is_none());
 }
 
-async fn a_position_that_is_given_up_is_not_served(world: &World) {
+async fn an_abandoned_position_is_not_served(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(!one.free().await, "it held nothing");
     assert!(holder.owns().await);
     assert!(holder.free().await);
     two.granted().await;
-    assert!(one.heard_nothing().await);
+    assert!(one.has_no_hints().await);
 }
 
 async fn dead_nodes_are_passed_over(world: &World) {
@@ -188,7 +188,7 @@ async fn after_an_expiry_dead_waiters_are_passed_over_for_the_caller(world: &Wor
     let Asker { node, name, wait, .. } = waiter;
     drop(wait);
     world.dead(node).await;
-    let late = Asker::apart(world, &name).await;
+    let late = Asker::separate(world, &name).await;
     late.must_take().await;
     assert!(late.owns().await);
 }
@@ -199,7 +199,7 @@ async fn a_grant_that_no_waiter_received_is_returned(world: &World) {
     // late on a busy machine.
     for ttl in [Some(2 * WITHIN), None] {
         let (holder, _) = Asker::holding(world, &mutex("k")).await;
-        let left = Asker::apart(world, &mutex("k")).await;
+        let left = Asker::separate(world, &mutex("k")).await;
         left.take_for(ttl).await;
         let Asker { node, wait, .. } = left;
         drop(wait);
@@ -215,7 +215,7 @@ async fn a_grant_before_the_waiter_looks_is_retained(world: &World) {
     assert!(holder.free().await);
     // The message arrives before any task awaits it.
     let other = mutex(&probe_beside(&waiter.name.tag, |text| mutex(text).tag.to_string()));
-    assert!(Asker::on(&waiter.node, &other).heard_nothing().await);
+    assert!(Asker::on(&waiter.node, &other).has_no_hints().await);
     assert!(timeout(Duration::ZERO, waiter.granted()).await.is_ok());
 }
 
@@ -240,7 +240,7 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
 async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
-    let one = Asker::apart(world, &mutex("k")).await;
+    let one = Asker::separate(world, &mutex("k")).await;
     one.take_for(Some(ms(20_000))).await;
     let (two, three) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(holder.free().await);
@@ -249,7 +249,7 @@ async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
     let taken = two.take(two.ask()).await;
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= ms(20_000)), "{taken:?}");
     if !matches!(world, World::Memory(_)) {
-        assert!(three.notified().await.missed, "each process is told");
+        assert!(three.notified().await.missed, "each process is notified");
     }
     one.wait.hold();
     while timeout(Duration::ZERO, two.wait.notified()).await.is_ok() {}
@@ -258,34 +258,34 @@ async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
         two.notified().await,
         LockHints { granted: Some(two.must_take().await), ..LockHints::default() }
     );
-    assert!(three.heard_nothing().await, "the time of this one is the longer");
+    assert!(three.has_no_hints().await, "the time of this one is the longer");
 }
 
 async fn waiters_are_notified_of_an_extension_for_a_shorter_time(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
     let waiter = Asker::waiting(world, &mutex("k")).await;
     for (ttl, is_shorter) in [(None, false), (Some(LEASE), true), (Some(2 * LEASE), false), (None, false)] {
         assert!(holder.extend(ttl).await);
-        assert_eq!(waiter.heard().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
+        assert_eq!(waiter.hints_so_far().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
     }
     for (ttl, is_shorter) in [(LEASE, true), (LEASE / 2, true), (LEASE, false)] {
         assert!(holder.extend(Some(ttl)).await);
-        assert_eq!(waiter.heard().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
+        assert_eq!(waiter.hints_so_far().await.is_some_and(|hints| hints.missed), is_shorter, "{ttl:?}");
     }
 }
 
 /// The holder's time may have been long and have ended early: by a foreign client, or an eviction.
 async fn waiters_are_notified_when_the_head_takes_the_mutex_itself(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     assert!(holder.extend(Some(ms(10))).await);
     until(async || holder.look().await.is_none()).await;
-    while two.heard().await.is_some() {}
-    while one.heard().await.is_some() {}
+    while two.hints_so_far().await.is_some() {}
+    while one.hints_so_far().await.is_some() {}
     one.must_take().await;
     one.wait.hold();
     assert!(two.notified().await.missed);

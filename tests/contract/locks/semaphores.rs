@@ -9,7 +9,7 @@ contract! {
     a_late_take_of_a_holder_takes_nothing,
     permits_are_served_first_come_first,
     a_freed_permit_goes_to_the_waiter_and_to_no_other_token,
-    a_position_for_a_permit_can_be_given_up,
+    a_position_for_a_permit_can_be_abandoned,
     a_caller_that_does_not_queue_is_not_handed_a_permit,
     dead_waiters_for_permits_are_passed_over,
     a_lease_that_ended_is_recovered_once,
@@ -46,7 +46,7 @@ async fn at_most_capacity_tokens_hold_permits(world: &World) {
 
 /// S4.33.
 async fn the_first_creation_wins_and_says_so(world: &World) {
-    let asker = Asker::apart(world, &semaphore("k")).await;
+    let asker = Asker::separate(world, &semaphore("k")).await;
     let state = asker.change(SemaphoreChange::Ensure(create(5))).await.expect("made");
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (true, 5, 5, 5));
     let state = asker.change(SemaphoreChange::Ensure(create(3))).await.expect("there");
@@ -59,7 +59,7 @@ async fn the_first_creation_wins_and_says_so(world: &World) {
 
 /// Invariant 3.
 async fn taking_a_permit_again_takes_no_second(world: &World) {
-    let asker = Asker::apart(world, &semaphore("k")).await;
+    let asker = Asker::separate(world, &semaphore("k")).await;
     let short = TakePermit { lease: ms(2_000), ..asker.ask_permit(2) };
     let taken = asker.permit(short).await;
     assert!(taken.granted && taken.available == 1, "{taken:?}");
@@ -75,7 +75,7 @@ async fn taking_a_permit_again_takes_no_second(world: &World) {
 /// Invariants 1 and 3: a take on a broken connection may run after the one that was sent again and granted.
 async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     let (holder, other) =
-        (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+        (Asker::separate(world, &semaphore("k")).await, Asker::separate(world, &semaphore("k")).await);
     let late = async || {
         // For a token that is registered anew, no earlier take is known.
         let Asker { node, name, token, .. } = &holder;
@@ -112,16 +112,16 @@ async fn permits_are_served_first_come_first(world: &World) {
             assert_eq!(next.granted().await, 0);
         }
         if let Some(after) = askers.get(number + 4) {
-            assert!(after.heard_nothing().await, "number {number}");
+            assert!(after.has_no_hints().await, "number {number}");
         }
     }
 }
 
 /// Invariant 2.
 async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) {
-    let one = Asker::apart(world, &semaphore("k")).await;
+    let one = Asker::separate(world, &semaphore("k")).await;
     one.must_take_permit(1).await;
-    let two = Asker::apart(world, &semaphore("k")).await;
+    let two = Asker::separate(world, &semaphore("k")).await;
     assert_eq!(two.must_wait_for_permit(1).await.available, 0);
     for _ in 0..3 {
         two.must_wait_for_permit(1).await;
@@ -129,43 +129,44 @@ async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) 
     assert_eq!(one.free_permit().await, PermitFreed { was_held: true, available: 0 });
     one.must_wait_for_permit(1).await;
     two.granted().await;
-    assert!(one.heard_nothing().await);
+    assert!(one.has_no_hints().await);
     assert!(two.free_permit().await.was_held);
     one.granted().await;
     assert_eq!(one.free_permit().await.available, 1);
-    assert!(two.heard_nothing().await, "it was queued once");
+    assert!(two.has_no_hints().await, "it was queued once");
 }
 
-async fn a_position_for_a_permit_can_be_given_up(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+async fn a_position_for_a_permit_can_be_abandoned(world: &World) {
+    let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
-    let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+    let (one, two) =
+        (Asker::separate(world, &semaphore("k")).await, Asker::separate(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
     assert_eq!(one.free_permit().await, PermitFreed { was_held: false, available: 0 });
     assert!(holder.free_permit().await.was_held);
     two.granted().await;
-    assert!(one.heard_nothing().await);
+    assert!(one.has_no_hints().await);
 }
 
 async fn a_caller_that_does_not_queue_is_not_handed_a_permit(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
-    let passer = Asker::apart(world, &semaphore("k")).await;
+    let passer = Asker::separate(world, &semaphore("k")).await;
     let ask = TakePermit { queue: false, ..passer.ask_permit(1) };
     let taken = passer.permit(ask).await;
     assert!(!taken.granted && taken.next_expiry.is_some_and(|left| left > LEASE / 2), "{taken:?}");
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: true, available: 1 });
-    assert!(passer.heard_nothing().await);
+    assert!(passer.has_no_hints().await);
     assert!(passer.permit(ask).await.granted);
 }
 
 /// S4.14: a permit that is granted to an unreachable waiter is not lost.
 async fn dead_waiters_for_permits_are_passed_over(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     for _ in 0..2 {
-        let dead = Asker::apart(world, &semaphore("k")).await;
+        let dead = Asker::separate(world, &semaphore("k")).await;
         dead.must_wait_for_permit(1).await;
         let Asker { node, wait, .. } = dead;
         drop(wait);
@@ -173,7 +174,7 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
     }
     let node = world.node().await;
     Asker::on(&node, &semaphore("k")).must_wait_for_permit(1).await;
-    let alive = Asker::apart(world, &semaphore("k")).await;
+    let alive = Asker::separate(world, &semaphore("k")).await;
     alive.must_wait_for_permit(1).await;
     assert!(holder.free_permit().await.was_held);
     alive.granted().await;
@@ -225,13 +226,13 @@ async fn recovered_permits_go_to_the_waiters(world: &World) {
         }
         waiters[0].granted().await;
         waiters[2].must_wait_for_permit(2).await;
-        assert!(waiters[2].heard_nothing().await, "{by}");
+        assert!(waiters[2].has_no_hints().await, "{by}");
     }
 }
 
 /// S3.20, S4.35.
 async fn a_refresh_keeps_a_permit_and_does_not_revive_one(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     assert!(!holder.refresh(LEASE).await, "there is no semaphore");
     assert!(holder.permit(TakePermit { lease: ms(5_000), ..holder.ask_permit(1) }).await.granted);
     assert!(holder.refresh(ms(7_000)).await);
@@ -241,16 +242,17 @@ async fn a_refresh_keeps_a_permit_and_does_not_revive_one(world: &World) {
     until(async || holder.state().await.expect("there").available == 1).await;
     assert!(!holder.refresh(LEASE).await);
     assert_eq!(holder.state().await.expect("there").available, 1);
-    let other = Asker::apart(world, &semaphore("k")).await;
+    let other = Asker::separate(world, &semaphore("k")).await;
     other.must_take_permit(1).await;
     assert!(!holder.refresh(LEASE).await);
 }
 
 /// S4.23.
 async fn added_permits_go_to_the_waiters(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
-    let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+    let (one, two) =
+        (Asker::separate(world, &semaphore("k")).await, Asker::separate(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
     let add = |permits| SemaphoreChange::Add { permits, semaphore: create(1) };
@@ -260,17 +262,18 @@ async fn added_permits_go_to_the_waiters(world: &World) {
     two.granted().await;
     let state = holder.change(add(u32::MAX)).await.expect("there");
     assert_eq!(state.capacity, u32::MAX);
-    let made = Asker::apart(world, &semaphore("made by an addition")).await;
+    let made = Asker::separate(world, &semaphore("made by an addition")).await;
     let state = made.change(add(3)).await.expect("made");
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (true, 1, 4, 4));
 }
 
 /// S4.12.
 async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     assert!(holder.change(SemaphoreChange::Delete).await.is_none(), "there is none");
     holder.must_take_permit(1).await;
-    let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+    let (one, two) =
+        (Asker::separate(world, &semaphore("k")).await, Asker::separate(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
     let before = two.change(SemaphoreChange::Delete).await.expect("it was there");
@@ -286,12 +289,12 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
 
 /// S4.14: as for the mutex.
 async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
-    let holder = Asker::apart(world, &semaphore("k")).await;
+    let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     holder.wait.hold();
-    let one = Asker::apart(world, &semaphore("k")).await;
+    let one = Asker::separate(world, &semaphore("k")).await;
     assert!(!one.permit(TakePermit { lease: ms(20_000), ..one.ask_permit(1) }).await.granted);
-    let two = Asker::apart(world, &semaphore("k")).await;
+    let two = Asker::separate(world, &semaphore("k")).await;
     assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left > ms(20_000)));
     assert!(holder.free_permit().await.was_held);
     one.granted().await;
@@ -299,14 +302,14 @@ async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
     assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left <= ms(20_000)));
     one.wait.hold();
     while timeout(Duration::ZERO, two.wait.notified()).await.is_ok() {}
-    assert!(one.refresh(LEASE).await && two.heard_nothing().await);
+    assert!(one.refresh(LEASE).await && two.has_no_hints().await);
     assert!(one.refresh(ms(20_000)).await);
     assert!(two.notified().await.missed);
 }
 
 /// S4.10, S4.11.
 async fn a_look_creates_nothing(world: &World) {
-    let asker = Asker::apart(world, &semaphore("k")).await;
+    let asker = Asker::separate(world, &semaphore("k")).await;
     assert!(asker.state().await.is_none());
     assert!(asker.change(SemaphoreChange::Sweep).await.is_none());
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: false, available: 0 });
@@ -319,9 +322,9 @@ async fn a_look_creates_nothing(world: &World) {
 /// S4.20, S4.22: an unused semaphore expires, and one with holders does not.
 async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     let idle = Create { capacity: 2, idle_ttl: ms(40) };
-    let short = Asker::apart(world, &semaphore("idle")).await;
+    let short = Asker::separate(world, &semaphore("idle")).await;
     assert!(short.permit(TakePermit { semaphore: idle, ..short.ask_permit(2) }).await.granted);
-    let other = Asker::apart(world, &semaphore("idle")).await;
+    let other = Asker::separate(world, &semaphore("idle")).await;
     let ask = TakePermit { semaphore: idle, lease: ms(20), ..other.ask_permit(2) };
     assert!(other.permit(ask).await.granted);
     until(async || other.state().await.is_some_and(|state| state.holders.len() == 1)).await;
@@ -334,7 +337,7 @@ async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
 
 async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {
     let (on_mutex, _) = Asker::holding(world, &mutex("k")).await;
-    let on_semaphore = Asker::apart(world, &semaphore("k")).await;
+    let on_semaphore = Asker::separate(world, &semaphore("k")).await;
     on_semaphore.must_take_permit(1).await;
     on_semaphore.wait.hold();
     let for_mutex = Asker::on(&on_mutex.node, &mutex("k"));
@@ -343,7 +346,7 @@ async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {
     for_semaphore.must_wait_for_permit(1).await;
     assert!(on_mutex.free().await);
     for_mutex.granted().await;
-    assert!(for_semaphore.heard_nothing().await && for_semaphore.wait.is_first());
+    assert!(for_semaphore.has_no_hints().await && for_semaphore.wait.is_first());
     assert!(on_semaphore.free_permit().await.was_held);
     assert_eq!(for_semaphore.granted().await, 0);
 }

@@ -133,7 +133,7 @@ async fn random_steps_of_volumes_are_answered_alike() {
     }
     // Only a store with this feature can lose a log, so that a mark is unknown.
     let unknown_enough = unknown > 20 || !cfg!(feature = "testing");
-    assert!(known > 100 && unknown_enough, "SG_SEED={seed}: {known} told, {unknown} unknown: too tame");
+    assert!(known > 100 && unknown_enough, "SG_SEED={seed}: {known} known, {unknown} unknown: too tame");
 }
 
 impl World {
@@ -144,7 +144,7 @@ impl World {
             _ => {
                 let kind = if registry { "n" } else { "a" };
                 let name = format!("sg1:{kind}:{{{}}}", volume().name());
-                self.home(volume().name()).run::<u8>(&["DEL", &name]);
+                self.server_of(volume().name()).run::<u8>(&["DEL", &name]);
             }
         }
         #[cfg(not(feature = "testing"))]

@@ -22,7 +22,7 @@ fn at(kind: &str) -> String {
 }
 
 fn server_of(world: &World) -> &RedisServer {
-    world.home(volume().name())
+    world.server_of(volume().name())
 }
 
 async fn registry_and_log_expire_by_themselves(world: &World) {
@@ -57,7 +57,7 @@ async fn every_step_survives_the_loss_of_the_scripts(world: &World) {
             _ => tier.remove(1).await,
         }
     }
-    assert_eq!(tier.heard(3).await.len(), 3);
+    assert_eq!(tier.received(3).await.len(), 3);
 }
 
 async fn a_mark_of_another_session_means_everything(world: &World) {
@@ -112,7 +112,7 @@ async fn a_server_without_memory_keeps_the_registry(world: &World) {
 /// The insertion reaches the server later than its caller has waited.
 async fn a_late_insertion_announces_nothing(world: &World) {
     let (tier, first) = Tier::member(world).await;
-    let server = world.home(key("k").name());
+    let server = world.server_of(key("k").name());
     server.pause();
     let insert = Insert { entry: bytes("late"), keep: LEASE, over: None };
     let sent = tier.store.invalidate(&key("k"), Some(insert), &announcement(false), ms(50)).await;
@@ -134,7 +134,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
         let renewal = Renewal { stamp: 2, mark: None, known_registry: None, term: TERM };
         assert!(refused(volumes.renew_membership(&volume(), renewal, WITHIN).await.expect_err("no right")));
         let announced = two.store.announce(&announcement(false), &value("a"), WITHIN).await;
-        assert!(refused(announced.expect_err("the caller is told")));
+        assert!(refused(announced.expect_err("the caller receives the error")));
         assert_eq!(server.run::<String>(&["GET", &at(kind)]), "foreign");
         server.run::<()>(&["DEL", &at(kind)]);
     }
@@ -156,7 +156,7 @@ async fn a_change_and_its_announcement_are_one_command() {
     for n in 1..=10 {
         two.invalidate(&world, &announcement(false), &key("k"), None).await;
         two.forget_tag(&world, &announcement(false), &key("t")).await;
-        one.heard(6 + 2 * n).await;
+        one.received(6 + 2 * n).await;
     }
     let commands = monitor.finish().without(["ping", "time"]);
     assert_eq!((commands.total, commands.of("evalsha")), (20, 20), "{commands:#?}");
@@ -178,7 +178,7 @@ async fn a_fleet_without_local_copies_needs_no_further_right() {
     server.run::<()>(&["HSET", &at("n"), "b", "0"]);
     server.run::<()>(&["PEXPIRE", &at("n"), "60000"]);
     let refused = tier.store.invalidate(&key("k"), None, &announcement(false), WITHIN).await;
-    assert_eq!(refused.expect_err("the caller is told").kind, StoreErrorKind::Refused);
+    assert_eq!(refused.expect_err("the caller receives the error").kind, StoreErrorKind::Refused);
 }
 
 /// A single node of a cluster, known by its address alone: a script may name keys of one slot only.
@@ -209,7 +209,7 @@ async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_sepa
         let to = audience(two.announce_as(&announcement, &value("k")).await);
         assert_eq!(to.members, [one.member_with(1)]);
     }
-    assert_eq!(one.heard(2).await.len(), 2);
+    assert_eq!(one.received(2).await.len(), 2);
     world.check();
 }
 

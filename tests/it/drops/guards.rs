@@ -12,13 +12,13 @@ use super::*;
 use crate::support::gate::Counter;
 
 const LOAD: Duration = Duration::from_millis(300);
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LEASE: Duration = Duration::from_secs(50);
 
 listed! {
     /// The state of the key, and the concurrent events, that the dropped call meets.
     enum Meets, ALL:
-        Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndCrowd
+        Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndWaiters
         LoadThatFails LoadThatPanics LoadThatPanicsHere LoaderThatLeaves ShutdownElsewhere
         Invalidation TagInvalidation OwnFailure OwnPanic OwnTimeout Tags Cap CapThatSheds
         ShortWait ShortWaitThatFails SoftTimeout FullHouse
@@ -91,7 +91,7 @@ impl World {
             Meets::LoadElsewhere | Meets::ShortWait | Meets::ShortWaitThatFails => {
                 self.begin(1, "key", Load::Value)
             }
-            Meets::LoadAndCrowd => {
+            Meets::LoadAndWaiters => {
                 self.begin(1, "key", Load::Value);
                 sleep(TRIP * 5).await;
                 (0..6).for_each(|caller| self.begin(caller % 2, "key", Load::Value));
@@ -319,7 +319,7 @@ async fn a_connect_doctor_or_shutdown_that_is_dropped_anywhere_leaves_nothing() 
 
 /// Several calls at once, each dropped at another point.
 #[tokio::test(start_paused = true)]
-async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
+async fn concurrent_calls_that_are_dropped_anywhere_leave_nothing() {
     for &meets in ALL {
         for seed in 0..60 {
             let mut random = fastrand::Rng::with_seed(seed);
@@ -331,7 +331,7 @@ async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
                 dropped(at, call(&world, what))
             });
             join_all(calls).await;
-            world.ends_as_before(&format!("a crowd that meets {meets:?}, seed {seed}"), false).await;
+            world.ends_as_before(&format!("concurrent calls that meet {meets:?}, seed {seed}"), false).await;
         }
     }
 }

@@ -40,7 +40,7 @@ enum Beside {
     Nobody,
     Here,
     Elsewhere,
-    Crowd,
+    Many,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,23 +76,34 @@ const SITUATIONS: [Situation; 26] = [
     Situation { name: "one to be validated", headers: VALIDATED, stored: Some(1), ..PLAIN },
     Situation { name: "a load here", beside: Beside::Here, ..PLAIN },
     Situation { name: "a load elsewhere", beside: Beside::Elsewhere, ..PLAIN },
-    Situation { name: "a crowd", beside: Beside::Crowd, ..PLAIN },
+    Situation { name: "many clients", beside: Beside::Many, ..PLAIN },
     Situation { name: "a streamed body", body: Pieces::Streamed, ..PLAIN },
     Situation { name: "a streamed body here", body: Pieces::Streamed, beside: Beside::Here, ..PLAIN },
-    Situation { name: "a streamed body and a crowd", body: Pieces::Streamed, beside: Beside::Crowd, ..PLAIN },
+    Situation {
+        name: "a streamed body and many clients",
+        body: Pieces::Streamed,
+        beside: Beside::Many,
+        ..PLAIN
+    },
     Situation { name: "a body that breaks", body: Pieces::Broken, ..PLAIN },
     Situation {
-        name: "a body that breaks, and a crowd",
+        name: "a body that breaks, and many clients",
         body: Pieces::Broken,
-        beside: Beside::Crowd,
+        beside: Beside::Many,
         ..PLAIN
     },
     Situation { name: "a private one", headers: PRIVATE, ..PLAIN },
-    Situation { name: "a private one and a crowd", headers: PRIVATE, beside: Beside::Crowd, ..PLAIN },
+    Situation { name: "a private one and many clients", headers: PRIVATE, beside: Beside::Many, ..PLAIN },
     Situation { name: "a variant", headers: VARYING, asks: &[("accept-language", "de")], ..PLAIN },
     Situation { name: "a variant, stored", headers: VARYING, stored: Some(1), ..PLAIN },
     Situation { name: "a failure", status: 500, headers: &[], ..PLAIN },
-    Situation { name: "a failure and a crowd", status: 500, headers: &[], beside: Beside::Crowd, ..PLAIN },
+    Situation {
+        name: "a failure and many clients",
+        status: 500,
+        headers: &[],
+        beside: Beside::Many,
+        ..PLAIN
+    },
     Situation { name: "a HEAD", method: "HEAD", ..PLAIN },
     Situation { name: "a POST", method: "POST", stored: Some(1), ..PLAIN },
     Situation { name: "a POST during a load", method: "POST", beside: Beside::Elsewhere, ..PLAIN },
@@ -178,12 +189,12 @@ impl World {
             Beside::Nobody => &[],
             Beside::Here => &[0],
             Beside::Elsewhere => &[1],
-            Beside::Crowd => &[1, 0, 0, 1, 1],
+            Beside::Many => &[1, 0, 0, 1, 1],
         };
         for &node in beside {
-            let asked = ask(world.nodes[node].1.clone(), request("GET", situation.asks));
+            let call = ask(world.nodes[node].1.clone(), request("GET", situation.asks));
             world.beside.push(tokio::spawn(async move {
-                let _ = asked.await;
+                let _ = call.await;
             }));
             sleep(ms(1)).await;
         }
@@ -222,8 +233,8 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing() {
         let name = situation.name;
         drops += at_every_poll(name, async |drop| {
             let world = World::new(situation).await;
-            let asked = ask(world.nodes[0].1.clone(), request(situation.method, situation.asks));
-            let done = dropped(drop, asked).await.is_some();
+            let call = ask(world.nodes[0].1.clone(), request(situation.method, situation.asks));
+            let done = dropped(drop, call).await.is_some();
             world.ends_as_before(&format!("{name}, {drop:?}"), situation).await;
             done
         })
@@ -237,13 +248,13 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn an_unread_body_leaves_nothing() {
     for situation in SITUATIONS {
-        for kept in [ms(0), LOAD / 4, LOAD * 4] {
+        for unread in [ms(0), LOAD / 4, LOAD * 4] {
             let world = World::new(situation).await;
-            let asked = world.nodes[0].1.clone().oneshot(request(situation.method, situation.asks));
-            let response = asked.await.expect("a response");
-            sleep(kept).await;
+            let call = world.nodes[0].1.clone().oneshot(request(situation.method, situation.asks));
+            let response = call.await.expect("a response");
+            sleep(unread).await;
             drop(response);
-            world.ends_as_before(&format!("{}, unread for {kept:?}", situation.name), situation).await;
+            world.ends_as_before(&format!("{}, unread for {unread:?}", situation.name), situation).await;
         }
     }
 }

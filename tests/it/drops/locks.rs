@@ -284,7 +284,7 @@ async fn call(world: &World, call: Call) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_call_that_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
+async fn a_lock_call_that_is_dropped_anywhere_keeps_no_lock_and_no_position_in_a_queue() {
     let mut drops = 0;
     for &what in CALLS {
         for &meets in ALL {
@@ -305,7 +305,7 @@ async fn a_lock_call_that_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_qu
 /// Together with [`ALL`], twenty situations.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_lock_call_that_is_dropped_anywhere_under_store_faults_keeps_no_lock_and_no_place_in_a_queue() {
+async fn a_lock_call_that_is_dropped_anywhere_under_store_faults_keeps_no_lock_and_no_position_in_a_queue() {
     for &fault in FAULTS {
         let strikes = AtomicU64::new(0);
         for &what in CALLS {

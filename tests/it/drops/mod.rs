@@ -1,5 +1,5 @@
 //! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). After every drop a new
-//! caller is served at once, and no flight, task, lease, permit or place in a queue is left.
+//! caller is served at once, and no flight, task, lease, permit or position in a queue is left.
 //!
 //! Most tests run on the in-memory store under a paused clock. `on_redis` runs on a real server, where futures have more await
 //! points. (`src/read_through/leader_tests.rs` tests the task of a flight.)

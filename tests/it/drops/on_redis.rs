@@ -12,7 +12,7 @@ use crate::support::probe::{assert_nothing_left, eventually};
 use crate::support::redis_server::RedisServer;
 
 const SOON: Duration = Duration::from_secs(10);
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(60);
 
@@ -125,7 +125,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
                 if let Some(beside) = beside {
                     beside.await.expect("joined");
                 }
-                // A new caller on the other node forces a load: it must not wait for a forgotten lease.
+                // A new caller on the other node forces a load: it must not wait for a lease that is never released.
                 let fresh = guards[1].load(&*key).refresh(|_| async { Ok::<_, String>(2_u8) });
                 let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{name}: a lease was left"));
                 assert_eq!(fresh.expect("a value").value, 2, "{name}");
@@ -141,7 +141,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
         eventually("flights end", SOON, async || (guard.stats().flights, guard.stats().tasks) == (0, 0))
             .await;
     }
-    // A forgotten queue would outlive its waiters. (Tag ids live for a day and have a TTL.)
+    // A queue that is never removed would outlive its waiters. (Tag ids last for a day and have a TTL.)
     assert_nothing_left(&server, SOON).await;
 }
 
@@ -267,7 +267,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
     assert!(drops > LOCK_CALLS.len() * 2, "{drops} drops are no matrix");
 }
 
-/// A dropped shutdown has given the leases back, or still gives them back: another process does not wait for their end.
+/// A dropped shutdown has released the leases, or still releases them: another process does not wait for their end.
 #[tokio::test]
 async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
     let server = RedisServer::start();

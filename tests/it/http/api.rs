@@ -74,13 +74,13 @@ async fn a_guard_fits_nested_routers_single_routes_fallbacks_and_a_whole_app() {
         .route("/one", get(|| async { "one" }).layer(guard.clone()))
         .route_layer(guard.clone())
         .merge(Router::new().route("/merged", get(|| async { "merged" })))
-        .fallback(|| async { (http::StatusCode::NOT_FOUND, "gone") })
+        .fallback(|| async { (http::StatusCode::NOT_FOUND, "not found") })
         .layer(ServiceBuilder::new().layer(guard.clone()).into_inner());
     for _ in 0..2 {
         assert_eq!(text(&app, "/report/7").await, "report 7, call 1");
         assert_eq!(text(&app, "/one").await, "one");
         assert_eq!(text(&app, "/merged").await, "merged");
-        assert_eq!(text(&app, "/else").await, "gone");
+        assert_eq!(text(&app, "/else").await, "not found");
     }
     let whole = ServiceBuilder::new().layer(StampedeGuard::in_memory()).service(app);
     assert_eq!(text(&whole, "/report/7").await, "report 7, call 1");
@@ -108,12 +108,12 @@ async fn a_hyper_client_is_memoized_by_the_same_layer() {
     let hyper_client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
         .build_http::<Empty<Bytes>>();
     let client = ServiceBuilder::new().layer(guard.clone()).service(hyper_client);
-    let mut asked = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..50 {
         let request = Request::get(format!("http://{addr}/7")).body(Empty::new()).unwrap();
-        asked.push(tokio::spawn(client.clone().oneshot(request)));
+        responses.push(tokio::spawn(client.clone().oneshot(request)));
     }
-    for one in asked {
+    for one in responses {
         let body = one.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, "report 7, call 1");
     }
@@ -160,9 +160,9 @@ struct Query {
 #[tokio::test]
 async fn any_tower_service_is_memoized_by_a_key_function() {
     let (guard, calls) = (StampedeGuard::in_memory(), Calls::default());
-    let counted = calls.clone();
+    let counter = calls.clone();
     let inner = tower::service_fn(move |query: Query| {
-        let calls = counted.clone();
+        let calls = counter.clone();
         async move {
             calls.fetch_add(1, Ordering::SeqCst);
             tokio::task::yield_now().await;
@@ -173,8 +173,9 @@ async fn any_tower_service_is_memoized_by_a_key_function() {
     let service = ServiceBuilder::new()
         .layer(guard.memoize(|query: &Query| CacheKey::from(("query", query.id))))
         .service(inner);
-    let asked: Vec<_> = (0..50).map(|n| tokio::spawn(service.clone().oneshot(Query { id: n % 2 }))).collect();
-    for (n, one) in asked.into_iter().enumerate() {
+    let answers: Vec<_> =
+        (0..50).map(|n| tokio::spawn(service.clone().oneshot(Query { id: n % 2 }))).collect();
+    for (n, one) in answers.into_iter().enumerate() {
         assert_eq!(one.await.unwrap().unwrap().name, format!("user {}", n % 2));
     }
     assert_eq!(calls.load(Ordering::SeqCst), 2);

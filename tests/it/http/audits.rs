@@ -13,7 +13,7 @@ use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 use tower::{Layer as _, Service, ServiceExt as _};
 
-/// A page, and how often the service was asked for it.
+/// A page, and how often the service was called for it.
 #[derive(Clone, Default)]
 struct Shop {
     page: Arc<AtomicU64>,
@@ -24,7 +24,7 @@ impl Shop {
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
         let page = self.page.load(Ordering::SeqCst);
-        // The call's number is in the body only if it is asked for.
+        // The call's number is in the body only on request.
         let body = match request.uri().query() {
             Some("numbered") => format!("{{\"page\":{page},\"call\":{call}}}"),
             _ => format!("page {page}"),

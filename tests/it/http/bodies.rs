@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Feed, Inner, Seen, all, ask, crowd, get, policy, read, replicas, respond, secs, settle,
+    Boxed, Down, Feed, Inner, Seen, all, ask, get, policy, read, replicas, respond, secs, send_many, settle,
     shop, shop_with, whole,
 };
 
@@ -64,11 +64,11 @@ async fn over_max_body_the_client_polls_the_rest_itself_chunk_by_chunk() {
 async fn over_max_body_nothing_is_stored_and_waiters_load_for_themselves() {
     let inner = Inner::with(|_, _| Ok(Response::new(chunks(100).0))).held();
     let shop = shop_with(&inner, policy().max_body(99 * CHUNK));
-    let crowd_ = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     assert_eq!(inner.calls(), 1);
     inner.gate.open();
-    for seen in all(crowd_).await {
+    for seen in all(clients).await {
         assert_eq!(seen.body.len(), 100 * CHUNK);
     }
     assert_eq!(inner.calls(), 20, "each its own");
@@ -85,15 +85,15 @@ async fn over_max_body_nothing_is_stored_and_waiters_load_for_themselves() {
 /// body has even begun.
 async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str), method_body: bool) {
     let feeds = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let kept = feeds.clone();
+    let opened = feeds.clone();
     let inner = Inner::with(move |_, _| {
         let (feed, body) = Feed::new();
-        kept.lock().unwrap().push(feed);
+        opened.lock().unwrap().push(feed);
         Ok(respond(200, &[header], body))
     })
     .held();
     let shop = shop_with(&inner, policy().max_body(1000));
-    let followers = crowd(&shop, 20, "/");
+    let followers = send_many(&shop, 20, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 1, "{rule}");
     inner.gate.open();
@@ -123,10 +123,10 @@ async fn event_streams_and_long_bodies_are_recognized_at_their_head() {
 async fn records_of_known_length_are_one_load_and_stored() {
     let inner = Inner::with_headers(&[("content-type", "application/x-ndjson"), ("etag", "\"1\"")]).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 10, "/");
+    let clients = send_many(&shop, 10, "/");
     settle().await;
     inner.gate.open();
-    assert!(all(crowd).await.iter().all(|seen| seen.text() == "1"));
+    assert!(all(clients).await.iter().all(|seen| seen.text() == "1"));
     assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
 }
 
@@ -151,11 +151,11 @@ async fn a_broken_body_is_its_clients_error_a_502_for_waiters_and_not_stored() {
     let inner = Inner::in_turn([respond(200, &[], body), respond(200, &[], whole("well"))]);
     let shops = replicas(2, &inner);
     let mut response = shops[0].clone().oneshot(get("/")).await.unwrap();
-    let mut followers = crowd(&shops[0], 10, "/");
-    followers.extend(crowd(&shops[1], 10, "/"));
+    let mut followers = send_many(&shops[0], 10, "/");
+    followers.extend(send_many(&shops[1], 10, "/"));
     settle().await;
     feed.data("abc");
-    feed.fail("the disk is gone");
+    feed.fail("the disk has failed");
     let mut text = Vec::new();
     let error = loop {
         match response.body_mut().frame().await.expect("an error, not an end") {
@@ -164,12 +164,12 @@ async fn a_broken_body_is_its_clients_error_a_502_for_waiters_and_not_stored() {
         }
     };
     assert_eq!(text, b"abc", "all that came, and then the error");
-    assert_eq!(error.downcast_ref::<Down>(), Some(&Down("the disk is gone".to_owned())), "untouched");
+    assert_eq!(error.downcast_ref::<Down>(), Some(&Down("the disk has failed".to_owned())), "untouched");
     assert!(response.body_mut().frame().await.is_none());
     for seen in all(followers).await {
         assert_eq!((seen.status, seen.remark().as_str()), (502, "fwd=miss; detail=load-failed"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        assert!(!seen.text().contains("disk"), "what failed is not told to strangers: {}", seen.text());
+        assert!(!seen.text().contains("disk"), "what failed is not shown to clients: {}", seen.text());
     }
     assert_eq!(inner.calls(), 1);
     assert_eq!(ask(&shops[1], get("/")).await.text(), "well");
@@ -200,7 +200,7 @@ async fn a_slow_body_reaches_its_client_whole_and_waiters_load_for_themselves() 
     );
     let shop = shop_with(&inner, policy().load_timeout(secs(10)));
     let response = shop.clone().oneshot(get("/")).await.unwrap();
-    let followers = crowd(&shop, 5, "/");
+    let followers = send_many(&shop, 5, "/");
     let reading = tokio::spawn(read(response));
     for n in 0..30 {
         feed.data(&format!("{n},"));
@@ -216,13 +216,13 @@ async fn a_slow_body_reaches_its_client_whole_and_waiters_load_for_themselves() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_over_the_bound_is_dropped_once_its_client_is_gone() {
+async fn a_body_over_the_bound_is_dropped_once_its_client_has_left() {
     let (body, polled) = chunks(1_000_000);
     let shop = shop_with(&Inner::in_turn([Response::new(body)]), policy().max_body(CHUNK));
     let response = shop.clone().oneshot(get("/")).await.unwrap();
     drop(response);
     settle().await;
-    assert_eq!(Arc::strong_count(&polled), 1, "the body is gone");
+    assert_eq!(Arc::strong_count(&polled), 1, "the body is dropped");
     assert!(polled.load(Ordering::SeqCst) <= 2);
 }
 

@@ -7,7 +7,7 @@ use http_body_util::Full;
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, settle, shop, shop_with, whole,
+    Inner, Req, Shop, all, ask, get, policy, request, respond, send_many, settle, shop, shop_with, whole,
 };
 
 /// Sends a request from `make` before and after a plain GET has been stored: the inner service answers it each time,
@@ -21,7 +21,7 @@ async fn passes(name: &str, remark: &str, make: impl Fn() -> Req) {
         assert_eq!(seen.header("age"), None, "{name}");
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} stored nothing");
-    assert_eq!(ask(&shop, make()).await.text(), "5", "{name} is given nothing that is stored");
+    assert_eq!(ask(&shop, make()).await.text(), "5", "{name} receives nothing that is stored");
     assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} replaced nothing");
     assert_eq!(inner.calls(), 5, "{name}");
 }
@@ -111,7 +111,7 @@ async fn a_request_without_one_plain_host_bypasses() {
 async fn bypassing_and_other_requests_do_not_wait_for_each_other() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
-    let plain = crowd(&shop, 10, "/");
+    let plain = send_many(&shop, 10, "/");
     settle().await;
     let own: Vec<_> = (0..10)
         .map(|_| {
@@ -158,7 +158,7 @@ async fn a_header_is_added_to_the_list_of_credential_headers() {
     }
 }
 
-/// Regression: a credential header that was set before the list was replaced was forgotten, and the answers were shared.
+/// Regression: a credential header that was set before the list was replaced was lost, and the answers were shared.
 #[tokio::test(start_paused = true)]
 async fn credential_headers_apply_in_any_order_of_setters() {
     fn name(name: &'static str) -> HeaderName {
@@ -200,7 +200,7 @@ async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
         .collect();
     settle().await;
     assert_eq!(inner.loads.running(), 10, "a HEAD does not wait");
-    let gets = crowd(&shop, 5, "/");
+    let gets = send_many(&shop, 5, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 11, "a GET does not wait for a HEAD");
     // And a HEAD does not wait for a GET in progress.
@@ -245,7 +245,7 @@ async fn a_head_of_a_stored_204_has_no_content_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_with_credentials_or_a_question_for_the_origin_is_not_looked_up() {
+async fn a_head_with_credentials_or_a_question_for_the_origin_causes_no_look_up() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

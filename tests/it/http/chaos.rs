@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Shop, all, ask, crowd, get, policy, read, replicas, respond, secs, settle, shop,
+    Boxed, Down, Inner, Shop, all, ask, get, policy, read, replicas, respond, secs, send_many, settle, shop,
     shop_with, whole,
 };
 use crate::support::probe::DropAt;
@@ -25,7 +25,7 @@ async fn a_leader_dropped_at_any_point_costs_its_waiters_nothing() {
         let shop = shop(&inner);
         let response = DropAt::new(polls, shop.clone().oneshot(get("/")));
         let leader = tokio::spawn(async move { response.await.map(|response| response.map(drop).is_ok()) });
-        let followers = crowd(&shop, 3, "/");
+        let followers = send_many(&shop, 3, "/");
         finished = leader.await.unwrap().is_some();
         let seen = timeout(secs(60), all(followers)).await.expect("none hangs");
         assert!(seen.iter().all(|seen| seen.status == 200 && seen.text() == "11"), "dropped at poll {polls}");

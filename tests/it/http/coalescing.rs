@@ -7,18 +7,18 @@ use stampede_guard::{MemoryStore, OnOverload, StampedeGuard};
 use tower::Layer as _;
 
 use super::kit::{
-    Inner, all, ask, crowd, get, policy, replicas, request, respond, settle, shop, shop_with, whole,
+    Inner, all, ask, get, policy, replicas, request, respond, send_many, settle, shop, shop_with, whole,
 };
 
 #[tokio::test(start_paused = true)]
 async fn fifty_concurrent_gets_are_one_call() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 50, "/report?q=1");
+    let clients = send_many(&shop, 50, "/report?q=1");
     settle().await;
     assert_eq!(inner.calls(), 1);
     inner.gate.open();
-    let seen = all(crowd).await;
+    let seen = all(clients).await;
     assert_eq!(inner.calls(), 1);
     assert!(seen.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
     let mut remarks: Vec<_> = seen.iter().map(|seen| seen.remark()).collect();
@@ -34,10 +34,10 @@ async fn max_waiters_turns_away_no_request_for_an_uncacheable_page() {
     let shop = shop_with(&inner, policy().max_waiters(1, OnOverload::Shed));
     assert_eq!(ask(&shop, get("/cart")).await.status, 200);
     inner.gate.close();
-    let crowd = crowd(&shop, 8, "/cart");
+    let clients = send_many(&shop, 8, "/cart");
     settle().await;
     inner.gate.open();
-    assert!(all(crowd).await.iter().all(|seen| seen.status == 200));
+    assert!(all(clients).await.iter().all(|seen| seen.status == 200));
     assert_eq!(inner.calls(), 1 + 8);
 }
 
@@ -52,7 +52,7 @@ fn max_waiters_turns_away_no_request_for_an_uncacheable_page_on_threads() {
             let shop = shop_with(&inner, policy().max_waiters(1, OnOverload::Shed));
             assert_eq!(ask(&shop, get("/cart")).await.status, 200);
             let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(8));
-            let crowd: Vec<_> = (0..8)
+            let clients: Vec<_> = (0..8)
                 .map(|_| {
                     let (shop, barrier) = (shop.clone(), std::sync::Arc::clone(&barrier));
                     tokio::spawn(async move {
@@ -61,7 +61,7 @@ fn max_waiters_turns_away_no_request_for_an_uncacheable_page_on_threads() {
                     })
                 })
                 .collect();
-            let statuses: Vec<_> = all(crowd).await.iter().map(|seen| seen.status).collect();
+            let statuses: Vec<_> = all(clients).await.iter().map(|seen| seen.status).collect();
             assert_eq!(statuses, [200; 8], "round {round}");
             assert_eq!(inner.calls(), 1 + 8, "round {round}");
         }
@@ -72,10 +72,10 @@ fn max_waiters_turns_away_no_request_for_an_uncacheable_page_on_threads() {
 async fn fifty_gets_at_four_replicas_are_one_call() {
     let inner = Inner::numbered(|_| ()).held();
     let replicas = replicas(4, &inner);
-    let crowds: Vec<_> = replicas.iter().flat_map(|shop| crowd(shop, 50, "/report")).collect();
+    let clients: Vec<_> = replicas.iter().flat_map(|shop| send_many(shop, 50, "/report")).collect();
     settle().await;
     inner.gate.open();
-    assert!(all(crowds).await.iter().all(|seen| seen.text() == "1"));
+    assert!(all(clients).await.iter().all(|seen| seen.text() == "1"));
     assert_eq!(inner.calls(), 1);
 }
 
@@ -192,11 +192,11 @@ async fn an_invalidated_uri_is_loaded_again_also_during_a_load() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = super::kit::guard();
     let shop = guard.layer(inner.clone());
-    let first = crowd(&shop, 5, "/");
+    let first = send_many(&shop, 5, "/");
     settle().await;
     let key = stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap();
     guard.invalidate(key.clone()).await.unwrap();
-    let second = crowd(&shop, 5, "/");
+    let second = send_many(&shop, 5, "/");
     settle().await;
     inner.gate.open();
     assert!(all(first).await.iter().all(|seen| seen.text() == "1"));
@@ -211,9 +211,9 @@ async fn a_get_without_clients_is_still_stored_once() {
     // All clients leave before the head is there.
     let inner = Inner::with(|n, _| Ok(respond(200, &[], whole(n.to_string())))).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 10, "/");
+    let clients = send_many(&shop, 10, "/");
     settle().await;
-    for one in &crowd {
+    for one in &clients {
         one.abort();
     }
     settle().await;

@@ -3,8 +3,8 @@
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Boxed, Inner, all, ask, crowd, get, policy, replicas_with, request, respond, secs, sent, settle, shop,
-    shop_with, whole,
+    Boxed, Inner, all, ask, get, policy, replicas_with, request, respond, secs, send_many, sent, settle,
+    shop, shop_with, whole,
 };
 
 const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -38,7 +38,7 @@ async fn a_contradictory_304_is_an_error_once_and_then_the_whole_is_loaded() {
     assert_eq!((hit.text(), hit.remark().as_str()), ("3", "hit; ttl=10"));
 }
 
-/// Regression: each waiter asked for itself: a validation that could not succeed became a stampede.
+/// Regression: each waiter sent its own request: a validation that could not succeed became a stampede.
 #[tokio::test(start_paused = true)]
 async fn waiters_for_a_contradictory_304_share_one_load_of_the_whole() {
     for (control, first) in [("max-age=10", 502), ("max-age=10, stale-if-error=60", 200)] {
@@ -49,7 +49,7 @@ async fn waiters_for_a_contradictory_304_share_one_load_of_the_whole() {
         inner.gate.close();
         let leader = super::kit::send(&shops[0], get("/"));
         settle().await;
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
         settle().await;
         assert_eq!(inner.calls(), 2, "one validation in the fleet");
         inner.gate.open();
@@ -81,7 +81,7 @@ async fn the_validated_response_stands_in_once_if_it_may() {
         } else {
             assert_eq!(seen.status, 502, "{control} {asks_for}");
         }
-        assert_eq!(ask(&shop, get("/")).await.text(), "3", "what can not be asked about is forgotten");
+        assert_eq!(ask(&shop, get("/")).await.text(), "3", "what can not be validated is removed");
     }
 }
 
@@ -167,10 +167,10 @@ async fn waiters_for_a_contradictory_304_share_one_load_on_redis_too() {
     ask(&shops[0].0, get("/")).await;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     inner.gate.close();
-    let waiting: Vec<_> = shops.iter().flat_map(|(shop, _)| crowd(shop, 10, "/")).collect();
+    let waiting: Vec<_> = shops.iter().flat_map(|(shop, _)| send_many(shop, 10, "/")).collect();
     inner.loads.reach(2).await;
     for (_, guard) in &shops {
-        eventually("all have asked", secs(10), async || guard.stats().flights == 1).await;
+        eventually("all have called", secs(10), async || guard.stats().flights == 1).await;
     }
     inner.gate.open();
     let mut answers: Vec<_> = all(waiting).await.iter().map(|seen| seen.status).collect();

@@ -1,4 +1,4 @@
-//! Random exchanges: those that a fuzzer kept in its corpus, and generated ones.
+//! Random exchanges: those that a fuzzer put into its corpus, and generated ones.
 
 use std::fs;
 

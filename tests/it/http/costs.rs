@@ -6,7 +6,7 @@ use stampede_guard::http::HttpPolicy;
 use tower::Layer as _;
 
 use super::kit::{
-    Boxed, Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, secs, send, sent, whole,
+    Boxed, Inner, Req, Shop, all, ask, get, policy, request, respond, secs, send, send_many, sent, whole,
 };
 use crate::support::monitor::Monitor;
 use crate::support::probe::eventually;
@@ -83,7 +83,7 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
         ("a private one", get("/private?a"), 3),
         ("one that is known to be private", get("/private?a"), 3),
         ("a validation", get("/tagged"), 3),
-        ("one with credentials, in both places", authorized("/public"), 6),
+        ("one with credentials, in both entries", authorized("/public"), 6),
         ("its hit", authorized("/public"), 1),
         ("a report: the tag's id before the load, and again before the commit", reported("GET"), 5),
         ("its hit", reported("GET"), 1),
@@ -103,15 +103,15 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
 
 /// C14: the cost is per process, not per client.
 #[tokio::test]
-async fn a_crowd_costs_the_store_no_more_than_one_client() {
+async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
     let shops = shops(&server, &inner, 2).await;
     inner.gate.close();
     let started = inner.calls();
     let monitor = Monitor::start(&server);
-    let leading = crowd(&shops[0].1, 50, "/crowd");
+    let leading = send_many(&shops[0].1, 50, "/popular");
     inner.loads.reach(started + 1).await;
-    let waiting = crowd(&shops[1].1, 50, "/crowd");
+    let waiting = send_many(&shops[1].1, 50, "/popular");
     let queued = async || server.keys().iter().any(|key| key.starts_with("sg1:q:"));
     eventually("the other process waits", secs(10), queued).await;
     inner.gate.open();
@@ -123,7 +123,7 @@ async fn a_crowd_costs_the_store_no_more_than_one_client() {
     assert!(commands.total <= 4 + 4, "C14: {:#?}", commands.lines);
     // Concurrent hits share their reads.
     let monitor = Monitor::start(&server);
-    let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/crowd"))).collect();
+    let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/popular"))).collect();
     all(hits).await;
     let commands = monitor.finish().without(["ping", "time"]);
     assert!(commands.total <= 50, "C14: {:#?}", commands.lines);

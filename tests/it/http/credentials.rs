@@ -7,11 +7,11 @@ use tokio::task::JoinHandle;
 use tower::Layer as _;
 
 use super::kit::{
-    Feed, Inner, Req, Seen, Shop, all, ask, crowd, get, guard, policy, replicas_with, request, respond, send,
-    sent, settle, shop_with, whole,
+    Feed, Inner, Req, Seen, Shop, all, ask, get, guard, policy, replicas_with, request, respond, send,
+    send_many, sent, settle, shop_with, whole,
 };
 
-const SHARING: [&str; 3] = ["public, max-age=60", "s-maxage=60", "max-age=60, must-revalidate"];
+const SHAREABLE: [&str; 3] = ["public, max-age=60", "s-maxage=60", "max-age=60, must-revalidate"];
 
 fn authorized(user: &str) -> Req {
     request("GET", "/", &[("authorization", user)])
@@ -39,11 +39,11 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
         ("strict", HttpPolicy::strict(), true),
     ];
     for (name, http, opened) in policies {
-        for control in SHARING.into_iter().chain(["max-age=60", ""]) {
+        for control in SHAREABLE.into_iter().chain(["max-age=60", ""]) {
             let inner = personal(control);
             let shop = shop_with(&inner, policy().http(http.clone()));
             assert_eq!(ask(&shop, authorized("ann")).await.text(), "ann 1");
-            let shared = opened && SHARING.contains(&control);
+            let shared = opened && SHAREABLE.contains(&control);
             let case = format!("A1: {name}, {control}");
             for (request, own) in [(authorized("bob"), "bob 2"), (get("/"), " 3")] {
                 let seen = ask(&shop, request).await;
@@ -53,10 +53,10 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// Regression: tag ids lived for a day, whatever the origin said, and the response was loaded again after that. Both
-/// for a load that others share, and for a load apart from them until the response allows sharing.
+/// Regression: tag ids lasted for a day, whatever the origin said, and the response was loaded again after that. Both
+/// for a load that others share, and for a separate load until the response allows sharing.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_response_is_kept_for_its_lifetime() {
+async fn a_tagged_response_is_stored_for_its_lifetime() {
     const DAY: Duration = Duration::from_secs(86_400);
     for (first, text) in [(get("/"), " 1"), (authorized("ann"), "ann 1")] {
         let inner = personal("public, max-age=604800");
@@ -69,10 +69,10 @@ async fn a_tagged_response_is_kept_for_its_lifetime() {
     }
 }
 
-/// A1: a response stored for all is not given to a client that may be due another one.
+/// A1: a response stored for all is not sent to a client that may be due another one.
 #[tokio::test(start_paused = true)]
 async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
-    for (http, control, given) in [
+    for (http, control, is_served) in [
         (opened(), "max-age=60", false),
         (opened(), "public, max-age=60", true),
         (HttpPolicy::strict(), "max-age=60", true),
@@ -82,7 +82,7 @@ async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
         let shop = shop_with(&inner, policy().http(http));
         assert_eq!(ask(&shop, get("/")).await.text(), " 1");
         let seen = ask(&shop, authorized("ann")).await;
-        assert_eq!(seen.text(), if given { " 1" } else { "ann 2" }, "{control}");
+        assert_eq!(seen.text(), if is_served { " 1" } else { "ann 2" }, "{control}");
         assert_eq!(ask(&shop, get("/")).await.text(), " 1", "which has changed nothing");
     }
 }
@@ -93,14 +93,14 @@ async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say
     let policies =
         [("default", HttpPolicy::default()), ("opened", opened()), ("strict", HttpPolicy::strict())];
     for (name, http) in policies {
-        for control in SHARING.into_iter().chain(["max-age=60"]) {
+        for control in SHAREABLE.into_iter().chain(["max-age=60"]) {
             let inner = personal(control);
             let shop = shop_with(&inner, policy().http(http.clone()));
             let with = |cookie| request("GET", "/", &[("cookie", cookie)]);
             assert_eq!(ask(&shop, with("a=1")).await.text(), "a=1 1");
             let shared = match name {
                 "default" => false,
-                "opened" => SHARING.contains(&control),
+                "opened" => SHAREABLE.contains(&control),
                 // RFC 9111, 7.3: cookies do not inhibit caching.
                 _ => true,
             };
@@ -152,11 +152,11 @@ fn mixed(shops: &[Shop], users: usize) -> Vec<(String, JoinHandle<Seen>)> {
 /// A1, A2, A4: a user's response reaches no waiter, and costs clients without credentials nothing.
 #[tokio::test(start_paused = true)]
 async fn a_users_response_reaches_no_other_client_and_lets_the_others_coalesce() {
-    let inner = personal("").held_apart();
+    let inner = personal("").held_separately();
     let shops = replicas_with(2, &inner, policy().http(opened()));
     let users = mixed(&shops, 3);
     settle().await;
-    let plain: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    let plain: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
     settle().await;
     assert_eq!(inner.calls(), 1, "A4: one of them finds out whether it is for all");
     inner.open_first();
@@ -165,7 +165,7 @@ async fn a_users_response_reaches_no_other_client_and_lets_the_others_coalesce()
     inner.gate.open();
     for (user, seen) in users {
         let seen = seen.await.unwrap();
-        assert!(seen.text().starts_with(&format!("{user} ")), "{user} was given: {}", seen.text());
+        assert!(seen.text().starts_with(&format!("{user} ")), "{user} received: {}", seen.text());
     }
     let seen = all(plain).await;
     assert!(seen.iter().all(|one| one.text() == seen[0].text() && one.text().starts_with(' ')));
@@ -183,7 +183,7 @@ async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Sh
     ask(&shops[0], authorized("ann")).await;
     let before = inner.calls();
     inner.gate.close();
-    let plain: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    let plain: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
     settle().await;
     assert_eq!(inner.calls() - before, 1);
     inner.gate.open();
@@ -193,7 +193,7 @@ async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Sh
 
 /// Clients of two replicas, with credentials and without, while the load takes `took`; and later clients.
 async fn one_load_for_all(took: Duration) {
-    for control in SHARING {
+    for control in SHAREABLE {
         let inner = personal(control).held();
         let shops = replicas_with(2, &inner, policy().http(opened()));
         let users = mixed(&shops, 5);
@@ -229,7 +229,7 @@ async fn a_load_longer_than_the_lease_is_stored_for_all() {
 /// A client that comes after an invalidation does not read a response that began before. Such readers wait on the key
 /// of the leader's credentials, which an invalidation of the resource does not reach.
 #[tokio::test(start_paused = true)]
-async fn an_arriving_response_to_credentials_is_not_for_clients_after_an_invalidation() {
+async fn an_incomplete_response_to_credentials_is_not_for_clients_after_an_invalidation() {
     let (feed, body) = Feed::new();
     let headers = [("cache-control", "public, max-age=60"), ("content-length", "3")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("new"))]);
@@ -266,19 +266,19 @@ async fn a_users_load_is_not_stored_after_an_invalidation() {
 
 /// A private cache keeps private responses, separately for each user.
 #[tokio::test(start_paused = true)]
-async fn a_private_cache_keeps_users_apart() {
+async fn a_private_cache_separates_users() {
     for control in ["private, max-age=60", "max-age=60", "public, max-age=60"] {
         let inner = personal(control).held();
         let shop = shop_with(&inner, policy().http(HttpPolicy::private()));
         let of = |user: &str| request("GET", "http://api.example/me", &[("authorization", user)]);
-        let crowd: Vec<_> =
+        let clients: Vec<_> =
             (0..20).map(|n| ["ann", "bob"][n % 2]).map(|user| (user, send(&shop, of(user)))).collect();
         settle().await;
         inner.gate.open();
-        for (user, seen) in crowd {
+        for (user, seen) in clients {
             assert!(seen.await.unwrap().text().starts_with(user), "{control}");
         }
-        assert_eq!(inner.calls(), 2, "{control}: each user's crowd is one load");
+        assert_eq!(inner.calls(), 2, "{control}: each user's clients share one load");
         let hit = ask(&shop, of("ann")).await;
         assert!(hit.text().starts_with("ann ") && hit.remark().starts_with("hit"), "{}", hit.remark());
         let seen = ask(&shop, get("http://api.example/me")).await;

@@ -3,7 +3,7 @@
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Inner, Req, all, ask, crowd, get, policy, replicas, request, secs, send, settle, shop, shop_with,
+    Inner, Req, all, ask, get, policy, replicas, request, secs, send, send_many, settle, shop, shop_with,
 };
 
 fn with(control: &str) -> Req {
@@ -23,14 +23,14 @@ async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
     assert_eq!(inner.calls(), 2, "one load in the fleet");
     for shop in &shops {
         let started = tokio::time::Instant::now();
-        for seen in all(crowd(shop, 10, "/")).await {
+        for seen in all(send_many(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=59"));
         }
         assert!(started.elapsed() < secs(1), "A11: readers do not wait");
     }
     inner.gate.open();
     for seen in all(insisting).await {
-        assert_eq!(seen.text(), "2", "what was loaded since it asked");
+        assert_eq!(seen.text(), "2", "what was loaded since its request");
     }
     for shop in &shops {
         assert_eq!(ask(shop, get("/")).await.text(), "2");
@@ -58,7 +58,7 @@ async fn an_insisting_client_gets_a_load_that_began_after_its_request() {
 /// is loaded, without the store, and also if the store is back a moment later.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn an_insisting_client_is_not_given_a_stored_response_after_a_failed_look_up() {
+async fn an_insisting_client_receives_no_stored_response_after_a_failed_look_up() {
     use stampede_guard::StampedeGuard;
     use stampede_guard::testing::{ChaosStore, Fault};
 
@@ -107,7 +107,7 @@ async fn a_request_limits_age_and_staleness() {
         (35, "max-stale=10, no-cache", false),
     ];
     for (age, control, content) in cases {
-        // Kept beyond its freshness, because it can be validated.
+        // Stored beyond its freshness, because it can be validated.
         let inner = Inner::with_headers(&[("cache-control", "max-age=30"), ("etag", "\"a\"")]);
         let shop = shop(&inner);
         ask(&shop, get("/")).await;
@@ -135,7 +135,7 @@ async fn a_request_for_a_younger_response_delays_no_other_client() {
     settle().await;
     assert_eq!(inner.calls(), 2);
     for shop in &shops {
-        assert!(all(crowd(shop, 5, "/")).await.iter().all(|seen| seen.text() == "1"));
+        assert!(all(send_many(shop, 5, "/")).await.iter().all(|seen| seen.text() == "1"));
         assert_eq!(ask(shop, with("max-age=40")).await.text(), "1", "old enough for this one");
     }
     inner.gate.open();
@@ -174,10 +174,10 @@ async fn only_if_cached_never_loads() {
 async fn only_if_cached_does_not_wait_for_a_load_either() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 3, "/");
+    let clients = send_many(&shop, 3, "/");
     settle().await;
     let seen = ask(&shop, with("only-if-cached")).await;
     assert_eq!(seen.status, 504);
     inner.gate.open();
-    assert_eq!(all(crowd).await.len(), 3);
+    assert_eq!(all(clients).await.len(), 3);
 }

@@ -22,7 +22,7 @@ fn takes(coding: &str) -> Req {
 
 /// A5
 #[tokio::test(start_paused = true)]
-async fn an_encoded_response_is_given_to_equal_requests() {
+async fn an_encoded_response_is_returned_to_equal_requests() {
     let shops = replicas(2, &precompressed());
     let seen = ask(&shops[0], takes("gzip")).await;
     assert_eq!((seen.text(), seen.header("vary")), ("gzip 1", None));
@@ -39,7 +39,7 @@ async fn an_encoded_response_is_given_to_equal_requests() {
 
 /// A5
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_given_an_encoded_response_if_it_accepts_the_coding() {
+async fn a_waiter_receives_an_encoded_response_if_it_accepts_the_coding() {
     let inner = precompressed().held();
     let shop = shop(&inner);
     let mut gzip = vec![send(&shop, takes("gzip"))];
@@ -88,9 +88,9 @@ async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     assert_eq!(ask(&shop, takes("other")).await.text(), "plain 3", "no marker is left for the resource");
 }
 
-/// Regression: six such requests in front of a crowd sent all of it to the handler.
+/// Regression: six such requests ahead of many others sent all of them to the handler.
 #[tokio::test(start_paused = true)]
-async fn requests_with_misleading_codings_delay_no_crowd() {
+async fn requests_with_misleading_codings_delay_no_others() {
     let inner = precompressed().held();
     let shop = shop(&inner);
     let mut requests: Vec<_> = (0..8).map(|n| send(&shop, takes(&format!("xgzip{n}")))).collect();

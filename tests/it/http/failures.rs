@@ -8,7 +8,7 @@ use stampede_guard::{MemoryStore, OnWaitTimeout, StampedeGuard};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 
 use super::kit::{
-    Down, Inner, all, ask, crowd, get, guard, policy, replicas, respond, secs, settle, shop_with, whole,
+    Down, Inner, all, ask, get, guard, policy, replicas, respond, secs, send_many, settle, shop_with, whole,
 };
 
 #[tokio::test(start_paused = true)]
@@ -21,8 +21,8 @@ async fn the_inner_services_error_is_untouched_for_the_leader_and_502_for_waiter
     let shops = replicas(2, &inner);
     let leader = tokio::spawn(shops[0].clone().oneshot(get("/")));
     settle().await;
-    let mut followers = crowd(&shops[0], 10, "/");
-    followers.extend(crowd(&shops[1], 10, "/"));
+    let mut followers = send_many(&shops[0], 10, "/");
+    followers.extend(send_many(&shops[1], 10, "/"));
     settle().await;
     assert_eq!(inner.calls(), 1);
     inner.gate.open();
@@ -42,12 +42,12 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop_with(&inner, policy().load_timeout(secs(5)));
     let started = tokio::time::Instant::now();
-    let seen = all(crowd(&shop, 10, "/")).await;
+    let seen = all(send_many(&shop, 10, "/")).await;
     assert_eq!(started.elapsed().as_secs(), 5);
     for seen in seen {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        // A request with a cookie bypasses the guard and succeeds: only this text tells the operator the difference.
+        // A request with a cookie bypasses the guard and succeeds: only this text shows the operator the difference.
         assert!(seen.text().contains("load_timeout"), "{}", seen.text());
     }
     settle().await;
@@ -60,18 +60,18 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
 #[tokio::test(start_paused = true)]
 async fn after_wait_timeout_waiters_load_once_per_process_or_get_504() {
     let store = MemoryStore::new();
-    let inner = Inner::numbered(|_| ()).held_apart();
+    let inner = Inner::numbered(|_| ()).held_separately();
     let shop = |then| {
         let policy = policy().wait_timeout(secs(3), then).build().unwrap();
         StampedeGuard::new(store.clone()).with_policy(policy).layer(inner.clone())
     };
     let (leading, loading, failing) =
         (shop(OnWaitTimeout::Load), shop(OnWaitTimeout::Load), shop(OnWaitTimeout::Fail));
-    let first = crowd(&leading, 1, "/");
+    let first = send_many(&leading, 1, "/");
     settle().await;
     inner.gate.open();
-    let loaders = crowd(&loading, 10, "/");
-    let failers = crowd(&failing, 10, "/");
+    let loaders = send_many(&loading, 10, "/");
+    let failers = send_many(&failing, 10, "/");
     for seen in all(loaders).await {
         assert_eq!((seen.status, seen.text()), (200, "2"));
     }
@@ -90,10 +90,10 @@ async fn the_same_layer_twice_is_one_load() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = guard();
     let shop = ServiceBuilder::new().layer(guard.clone()).layer(guard.clone()).service(inner.clone());
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     inner.gate.open();
-    assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
+    assert!(all(clients).await.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
     let hit = ask(&shop, get("/")).await;
     assert!(hit.text() == "1" && hit.remark().ends_with("hit; ttl=60"), "{}", hit.remark());
     assert_eq!(inner.calls(), 1);
@@ -150,9 +150,9 @@ async fn beyond_max_flights_requests_are_served_uncoordinated() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = StampedeGuard::builder(MemoryStore::new()).max_flights(1).build().unwrap();
     let shop = guard.layer(inner.clone());
-    let first = crowd(&shop, 5, "/a");
+    let first = send_many(&shop, 5, "/a");
     settle().await;
-    let second = crowd(&shop, 5, "/b");
+    let second = send_many(&shop, 5, "/b");
     settle().await;
     assert_eq!(inner.loads.running(), 6);
     inner.gate.open();
@@ -177,14 +177,14 @@ async fn the_leaders_request_reaches_the_inner_service_as_it_was() {
 
 /// S2.5
 #[tokio::test(start_paused = true)]
-async fn every_request_is_counted_once_by_its_outcome() {
+async fn every_request_counts_once_by_its_outcome() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = guard();
     let shop = guard.layer(inner.clone());
-    let crowd = crowd(&shop, 10, "/");
+    let clients = send_many(&shop, 10, "/");
     settle().await;
     inner.gate.open();
-    all(crowd).await;
+    all(clients).await;
     ask(&shop, get("/")).await;
     ask(&shop, super::kit::request("POST", "/", &[])).await;
     let stats = guard.stats();
@@ -240,18 +240,18 @@ mod store_down {
         let guard = StampedeGuard::new(client).with_policy(policy);
         crate::redis::connects(&guard).await;
         let shop = guard.layer(inner.clone());
-        let crowd = crowd(&shop, 5, "/");
+        let clients = send_many(&shop, 5, "/");
         inner.loads.reach(1).await;
         server.pause();
         let started = std::time::Instant::now();
         inner.gate.open();
-        assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
+        assert!(all(clients).await.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
         assert!(started.elapsed() < budget * 5, "{:?}", started.elapsed());
         server.resume();
     }
 
     #[tokio::test]
-    async fn a_client_is_not_given_the_same_failure_twice() {
+    async fn a_client_does_not_receive_the_same_failure_twice() {
         let server = crate::support::redis_server::RedisServer::start();
         let inner = Inner::with(|n, _| match n {
             1 => Err(Down("no route".to_owned())),
@@ -280,14 +280,14 @@ mod store_down {
         let guard = StampedeGuard::new(closed_port()).with_policy(policy().build().unwrap());
         let shop = guard.layer(inner.clone());
         let started = std::time::Instant::now();
-        let crowd = crowd(&shop, 20, "/");
+        let clients = send_many(&shop, 20, "/");
         inner.loads.reach(1).await;
         assert!(started.elapsed() < secs(4), "{:?}", started.elapsed());
         // All callers are on the flight: a caller in a process with a flight joins it without a look-up.
-        crate::support::probe::eventually("all have asked", secs(5), async || guard.stats().flights == 1)
+        crate::support::probe::eventually("all have called", secs(5), async || guard.stats().flights == 1)
             .await;
         inner.gate.open();
-        let seen = all(crowd).await;
+        let seen = all(clients).await;
         assert!(seen.iter().all(|seen| seen.status == 200));
         assert_eq!(ask(&shop, request("HEAD", "/", &[])).await.status, 200);
     }

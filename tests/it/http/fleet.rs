@@ -70,7 +70,7 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Tells the parent when all clients of this process wait for the one load.
+/// Notifies the parent when all clients of this process wait for the one load.
 async fn arrive(
     State((arrived, guard, report)): State<(Arc<AtomicUsize>, StampedeGuard, Report)>,
     request: Request,
@@ -78,7 +78,7 @@ async fn arrive(
 ) -> Response {
     let is_of_the_wave = request.headers().contains_key("x-client");
     let mut response = Box::pin(next.run(request));
-    // Polls until the look-up is in flight: a request that has not asked yet could come after the load and begin
+    // Polls until the look-up is in flight: a request that has not begun its look-up could come after the load and begin
     // another one.
     let answer = futures_util::poll!(&mut response);
     if is_of_the_wave && arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {

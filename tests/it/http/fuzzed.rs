@@ -178,7 +178,7 @@ async fn under(exchange: &Arc<Exchange>, name: &str, http: HttpPolicy) {
     let before = calls();
     ask(&service, exchange, exchange.strangers()).await;
     if name == "default" && exchange.forbids() {
-        assert_eq!(calls(), before + 1, "a stranger was given what is not for strangers");
+        assert_eq!(calls(), before + 1, "a stranger received what is not for strangers");
     }
 }
 
@@ -188,7 +188,7 @@ where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible> + Clone,
     B: http_body::Body<Data = Bytes>,
 {
-    let (method, asked) = (request.method().clone(), request.headers().clone());
+    let (method, fields) = (request.method().clone(), request.headers().clone());
     let Ok(answer) = service.clone().oneshot(request).await;
     let (head, body) = answer.into_parts();
     // A broken body is not whole, and its client knows.
@@ -202,14 +202,14 @@ where
     if is_hit {
         assert!(!head.headers.contains_key(CONNECTION), "it is of one connection");
     }
-    let is_conditional = asked.contains_key(IF_NONE_MATCH) || asked.contains_key(IF_MODIFIED_SINCE);
+    let is_conditional = fields.contains_key(IF_NONE_MATCH) || fields.contains_key(IF_MODIFIED_SINCE);
     match head.status {
         StatusCode::NOT_MODIFIED => {
             assert!(is_conditional || exchange.status == head.status, "a 304 without a condition");
         }
         status if method == Method::HEAD && is_hit => assert!(body.is_empty(), "{status} to a HEAD"),
         StatusCode::PARTIAL_CONTENT if exchange.status == StatusCode::OK => {
-            assert!(asked.contains_key(RANGE), "a part without a range");
+            assert!(fields.contains_key(RANGE), "a part without a range");
             let range = head.headers[CONTENT_RANGE].to_str().expect("text");
             let (first, rest) = range["bytes ".len()..].split_once('-').expect("a range");
             let last = rest.split_once('/').expect("a length").0;

@@ -5,8 +5,8 @@ use http::Method;
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Boxed, Inner, Shop, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send,
-    settle, shop, whole,
+    Boxed, Inner, Shop, all, ask, get, policy, replicas, replicas_with, request, respond, secs, send,
+    send_many, settle, shop, whole,
 };
 
 const TAG: &str = "\"a\"";
@@ -155,22 +155,22 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() 
     }
 }
 
-/// A HEAD, slow or given up, must not be what other requests wait for.
+/// A HEAD, slow or abandoned, must not be what other requests wait for.
 #[tokio::test(start_paused = true)]
-async fn a_head_in_progress_or_given_up_delays_no_get() {
-    for given_up in [false, true] {
+async fn a_head_in_progress_or_abandoned_delays_no_get() {
+    for abandoned in [false, true] {
         let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
         let shops = stale(&inner).await;
         inner.gate.close();
         let head = send(&shops[0], head());
         settle().await;
-        if given_up {
+        if abandoned {
             head.abort();
             settle().await;
         }
-        let gets: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 5, "/")).collect();
+        let gets: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 5, "/")).collect();
         settle().await;
-        assert_eq!(inner.calls(), 1 + 1 + 1, "the GETs' load waits for nothing; given up: {given_up}");
+        assert_eq!(inner.calls(), 1 + 1 + 1, "the GETs' load waits for nothing; abandoned: {abandoned}");
         inner.gate.open();
         assert!(all(gets).await.iter().all(|seen| seen.text() == "3"));
         assert_eq!(ask(&shops[1], get("/")).await.text(), "3");

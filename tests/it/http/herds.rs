@@ -8,7 +8,7 @@ use stampede_guard::{MemoryStore, StampedeGuard};
 use tokio::time::sleep;
 use tower::Layer as _;
 
-use super::kit::{Inner, Req, all, ask, crowd, get, policy, respond, settle, whole};
+use super::kit::{Inner, Req, all, ask, get, policy, respond, send_many, settle, whole};
 use crate::support::gate::Counter;
 
 const fn ms(ms: u64) -> Duration {
@@ -21,11 +21,11 @@ async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
     let (store, calls) = (MemoryStore::new(), Counter::default());
     let tagged = policy().tags(["catalog"]).build().unwrap();
     let guards = [(); 3].map(|()| StampedeGuard::new(store.clone()).with_policy(tagged.clone()));
-    let counted = calls.clone();
+    let counter = calls.clone();
     let handler = tower::service_fn(move |_: Req| {
-        let counted = counted.clone();
+        let counter = counter.clone();
         async move {
-            let _running = counted.start();
+            let _running = counter.start();
             sleep(ms(300)).await;
             Ok::<_, Infallible>(respond(200, &[], whole("slow")))
         }
@@ -57,15 +57,15 @@ async fn requests_waiting_at_a_shutdown_share_one_call() {
     let (store, there, here) =
         (MemoryStore::new(), Inner::numbered(|_| ()).held(), Inner::numbered(|_| ()).held());
     let [loading, ending] = [(); 2].map(|()| StampedeGuard::new(store.clone()));
-    let leads = crowd(&loading.layer(there.clone()), 1, "/");
+    let leads = send_many(&loading.layer(there.clone()), 1, "/");
     there.loads.reach(1).await;
     let shop = ending.layer(here.clone());
-    let mut waiting = crowd(&shop, 400, "/");
+    let mut waiting = send_many(&shop, 400, "/");
     settle().await;
     assert_eq!(here.calls(), 0);
     assert!(!ending.shutdown(Duration::from_millis(100)).await.finished);
     settle().await;
-    waiting.extend(crowd(&shop, 100, "/"));
+    waiting.extend(send_many(&shop, 100, "/"));
     settle().await;
     assert_eq!(here.calls(), 1, "for those that waited, and those that came since");
     here.gate.open();

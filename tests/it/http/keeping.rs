@@ -38,7 +38,7 @@ async fn a_fresh_response_outlives_a_failed_or_refused_reload() {
     }
 }
 
-/// A refresh with an answer that can not be shared keeps the stored response, and the origin is asked again only after
+/// A refresh with an answer that can not be shared keeps the stored response, and the origin is called again only after
 /// the back-off.
 #[tokio::test(start_paused = true)]
 async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {
@@ -97,8 +97,8 @@ async fn a_stored_whole_outlives_a_reload_of_a_part() {
         let part = [common[0], common[1], ("content-range", "bytes 0-0/10")];
         Ok(respond(206, &part, whole("0")))
     });
-    for letter in [HttpPolicy::default(), HttpPolicy::strict()] {
-        let shops = replicas_with(2, &inner, policy().http(letter));
+    for settings in [HttpPolicy::default(), HttpPolicy::strict()] {
+        let shops = replicas_with(2, &inner, policy().http(settings));
         let before = inner.calls();
         ask(&shops[0], get("/")).await;
         assert_eq!(ask(&shops[1], reload(&[("range", "bytes=0-0")])).await.status, 206);

@@ -102,12 +102,12 @@ impl Inner {
     }
 
     /// Closes the gate, and a separate gate for the first call.
-    pub(super) fn held_apart(self) -> Self {
+    pub(super) fn held_separately(self) -> Self {
         Self { first: Some(Gate::closed()), ..self.held() }
     }
 
     pub(super) fn open_first(&self) {
-        self.first.as_ref().expect("held apart").open();
+        self.first.as_ref().expect("held separately").open();
     }
 
     pub(super) fn calls(&self) -> usize {
@@ -292,7 +292,7 @@ where
 }
 
 /// Sends `n` equal requests, each from a new task.
-pub(super) fn crowd<S, B>(service: &S, n: usize, uri: &str) -> Vec<JoinHandle<Seen>>
+pub(super) fn send_many<S, B>(service: &S, n: usize, uri: &str) -> Vec<JoinHandle<Seen>>
 where
     S: Service<Req, Response = Response<B>, Future: Send> + Clone + Send + Sync + 'static,
     S::Error: fmt::Debug,
@@ -314,9 +314,9 @@ where
     tokio::spawn(async move { ask(&service, request).await })
 }
 
-pub(super) async fn all(crowd: Vec<JoinHandle<Seen>>) -> Vec<Seen> {
+pub(super) async fn all(clients: Vec<JoinHandle<Seen>>) -> Vec<Seen> {
     let mut seen = Vec::new();
-    for one in crowd {
+    for one in clients {
         seen.push(one.await.expect("no panic"));
     }
     seen

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use super::kit::{
-    Boxed, Inner, Seen, all, ask, crowd, get, policy, replicas, respond, secs, settle, shop, shop_with, whole,
+    Boxed, Inner, Seen, all, ask, get, policy, replicas, respond, secs, send_many, settle, shop, shop_with,
+    whole,
 };
 use crate::support::warnings::Warnings;
 
@@ -66,7 +67,7 @@ async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
 
 /// A8
 #[tokio::test(start_paused = true)]
-async fn an_explicit_lifetime_is_kept_for_any_status_but_failures_and_parts() {
+async fn an_explicit_lifetime_applies_to_any_status_but_failures_and_parts() {
     for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 451] {
         lasts(status, control("max-age=10"), 10).await;
     }
@@ -114,12 +115,12 @@ async fn shared_with_the_wave_and_says(
     let shops = replicas(2, &inner);
     for wave in 1..=2 {
         inner.gate.close();
-        let mut crowd = crowd(&shops[0], 10, "/");
-        crowd.extend(super::kit::crowd(&shops[1], 10, "/"));
+        let mut clients = send_many(&shops[0], 10, "/");
+        clients.extend(super::kit::send_many(&shops[1], 10, "/"));
         settle().await;
         assert_eq!(inner.loads.running(), 1, "{case}");
         inner.gate.open();
-        let seen = all(crowd).await;
+        let seen = all(clients).await;
         assert!(seen.iter().all(|seen| seen.text() == wave.to_string() && seen.status == status), "{case}");
         let mut remarks: Vec<_> = seen.iter().map(Seen::remark).collect();
         remarks.sort();
@@ -134,9 +135,9 @@ async fn shared_with_the_wave_and_says(
 async fn waiters_of_other_processes_get_a_long_failure_as_its_status() {
     let inner = Inner::with(|_, _| Ok(respond(500, &[], whole("x".repeat(100_000))))).held();
     let shops = replicas(2, &inner);
-    let here = crowd(&shops[0], 10, "/");
+    let here = send_many(&shops[0], 10, "/");
     settle().await;
-    let there = crowd(&shops[1], 10, "/");
+    let there = send_many(&shops[1], 10, "/");
     settle().await;
     inner.gate.open();
     assert!(all(here).await.iter().all(|seen| (seen.status, seen.body.len()) == (500, 100_000)));
@@ -173,18 +174,18 @@ async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     shared_with_the_wave_and_says("as old as it may be", 200, aged, "too-old").await;
 }
 
-/// RFC 9111, 4.2.3: a waiter is given the age that the leader was given, plus the time that the answer took.
+/// RFC 9111, 4.2.3: a waiter receives the age that the leader received, plus the time that the answer took.
 #[tokio::test(start_paused = true)]
 async fn a_shared_response_keeps_its_age() {
     let headers = [("age", "10"), ("cache-control", "max-age=10"), ("content-length", "1")];
     let inner = Inner::with_headers(&headers).held();
     let shops = replicas(2, &inner);
-    let mut crowds = crowd(&shops[0], 5, "/");
-    crowds.extend(crowd(&shops[1], 5, "/"));
+    let mut clients = send_many(&shops[0], 5, "/");
+    clients.extend(send_many(&shops[1], 5, "/"));
     tokio::time::sleep(secs(3)).await;
     inner.gate.open();
     let mut ages: Vec<_> =
-        all(crowds).await.iter().map(|seen| seen.header("age").map(str::to_owned)).collect();
+        all(clients).await.iter().map(|seen| seen.header("age").map(str::to_owned)).collect();
     ages.sort();
     assert_eq!(ages[0].as_deref(), Some("10"), "straight from the origin");
     assert_eq!(ages[1..], vec![Some("13".to_owned()); 9]);
@@ -200,12 +201,12 @@ async fn a_response_shared_without_a_store_keeps_its_age() {
     let guard = stampede_guard::StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap());
     let shop: super::kit::Shop = tower::Layer::layer(&guard, inner.clone());
     replica.cut();
-    let crowd = crowd(&shop, 5, "/");
+    let clients = send_many(&shop, 5, "/");
     tokio::time::sleep(secs(5)).await;
     assert_eq!(inner.calls(), 1, "they share a load");
     inner.gate.open();
     let age = |seen: &Seen| seen.header("age").unwrap().parse::<u64>().unwrap();
-    let mut ages: Vec<_> = all(crowd).await.iter().map(age).collect();
+    let mut ages: Vec<_> = all(clients).await.iter().map(age).collect();
     ages.sort();
     assert_eq!(ages[0], 3600, "straight from the origin");
     assert!(ages[1..].iter().all(|age| (3602..=3605).contains(age)), "{ages:?}");
@@ -217,7 +218,7 @@ async fn a_response_shared_without_a_store_keeps_its_age() {
 async fn a_handlers_time_does_not_age_its_response() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=2")]).held();
     let shop = shop(&inner);
-    let waiting = crowd(&shop, 5, "/");
+    let waiting = send_many(&shop, 5, "/");
     tokio::time::sleep(Duration::from_millis(2200)).await;
     inner.gate.open();
     let mut remarks: Vec<_> = all(waiting).await.iter().map(Seen::remark).collect();
@@ -244,7 +245,7 @@ async fn the_response_delay_ages_a_response_with_a_date_or_an_age() {
         });
         let inner = inner.held();
         let shop = shop(&inner);
-        let waiting = crowd(&shop, 1, "/");
+        let waiting = send_many(&shop, 1, "/");
         tokio::time::sleep(secs(3)).await;
         inner.gate.open();
         all(waiting).await;
@@ -277,9 +278,9 @@ async fn a_response_older_than_its_lifetime_is_marked_and_warned_of_once() {
             assert_eq!(ask(&shop, get(path)).await.remark(), format!("fwd=uri-miss; {remark}"), "{case}");
             tokio::time::sleep(secs(100)).await;
         }
-        let told = warnings.about("older than its lifetime");
-        assert_eq!(told.len() - before, warned, "{case}: {told:?}");
-        assert!(!told.iter().any(|line| line.contains("secret")), "{told:?}");
+        let lines = warnings.about("older than its lifetime");
+        assert_eq!(lines.len() - before, warned, "{case}: {lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("secret")), "{lines:?}");
     }
 }
 

@@ -5,7 +5,6 @@
 
 mod answer_info;
 mod api;
-mod arriving;
 mod audits;
 mod authorities;
 mod bodies;
@@ -41,6 +40,7 @@ mod policies;
 mod proxies;
 mod range_fields;
 mod ranges;
+mod read_along;
 mod readiness;
 mod remarks;
 #[cfg(feature = "reqwest")]

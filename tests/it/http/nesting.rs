@@ -17,7 +17,7 @@ async fn text(app: &Router, uri: &str, header: Option<&'static str>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
 }
 
-/// Two equal routers, nested at two places.
+/// Two equal routers, nested at two paths.
 fn twins() -> [Router; 2] {
     ["users", "orders"].map(|name| Router::new().route("/list", get(move || async move { name })))
 }

@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Down, Inner, Req, all, ask, crowd, get, guard, replicas, request, respond, settle, shop, whole,
+    Down, Inner, Req, all, ask, get, guard, replicas, request, respond, send_many, settle, shop, whole,
 };
 
 #[tokio::test(start_paused = true)]
@@ -20,10 +20,10 @@ async fn a_panicking_handler_is_502_for_its_client_and_one_waiter_takes_over() {
     })
     .held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     inner.gate.open();
-    let seen = all(crowd).await;
+    let seen = all(clients).await;
     let (ill, well): (Vec<_>, Vec<_>) = seen.iter().partition(|seen| seen.status != 200);
     assert_eq!((ill.len(), well.len()), (1, 19));
     assert_eq!((ill[0].status, ill[0].remark().as_str()), (502, "fwd=miss; detail=load-panicked"));
@@ -43,9 +43,9 @@ async fn a_panic_without_local_waiters_hands_over_to_another_process() {
     })
     .held();
     let shops = replicas(2, &inner);
-    let leader = crowd(&shops[0], 1, "/");
+    let leader = send_many(&shops[0], 1, "/");
     settle().await;
-    let others = crowd(&shops[1], 10, "/");
+    let others = send_many(&shops[1], 10, "/");
     settle().await;
     let started = tokio::time::Instant::now();
     inner.gate.open();
@@ -59,10 +59,10 @@ async fn a_panic_without_local_waiters_hands_over_to_another_process() {
 async fn a_handler_that_always_panics_fails_the_wave_after_bounded_takeovers() {
     let inner = Inner::with(|_, _| panic!("scripted panic")).held();
     let shop = shop(&inner);
-    let crowd = crowd(&shop, 50, "/");
+    let clients = send_many(&shop, 50, "/");
     settle().await;
     inner.gate.open();
-    assert!(all(crowd).await.iter().all(|seen| seen.status == 502));
+    assert!(all(clients).await.iter().all(|seen| seen.status == 502));
     assert_eq!(inner.calls(), 4, "the first and three takeovers");
 }
 
@@ -105,7 +105,7 @@ async fn a_body_that_panics_is_an_error_for_its_client_and_a_waiter_loads_again(
         let shop = shop(&inner);
         let leader = tokio::spawn(shop.clone().oneshot(get("/")));
         settle().await;
-        let followers = crowd(&shop, 10, "/");
+        let followers = send_many(&shop, 10, "/");
         settle().await;
         inner.gate.open();
         let response = leader.await.unwrap().unwrap();

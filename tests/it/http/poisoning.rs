@@ -22,7 +22,7 @@ fn reflecting(vary: Option<&'static str>) -> Inner {
 
 /// B4, B6: headers that are not in the key, and that change the answer of many frameworks.
 #[tokio::test(start_paused = true)]
-async fn the_response_to_an_unkeyed_header_is_given_to_no_other_request() {
+async fn the_response_to_an_unkeyed_header_reaches_no_other_request() {
     let headers = [
         "x-http-method-override",
         "x-http-method",
@@ -39,7 +39,7 @@ async fn the_response_to_an_unkeyed_header_is_given_to_no_other_request() {
         let poison = || request("GET", "/", &[(name, "evil.example")]);
         assert_eq!(ask(&shop, poison()).await.text(), "evil", "{name}");
         assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
-        assert_eq!(ask(&shop, poison()).await.text(), "evil", "and gets what it asked for: {name}");
+        assert_eq!(ask(&shop, poison()).await.text(), "evil", "and gets what it requested: {name}");
         assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
     }
 }
@@ -79,8 +79,8 @@ async fn the_response_to_a_forwarding_header_is_for_equal_requests_only() {
     for name in headers {
         let varying = shop(&reflecting(Some(name)));
         let http = HttpPolicy::default().vary_on(name.parse().unwrap());
-        let told = shop_with(&reflecting(None), policy().http(http));
-        for shop in [varying, told] {
+        let configured = shop_with(&reflecting(None), policy().http(http));
+        for shop in [varying, configured] {
             for _ in 0..2 {
                 let poison = request("GET", "/", &[(name, "evil.example")]);
                 assert_eq!(ask(&shop, poison).await.text(), "evil", "{name}");
@@ -92,7 +92,7 @@ async fn the_response_to_a_forwarding_header_is_for_equal_requests_only() {
 
 /// B5, B14: bodies, and two contradicting lengths, as in request smuggling.
 #[tokio::test(start_paused = true)]
-async fn the_response_to_a_fat_or_smuggling_get_is_given_to_no_other_request() {
+async fn the_response_to_a_fat_or_smuggling_get_reaches_no_other_request() {
     let fat = |headers: &[(&str, &str)]| {
         request("GET", "/", headers).map(|_| Full::new(Bytes::from_static(b"evil")))
     };
@@ -115,15 +115,15 @@ async fn the_response_to_a_fat_or_smuggling_get_is_given_to_no_other_request() {
 /// A request line may name an authority only, and servers accept it with any method (RFC 9112, 3.2.3). A router finds
 /// no route for it. Regression: that 404 was stored as the response of `/`.
 #[tokio::test]
-async fn the_response_to_a_target_without_a_path_is_given_to_no_other_request() {
+async fn the_response_to_a_target_without_a_path_reaches_no_other_request() {
     let app = Router::new().route("/", axum::routing::get(|| async { "home" })).layer(guard());
     let addr = serve(app).await;
     for cold in [true, false] {
         let poison = raw(addr, "GET shop.example HTTP/1.1", "Cache-Control: no-cache\r\n").await;
         assert!(poison.starts_with("http/1.1 404"), "cold: {cold}: {poison}");
         assert!(poison.contains("fwd=bypass; detail=target"), "cold: {cold}: {poison}");
-        let home = raw(addr, "GET / HTTP/1.1", "").await;
-        assert!(home.starts_with("http/1.1 200") && home.ends_with("home"), "cold: {cold}: {home}");
+        let page = raw(addr, "GET / HTTP/1.1", "").await;
+        assert!(page.starts_with("http/1.1 200") && page.ends_with("home"), "cold: {cold}: {page}");
     }
 }
 

@@ -28,7 +28,7 @@ fn personal(headers: &'static [(&'static str, &'static str)]) -> Inner {
 
 /// A2, A6
 #[tokio::test]
-async fn a_private_caches_response_is_given_to_no_other_user() {
+async fn a_private_caches_response_reaches_no_other_user() {
     for field in [("cache-control", "private, max-age=60"), ("set-cookie", "id=1"), ("x-any", "1")] {
         let inner = Inner::with(move |n, _| Ok(respond(200, &[field], whole(n.to_string()))));
         let [default, strict, private] = shops(&inner);

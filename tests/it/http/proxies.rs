@@ -160,11 +160,11 @@ async fn a_waiter_gets_no_response_of_another_report() {
 #[tokio::test(start_paused = true)]
 async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     let inner = Inner::with(|n, request| {
-        let asked = if request.headers().contains_key("if-none-match") { "yes" } else { "no" };
+        let conditional = if request.headers().contains_key("if-none-match") { "yes" } else { "no" };
         let fields = [
             ("cache-control", "max-age=10, stale-while-revalidate=60"),
             ("etag", "\"a\""),
-            ("x-asked", asked),
+            ("x-conditional", conditional),
         ];
         Ok(respond(200, &fields, whole(format!("{} {n}", link(request.headers())))))
     });
@@ -179,7 +179,7 @@ async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 1");
     settle().await;
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 4");
-    assert_eq!(ask(&shop, proxied()).await.header("x-asked"), Some("yes"));
+    assert_eq!(ask(&shop, proxied()).await.header("x-conditional"), Some("yes"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,7 +212,7 @@ async fn the_report_of_the_policy_has_the_plain_key() {
     assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
 }
 
-/// `expire` of the plain key also ends the responses of other reports, which were kept to stand in for a failed load.
+/// `expire` of the plain key also ends the responses of other reports, which were stored to stand in for a failed load.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_the_responses_of_all_reports() {
     let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);
@@ -306,9 +306,9 @@ async fn an_invented_report_with_a_shorter_vary_does_not_prevent_storing() {
     assert!(remarks[1..].iter().all(|remark| remark.starts_with("hit")), "{remarks:#?}");
 }
 
-/// Regression: the invented report took the only place.
+/// Regression: the invented report took the only slot.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_takes_no_variants_place() {
+async fn an_invented_report_replaces_no_variant() {
     let inner = Inner::numbered(|_| ());
     let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(1)));
     ask(&shop, by(&[EVIL])).await;
@@ -319,7 +319,7 @@ async fn an_invented_report_takes_no_variants_place() {
 
 /// Regression: all 20 requests that waited for it loaded alone.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
+async fn an_invented_report_that_is_refused_sends_no_stampede_to_the_handler() {
     let inner = Inner::with(move |n, request| {
         Ok(if is_evil(request) {
             respond(400, &[], whole("no such host"))
@@ -327,18 +327,18 @@ async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
             respond(200, &[], whole(format!("{n}")))
         })
     });
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let shop = shop(&inner);
     let evil = send(&shop, by(&[EVIL]));
     settle().await;
-    let crowd: Vec<_> = (0..20).map(|_| send(&shop, get("/"))).collect();
+    let clients: Vec<_> = (0..20).map(|_| send(&shop, get("/"))).collect();
     settle().await;
     inner.open_first();
     settle().await;
     inner.gate.open();
     evil.await.unwrap();
-    all(crowd).await;
-    assert_eq!(inner.calls(), 2, "the invented one, and one for the crowd");
+    all(clients).await;
+    assert_eq!(inner.calls(), 2, "the invented one, and one for all others");
 }
 
 /// Regression: the requests that waited for it failed with it.
@@ -358,12 +358,12 @@ async fn an_invented_report_that_fails_fails_alone() {
         tokio::spawn(async move { shop.oneshot(by(&[EVIL])).await.map(|_| ()) })
     };
     settle().await;
-    let crowd: Vec<_> = (0..5).map(|_| send(&shop, get("/"))).collect();
+    let clients: Vec<_> = (0..5).map(|_| send(&shop, get("/"))).collect();
     settle().await;
     inner.gate.open();
     assert!(evil.await.unwrap().is_err());
     let mut seen: Vec<_> =
-        all(crowd).await.iter().map(|seen| (seen.status, seen.text().to_owned())).collect();
+        all(clients).await.iter().map(|seen| (seen.status, seen.text().to_owned())).collect();
     let later = ask(&shop, get("/")).await;
     seen.push((later.status, later.text().to_owned()));
     assert!(seen.iter().all(|(status, _)| *status == 200), "{seen:#?}");
@@ -372,7 +372,7 @@ async fn an_invented_report_that_fails_fails_alone() {
 /// Regression: the ordinary request waited for it, and got a 504.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_that_hangs_hangs_alone() {
-    let inner = Inner::numbered(|_| ()).held_apart();
+    let inner = Inner::numbered(|_| ()).held_separately();
     inner.gate.open();
     let shop = shop(&inner);
     let evil = send(&shop, by(&[EVIL]));
@@ -401,7 +401,7 @@ async fn an_invented_report_ends_no_ordinary_lifetime() {
     assert!(loads <= 2, "{loads} loads of the ordinary one in a tenth of its lifetime");
 }
 
-/// Regression: 137 loads in place of one.
+/// Regression: 137 loads instead of one.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_splits_no_ordinary_response() {
     let inner = Inner::with(|n, request| {
@@ -425,7 +425,7 @@ async fn an_invented_report_splits_no_ordinary_response() {
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_request_after_an_unsafe_method_joins_no_older_load_while_the_store_is_away() {
-    let inner = linking().held_apart();
+    let inner = linking().held_separately();
     let replica = stampede_guard::testing::ChaosStore::new(1).replica();
     let shop =
         StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap()).layer(inner.clone());

@@ -12,7 +12,7 @@ fn part(range: &str) -> Req {
 /// RFC 9530, 2, and RFC 1864: both digests are of one message's content, so a part that the guard cuts or joins has
 /// neither. `Repr-Digest` (RFC 9530, 3) is of the whole, whichever part is sent.
 #[tokio::test(start_paused = true)]
-async fn digests_of_the_content_are_not_given_with_other_content() {
+async fn digests_of_the_content_are_not_sent_with_other_content() {
     let digests = |seen: &Seen| {
         ["content-digest", "content-md5", "repr-digest"]
             .map(|name| seen.header(name).unwrap_or_default().to_owned())
@@ -31,33 +31,33 @@ async fn digests_of_the_content_are_not_given_with_other_content() {
         let headers: Vec<_> = common.iter().chain(own).copied().collect();
         Ok(respond(status, &headers, whole(&WHOLE[first..=last])))
     });
-    let given = |content: &str| [content.to_owned(), content.to_owned(), REPR.1.to_owned()];
+    let fields = |content: &str| [content.to_owned(), content.to_owned(), REPR.1.to_owned()];
 
     let cut = shop(&inner);
-    assert_eq!(digests(&ask(&cut, get("/")).await), given("of-0-9"), "the origin's own");
-    assert_eq!(digests(&ask(&cut, get("/")).await), given("of-0-9"), "the same content");
-    assert_eq!(digests(&ask(&cut, part("bytes=0-3")).await), given(""), "cut out of the whole");
+    assert_eq!(digests(&ask(&cut, get("/")).await), fields("of-0-9"), "the origin's own");
+    assert_eq!(digests(&ask(&cut, get("/")).await), fields("of-0-9"), "the same content");
+    assert_eq!(digests(&ask(&cut, part("bytes=0-3")).await), fields(""), "cut out of the whole");
     let has_it = request("GET", "/", &[("if-none-match", "\"a\"")]);
-    assert_eq!(digests(&ask(&cut, has_it).await), given(""), "a 304 has no content");
+    assert_eq!(digests(&ask(&cut, has_it).await), fields(""), "a 304 has no content");
     assert_eq!(inner.calls(), 1);
 
     let parts = shop(&inner);
     for _ in 0..2 {
-        assert_eq!(digests(&ask(&parts, part("bytes=0-4")).await), given("of-0-4"), "as it came");
+        assert_eq!(digests(&ask(&parts, part("bytes=0-4")).await), fields("of-0-4"), "as it came");
     }
-    assert_eq!(digests(&ask(&parts, part("bytes=1-2")).await), given(""), "narrowed");
-    assert_eq!(digests(&ask(&parts, part("bytes=3-7")).await), given("of-3-7"), "the origin's own");
-    assert_eq!(digests(&ask(&parts, part("bytes=0-7")).await), given(""), "joined");
-    assert_eq!(digests(&ask(&parts, part("bytes=0-4")).await), given(""), "narrowed, of what was joined");
+    assert_eq!(digests(&ask(&parts, part("bytes=1-2")).await), fields(""), "narrowed");
+    assert_eq!(digests(&ask(&parts, part("bytes=3-7")).await), fields("of-3-7"), "the origin's own");
+    assert_eq!(digests(&ask(&parts, part("bytes=0-7")).await), fields(""), "joined");
+    assert_eq!(digests(&ask(&parts, part("bytes=0-4")).await), fields(""), "narrowed, of what was joined");
     ask(&parts, part("bytes=8-9")).await;
     let seen = ask(&parts, get("/")).await;
-    assert_eq!((seen.text(), digests(&seen)), (WHOLE, given("")), "joined to the whole");
+    assert_eq!((seen.text(), digests(&seen)), (WHOLE, fields("")), "joined to the whole");
     assert_eq!(inner.calls(), 4);
 }
 
 /// A trailer may contain a digest too (RFC 9530, 2), and each of the joined parts has its own.
 #[tokio::test(start_paused = true)]
-async fn the_trailers_of_a_part_are_not_given_with_joined_parts() {
+async fn the_trailers_of_a_part_are_not_sent_with_joined_parts() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=60"), ("content-range", &range)];
@@ -79,7 +79,7 @@ async fn the_trailers_of_a_part_are_not_given_with_joined_parts() {
 /// instead.
 #[tokio::test(start_paused = true)]
 async fn the_guards_own_416_has_the_stored_fields_except_those_of_the_content() {
-    let kept = [
+    let retained = [
         ("access-control-allow-origin", "*"),
         ("access-control-expose-headers", "content-range"),
         ("cross-origin-resource-policy", "cross-origin"),
@@ -97,17 +97,17 @@ async fn the_guards_own_416_has_the_stored_fields_except_those_of_the_content() 
         ("content-type", "video/mp4"),
         ("last-modified", CHANGED),
     ];
-    let headers: Vec<_> = kept.into_iter().chain(left_out).collect();
+    let headers: Vec<_> = retained.into_iter().chain(left_out).collect();
     let inner = Inner::with(move |_, _| Ok(respond(200, &headers, whole(WHOLE))));
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
     let seen = ask(&shop, part("bytes=10-")).await;
     assert_eq!((seen.status, seen.text(), seen.header("content-range")), (416, "", Some("bytes */10")));
     assert_eq!((seen.header("content-length"), seen.header("accept-ranges")), (Some("0"), Some("bytes")));
-    for (name, value) in kept {
+    for (name, value) in retained {
         assert_eq!(seen.header(name), Some(value), "{name}");
     }
-    // With a lifetime, a cache on the way might store the 416 in place of the resource (RFC 9111, 3).
+    // With a lifetime, a cache on the way might store the 416 instead of the resource (RFC 9111, 3).
     for (name, _) in left_out {
         assert_eq!(seen.header(name), None, "{name}");
     }

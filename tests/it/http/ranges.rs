@@ -4,8 +4,8 @@ use stampede_guard::http::HttpPolicy;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Down, Inner, Req, all, ask, crowd, get, policy, read, request, respond, secs, send, sent, settle, shop,
-    shop_with, whole,
+    Down, Inner, Req, all, ask, get, policy, read, request, respond, secs, send, send_many, sent, settle,
+    shop, shop_with, whole,
 };
 
 const WHOLE: &str = "0123456789";
@@ -69,7 +69,7 @@ async fn a_stored_response_answers_for_each_of_its_parts() {
 async fn requests_with_an_invalid_range_coalesce_like_plain_requests() {
     let ranges = ["bytes=3-1", "bytes=a-b", "bytes=", "bytes", "bytes=0-1,x", "bytes=-", "bytes=0-1,5-4"];
     let inner = Inner::with(|n, request| {
-        assert_eq!(sent(request, "range"), "", "the origin is asked for the whole");
+        assert_eq!(sent(request, "range"), "", "the whole is requested from the origin");
         Ok(respond(200, &[], whole(n.to_string())))
     })
     .held();
@@ -131,7 +131,7 @@ async fn parts_are_stored_and_joined_by_a_strong_validator() {
 
 /// RFC 9111, 5.2.2.4: a joined response has no field that the newer part's `no-cache` withholds.
 #[tokio::test(start_paused = true)]
-async fn a_field_withheld_by_a_later_part_is_not_given_with_the_whole() {
+async fn a_field_withheld_by_a_later_part_is_not_sent_with_the_whole() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let (control, name) = match n {
@@ -168,12 +168,12 @@ async fn parts_of_a_weak_validator_are_never_put_together() {
 #[tokio::test(start_paused = true)]
 async fn parts_of_different_representations_are_never_put_together() {
     let inner = Inner::with(|n, request| {
-        let (tag, letter) = [("\"a\"", "a"), ("\"b\"", "b")][usize::from(n > 1)];
+        let (tag, text) = [("\"a\"", "a"), ("\"b\"", "b")][usize::from(n > 1)];
         let range = sent(request, "range").replace('=', " ") + "/10";
         let headers = [("etag", tag), ("cache-control", "max-age=60"), ("content-range", &range)];
         Ok(match sent(request, "range") {
-            "" => respond(200, &headers[..2], whole(letter.repeat(10))),
-            _ => respond(206, &headers, whole(letter.repeat(5))),
+            "" => respond(200, &headers[..2], whole(text.repeat(10))),
+            _ => respond(206, &headers, whole(text.repeat(5))),
         })
     });
     let shop = shop(&inner);
@@ -252,7 +252,7 @@ async fn range_requests_on_a_cold_key_neither_wait_nor_are_waited_for() {
     let parts: Vec<_> = (0..10).map(|n| (n, send(&shop, part(&format!("bytes={n}-{n}"))))).collect();
     settle().await;
     assert_eq!(inner.loads.running(), 10);
-    let plain = crowd(&shop, 10, "/");
+    let plain = send_many(&shop, 10, "/");
     settle().await;
     let more: Vec<_> = (0..10).map(|n| (n, send(&shop, part(&format!("bytes={n}-{n}"))))).collect();
     settle().await;
@@ -299,8 +299,8 @@ async fn an_answer_about_a_range_is_not_stored_for_the_resource() {
     let shop = shop(&inner);
     assert_eq!(ask(&shop, part("bytes=5-9")).await.status, 416);
     assert_eq!(ask(&shop, part("bytes=5-9")).await.status, 416);
-    let crowd = crowd(&shop, 10, "/");
-    assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "3")), "no marker");
+    let clients = send_many(&shop, 10, "/");
+    assert!(all(clients).await.iter().all(|seen| (seen.status, seen.text()) == (200, "3")), "no marker");
     assert_eq!(inner.calls(), 3);
 }
 
@@ -350,5 +350,5 @@ async fn parts_are_joined_up_to_max_body() {
         assert_eq!((seen.status, inner.calls()), (206, calls), "{range}");
     }
     ask(&shop, part("bytes=0-2")).await;
-    assert_eq!(inner.calls(), 4, "the newer part was kept, alone");
+    assert_eq!(inner.calls(), 4, "the newer part was stored, alone");
 }

@@ -9,7 +9,8 @@ use http::Response;
 use tower::{BoxError, Layer as _, Service, ServiceBuilder, ServiceExt as _};
 
 use super::kit::{
-    Boxed, Down, Inner, Req, Seen, all, ask, crowd, get, guard, policy, request, respond, secs, settle, whole,
+    Boxed, Down, Inner, Req, Seen, all, ask, get, guard, policy, request, respond, secs, send_many, settle,
+    whole,
 };
 
 /// A service that becomes ready when `ready` opens, and panics if it is called before.
@@ -65,12 +66,12 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
     assert_eq!(ask(&well, get("/stored")).await.text(), "1");
 
     let started = tokio::time::Instant::now();
-    let crowd = crowd(&ill, 20, "/");
+    let clients = send_many(&ill, 20, "/");
     settle().await;
     for _ in 0..10 {
         assert_eq!(ask(&ill, get("/stored")).await.text(), "1", "hits go on");
     }
-    for seen in all(crowd).await {
+    for seen in all(clients).await {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
     }
     assert_eq!(started.elapsed().as_secs(), 5);
@@ -82,7 +83,7 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
         async move { ask(&well, get("/other")).await }
     });
     settle().await;
-    let follower = super::kit::crowd(&ill, 5, "/other");
+    let follower = super::kit::send_many(&ill, 5, "/other");
     settle().await;
     inner.gate.open();
     assert_eq!(leader.await.unwrap().text(), "2");
@@ -92,22 +93,22 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
 #[tokio::test(start_paused = true)]
 async fn loads_outside_a_flight_are_bounded_by_load_timeout_too() {
     let inner = Inner::with(|n, _| Ok(respond(200, &[("cache-control", "private")], whole(n.to_string()))));
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let policy = policy().load_timeout(secs(5)).build().unwrap();
     let guard = guard().with_policy(policy);
     let shop = guard.layer(inner.clone());
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     let started = tokio::time::Instant::now();
     inner.open_first();
     settle().await;
     assert_eq!(inner.loads.running(), 19, "each for itself, and none is answered");
-    let seen = all(crowd).await;
+    let seen = all(clients).await;
     assert_eq!(seen.iter().filter(|seen| seen.status == 200).count(), 1);
     assert_eq!(seen.iter().filter(|seen| seen.status == 504).count(), 19);
     assert_eq!((started.elapsed().as_secs(), inner.loads.running()), (5, 0));
     let stats = guard.stats();
-    assert_eq!((stats.led, stats.failed, stats.bypassed), (1, 19, 0), "each counted once");
+    assert_eq!((stats.led, stats.failed, stats.bypassed), (1, 19, 0), "each recorded once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,10 +144,10 @@ async fn over_a_limit_of_one_hits_misses_and_bypasses_mix_without_deadlock() {
     let shop = guard().layer(limited);
     assert_eq!(ask(&shop, get("/hot")).await.text(), "1");
     inner.gate.close();
-    let slow = crowd(&shop, 20, "/cold");
+    let slow = send_many(&shop, 20, "/cold");
     settle().await;
     assert_eq!(inner.loads.running(), 1);
-    let other = crowd(&shop, 20, "/other");
+    let other = send_many(&shop, 20, "/other");
     settle().await;
     for _ in 0..20 {
         assert_eq!(ask(&shop, get("/hot")).await.text(), "1", "a hit needs no permit");
@@ -169,7 +170,7 @@ async fn under_a_limit_of_one_a_dropped_request_gives_its_permit_back() {
     let shop = ServiceBuilder::new().concurrency_limit(1).layer(guard()).service(inner.clone());
     let first = tokio::spawn(shop.clone().oneshot(get("/a")));
     settle().await;
-    let second = crowd(&shop, 1, "/b");
+    let second = send_many(&shop, 1, "/b");
     settle().await;
     assert_eq!(inner.calls(), 1);
     first.abort();
@@ -185,13 +186,13 @@ async fn a_buffer_inside_or_outside_works() {
     let inside = ServiceBuilder::new().layer(guard()).buffer(2).concurrency_limit(1).service(inner.clone());
     let outside = ServiceBuilder::new().buffer(2).layer(guard()).service(inner.clone());
     inner.gate.close();
-    let mut crowds = Vec::new();
+    let mut clients = Vec::new();
     for n in 0..8 {
-        crowds.extend(crowd(&inside, 10, &format!("/{n}")));
+        clients.extend(send_many(&inside, 10, &format!("/{n}")));
     }
     settle().await;
     inner.gate.open();
-    assert!(all(crowds).await.iter().all(|seen| seen.status == 200));
+    assert!(all(clients).await.iter().all(|seen| seen.status == 200));
     assert_eq!(inner.calls(), 8);
     for _ in 0..2 {
         assert_eq!(ask(&outside, get("/x")).await.text(), "9");
@@ -206,7 +207,7 @@ async fn a_dead_buffer_is_its_own_error_for_the_leader_and_502_for_waiters() {
     let shop = guard().layer(buffer);
     let leader = tokio::spawn(shop.clone().oneshot(get("/")));
     settle().await;
-    let followers = crowd(&shop, 5, "/");
+    let followers = send_many(&shop, 5, "/");
     settle().await;
     worker.abort();
     let error: BoxError = leader.await.unwrap().expect_err("closed");
@@ -223,7 +224,7 @@ async fn load_shed_inside_sheds_loads_and_never_hits() {
     let shop = guard().layer(shedding);
     assert_eq!(ask(&shop, get("/hot")).await.text(), "1");
     inner.gate.close();
-    let cold = crowd(&shop, 10, "/cold");
+    let cold = send_many(&shop, 10, "/cold");
     settle().await;
     let error = shop.clone().oneshot(get("/other")).await.expect_err("shed");
     assert!(error.is::<tower::load_shed::error::Overloaded>(), "{error}");
@@ -237,10 +238,10 @@ async fn load_shed_inside_sheds_loads_and_never_hits() {
 async fn load_shed_outside_never_sheds() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = ServiceBuilder::new().load_shed().layer(guard()).concurrency_limit(1).service(inner.clone());
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     inner.gate.open();
-    assert!(all(crowd).await.iter().all(|seen| seen.text() == "1"));
+    assert!(all(clients).await.iter().all(|seen| seen.text() == "1"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,7 +250,7 @@ async fn a_timeout_inside_is_the_leaders_error_and_502_for_waiters() {
     let shop = ServiceBuilder::new().layer(guard()).timeout(secs(3)).service(inner.clone());
     let leader = tokio::spawn(shop.clone().oneshot(get("/")));
     settle().await;
-    let followers = crowd(&shop, 5, "/");
+    let followers = send_many(&shop, 5, "/");
     let error = leader.await.unwrap().expect_err("too slow");
     assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
     let statuses: Vec<_> = all(followers).await.iter().map(|seen| seen.status).collect();
@@ -261,8 +262,8 @@ async fn a_timeout_inside_is_the_leaders_error_and_502_for_waiters() {
 async fn a_timeout_outside_ends_the_waiting_and_not_the_load() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = ServiceBuilder::new().timeout(secs(3)).layer(guard()).service(inner.clone());
-    let asked: Vec<_> = (0..5).map(|_| tokio::spawn(shop.clone().oneshot(get("/")))).collect();
-    for one in asked {
+    let pending: Vec<_> = (0..5).map(|_| tokio::spawn(shop.clone().oneshot(get("/")))).collect();
+    for one in pending {
         let error = one.await.unwrap().expect_err("too slow");
         assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
     }
@@ -299,16 +300,16 @@ async fn over_a_limit_or_a_buffer_of_one_requests_of_each_kind_mix_without_deadl
     let buffered = guard.layer(ServiceBuilder::new().buffer(1).concurrency_limit(1).service(inner.clone()));
     // Cold, warm, and stale.
     for _ in 0..3 {
-        let mut asked = Vec::new();
+        let mut pending = Vec::new();
         for _ in 0..5 {
             for request in of_each_kind() {
-                asked.push(super::kit::send(&limited, request));
+                pending.push(super::kit::send(&limited, request));
             }
             for request in of_each_kind() {
-                asked.push(super::kit::send(&buffered, request));
+                pending.push(super::kit::send(&buffered, request));
             }
         }
-        let answered = tokio::time::timeout(secs(1), all(asked)).await.expect("none waits for ever");
+        let answered = tokio::time::timeout(secs(1), all(pending)).await.expect("none waits for ever");
         assert!(answered.iter().all(|seen| matches!(seen.status, 200 | 206)));
         tokio::time::sleep(secs(3)).await;
     }
@@ -326,11 +327,11 @@ async fn a_stale_response_stands_in_for_an_inner_service_that_is_slow_or_sheds()
     ask(&busy, get("/")).await;
     tokio::time::sleep(secs(6)).await;
     inner.gate.close();
-    let stale = all(crowd(&slow, 5, "/")).await;
+    let stale = all(send_many(&slow, 5, "/")).await;
     assert!(stale.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
-    let occupied = crowd(&busy, 1, "/other");
+    let occupied = send_many(&busy, 1, "/other");
     settle().await;
-    let stale = all(crowd(&busy, 5, "/")).await;
+    let stale = all(send_many(&busy, 5, "/")).await;
     assert!(stale.iter().all(|seen| (seen.status, seen.text()) == (200, "2")));
     inner.gate.open();
     all(occupied).await;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::kit::{
-    Down, Feed, Inner, Seen, all, ask, crowd, get, policy, replicas_with, respond, secs, send, settle, shop,
-    whole,
+    Down, Feed, Inner, Seen, all, ask, get, policy, replicas_with, respond, secs, send, send_many, settle,
+    shop, whole,
 };
 
 /// A header line.
@@ -23,7 +23,7 @@ fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
     remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
 }
 
-/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients were told of a hit, also the one
+/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients saw a hit, also the one
 /// with a forwarded request.
 #[tokio::test(start_paused = true)]
 async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
@@ -39,7 +39,7 @@ async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
         ask(&shops[0], get("/")).await;
         tokio::time::sleep(secs(12)).await;
         inner.gate.close();
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 5, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 5, "/")).collect();
         settle().await;
         inner.gate.open();
         let seen = all(waiting).await;
@@ -62,7 +62,7 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     ask(&shop, get("/")).await;
     tokio::time::sleep(secs(12)).await;
     inner.gate.close();
-    let waiting = crowd(&shop, 5, "/");
+    let waiting = send_many(&shop, 5, "/");
     let seen = all(waiting).await;
     assert!(seen.iter().all(|seen| seen.text() == "1"));
     let expected = [("fwd=stale; ttl=-2; detail=no-answer", 1), ("fwd=stale; collapsed; ttl=-2", 4)];
@@ -71,10 +71,10 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     assert_eq!(seen, tallied(&expected));
 }
 
-/// Regression: after a wait of a second, a waiter was told a positive freshness of a response that must always be
+/// Regression: after a wait of a second, a waiter received a positive freshness of a response that must always be
 /// validated.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_told_no_freshness_that_the_response_lacks() {
+async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
     let cases = [
         ("no-cache", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
         ("max-age=0", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
@@ -86,7 +86,7 @@ async fn a_waiter_is_told_no_freshness_that_the_response_lacks() {
         let headers = [("etag", "\"a\""), ("cache-control", control), ("age", age)];
         let inner = Inner::in_turn([respond(200, &headers, body)]);
         let shops = replicas_with(2, &inner, policy());
-        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 3, "/")).collect();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 3, "/")).collect();
         tokio::time::sleep(secs(2)).await;
         feed.data("body");
         drop(feed);

@@ -89,7 +89,7 @@ impl Api {
         }
     }
 
-    fn asked(&self, line: &str) -> usize {
+    fn requests(&self, line: &str) -> usize {
         self.counts.lock().unwrap().get(line).copied().unwrap_or(0)
     }
 
@@ -161,7 +161,7 @@ fn both() -> [Form; 2] {
 async fn requests_at_once_are_one_load_and_later_ones_are_hits() {
     for form in both() {
         let api = Api::start().await;
-        let crowd: Vec<_> = (0..20)
+        let clients: Vec<_> = (0..20)
             .map(|_| {
                 let (form, request) = (form.clone(), api.get("/held/price"));
                 tokio::spawn(async move { form.text(request).await })
@@ -169,12 +169,12 @@ async fn requests_at_once_are_one_load_and_later_ones_are_hits() {
             .collect();
         api.started.reach(1).await;
         api.gate.open();
-        for one in crowd {
+        for one in clients {
             assert_eq!(one.await.unwrap(), "1", "{}", form.name());
         }
         let (text, remark) = form.ask(api.get("/held/price")).await;
         assert!(text == "1" && remark.starts_with("hit; ttl="), "{}: {text}, {remark}", form.name());
-        assert_eq!(api.asked("GET /held/price"), 1);
+        assert_eq!(api.requests("GET /held/price"), 1);
     }
 }
 
@@ -205,7 +205,7 @@ async fn a_response_to_credentials_goes_to_its_own_caller_only() {
 }
 
 #[tokio::test]
-async fn a_private_policy_keeps_users_apart() {
+async fn a_private_policy_separates_users() {
     for form in both_with(&Client::new(), HttpPolicy::private()) {
         let api = Api::start().await;
         for (user, n) in [("ann", 1), ("ann", 1), ("bob", 2), ("ann", 1)] {
@@ -305,7 +305,7 @@ async fn a_response_behind_a_redirect_is_neither_stored_nor_shared() {
             assert!(remark.ends_with("; detail=do-not-store"), "{remark}");
             assert_eq!(response.text().await.unwrap(), n.to_string(), "{}", form.name());
         }
-        assert_eq!((api.asked("GET /moved"), api.asked("GET /price")), (2, 2));
+        assert_eq!((api.requests("GET /moved"), api.requests("GET /price")), (2, 2));
         for _ in 0..2 {
             assert_eq!(form.text(api.get("/price")).await, "3", "{}: stored under its own URI", form.name());
         }
@@ -327,7 +327,7 @@ async fn a_redirect_that_the_client_does_not_follow_is_a_response_like_any_other
                 (307, &HeaderValue::from_static("/price"))
             );
         }
-        assert_eq!((api.asked("GET /moved"), api.asked("GET /price")), (1, 0), "{}", form.name());
+        assert_eq!((api.requests("GET /moved"), api.requests("GET /price")), (1, 0), "{}", form.name());
     }
 }
 
@@ -346,7 +346,7 @@ async fn a_body_that_the_client_decompresses_is_stored_as_it_is_read() {
         // reqwest decodes for a caller that asks for gzip by itself, too: another variant, and the same text.
         let coded = api.request(Method::GET, "/gzip", &[(header::ACCEPT_ENCODING, "gzip")]);
         assert_eq!(form.text(coded).await, "a text that is compressed on the way", "{}", form.name());
-        assert_eq!(api.asked("GET /gzip"), 2);
+        assert_eq!(api.requests("GET /gzip"), 2);
     }
 }
 
@@ -360,7 +360,7 @@ async fn a_request_with_a_body_reaches_the_api_whole_and_unsafe_methods_invalida
             *request.body_mut() = Some(Body::wrap(Full::new(bytes::Bytes::from("once"))));
             let (text, remark) = form.ask(request).await;
             assert_eq!((&*text, &*remark), ("once", "fwd=bypass; detail=body"), "{}", form.name());
-            assert_eq!(api.asked("GET /echo"), n);
+            assert_eq!(api.requests("GET /echo"), n);
         }
         assert_eq!(form.text(api.get("/price")).await, "1");
         let mut change = api.request(Method::PUT, "/price", &[]);
@@ -419,12 +419,12 @@ async fn a_load_goes_on_without_the_request_that_began_it() {
         assert!(leader.await.unwrap_err().is_cancelled());
         api.gate.open();
         assert_eq!(form.text(api.get("/held")).await, "1");
-        assert_eq!(api.asked("GET /held"), 1, "{}", form.name());
+        assert_eq!(api.requests("GET /held"), 1, "{}", form.name());
     }
 }
 
 #[tokio::test]
-async fn a_stale_response_is_refreshed_after_it_was_given() {
+async fn a_stale_response_is_refreshed_after_it_was_served() {
     for form in both() {
         let api = Api::start().await;
         assert_eq!(form.text(api.get("/stale")).await, "1");

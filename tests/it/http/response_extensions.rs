@@ -1,4 +1,4 @@
-//! Extensions of responses are values in memory: only the client of the leading request is given them.
+//! Extensions of responses are values in memory: only the client of the leading request receives them.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

@@ -4,8 +4,8 @@ use http::Response;
 use stampede_guard::http::{DoNotStore, HttpPolicy};
 
 use super::kit::{
-    Boxed, Inner, Seen, Shop, all, ask, crowd, get, policy, replicas, replicas_with, respond, settle, shop,
-    shop_with, whole,
+    Boxed, Inner, Seen, Shop, all, ask, get, policy, replicas, replicas_with, respond, send_many, settle,
+    shop, shop_with, whole,
 };
 
 /// One request leads while 20 others wait, in this process and in another one: each gets a separate answer, and none
@@ -15,18 +15,18 @@ async fn is_nobody_elses(rule: &str, inner: Inner) {
 }
 
 async fn is_nobody_elses_by(http: HttpPolicy, rule: &str, inner: Inner) {
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let replicas = replicas_with(2, &inner, policy().http(http));
-    let mut crowds = crowd(&replicas[0], 11, "/");
+    let mut clients = send_many(&replicas[0], 11, "/");
     settle().await;
-    crowds.extend(crowd(&replicas[1], 10, "/"));
+    clients.extend(send_many(&replicas[1], 10, "/"));
     settle().await;
     assert_eq!(inner.calls(), 1, "{rule}: one leads, the others wait");
     inner.open_first();
     settle().await;
     assert_eq!(inner.loads.running(), 20, "{rule}: all load at once");
     inner.gate.open();
-    let seen = all(crowds).await;
+    let seen = all(clients).await;
     let mut numbers: Vec<_> = seen.iter().map(|seen| seen.text().parse::<usize>().unwrap()).collect();
     numbers.sort();
     assert_eq!(numbers, (1..=21).collect::<Vec<_>>(), "{rule}: each its own answer");
@@ -57,7 +57,7 @@ async fn a_private_answer_reaches_no_waiter() {
 }
 
 /// RFC 9111, 5.2.2.2 and 5.2.2.4: both require a validation before the response answers any other request, and without
-/// a validator none is possible. Regression: the first was given to waiters, unlike the second.
+/// a validator none is possible. Regression: the first was sent to waiters, unlike the second.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_must_but_can_not_be_validated_is_its_own_clients_only() {
     for (control, rule) in [
@@ -131,16 +131,16 @@ async fn a_refusal_of_one_client_leaves_no_marker() {
             1 => Ok(respond(status, &[], whole("not you"))),
             _ => Ok(respond(200, &[], whole(n.to_string()))),
         });
-        let inner = inner.held_apart();
+        let inner = inner.held_separately();
         let shops = replicas(2, &inner);
-        let mut waiting = crowd(&shops[0], 6, "/");
+        let mut waiting = send_many(&shops[0], 6, "/");
         settle().await;
-        waiting.extend(crowd(&shops[1], 5, "/"));
+        waiting.extend(send_many(&shops[1], 5, "/"));
         settle().await;
         inner.open_first();
         settle().await;
         assert_eq!(inner.loads.running(), 10, "{status}: no waiter waits again");
-        let later: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+        let later: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
         settle().await;
         assert_eq!(inner.loads.running(), 10 + 1, "{status}");
         inner.gate.open();
@@ -214,27 +214,27 @@ async fn a_marker_keeps_requests_from_queueing_for_ten_seconds() {
     ask(&shop, get("/")).await;
     for wave in 0..3 {
         inner.gate.close();
-        let crowd = crowd(&shop, 20, "/");
+        let clients = send_many(&shop, 20, "/");
         settle().await;
         assert_eq!(inner.loads.running(), 20, "wave {wave}: none waits");
         inner.gate.open();
-        all(crowd).await;
+        all(clients).await;
         tokio::time::sleep(super::kit::secs(4)).await;
     }
     // Each wave renews the marker; after ten seconds without a wave, one request leads again.
     tokio::time::sleep(super::kit::secs(10)).await;
     inner.gate.close();
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 1);
     inner.gate.open();
-    all(crowd).await;
+    all(clients).await;
     assert_eq!(inner.calls(), 1 + 3 * 20 + 20);
 }
 
 /// A stored response that may no longer be served does not prevent the marker.
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_has_become_private_is_marked_in_place_of_its_stored_response() {
+async fn a_marker_replaces_the_stored_response_of_a_resource_that_has_become_private() {
     let inner = Inner::with(|n, _| {
         let public = [("etag", "\"a\""), ("cache-control", "max-age=1")];
         let headers = if n == 1 { &public[..] } else { &[("cache-control", "private")] };
@@ -245,11 +245,11 @@ async fn a_resource_that_has_become_private_is_marked_in_place_of_its_stored_res
     tokio::time::sleep(super::kit::secs(2)).await;
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
     inner.gate.close();
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 20, "none waits");
     inner.gate.open();
-    all(crowd).await;
+    all(clients).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,15 +266,15 @@ async fn a_marked_resource_that_becomes_cacheable_is_cached_by_the_next_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_request_of_a_crowd_heals_a_marked_resource() {
+async fn one_of_many_requests_heals_a_marked_resource() {
     let inner = private_until(1);
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
     inner.gate.close();
-    let crowd = crowd(&shop, 20, "/");
+    let clients = send_many(&shop, 20, "/");
     settle().await;
     inner.gate.open();
-    let remarks: Vec<_> = all(crowd).await.iter().map(Seen::remark).collect();
+    let remarks: Vec<_> = all(clients).await.iter().map(Seen::remark).collect();
     assert_eq!(remarks.iter().filter(|remark| *remark == "fwd=uri-miss; stored; ttl=60").count(), 1);
     assert_eq!(remarks.iter().filter(|remark| *remark == "fwd=miss; detail=uncoordinated").count(), 19);
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));

@@ -237,9 +237,9 @@ fn is_the_guards(line: &str) -> bool {
 async fn a_client_that_does_not_read_delays_a_body_over_max_body() {
     const CHUNK: usize = 64 * 1024;
     let polled = Arc::<AtomicUsize>::default();
-    let counted = polled.clone();
+    let counter = polled.clone();
     let handler = move || async move {
-        let stream = futures_util::stream::iter(0..4096).map_frames(counted);
+        let stream = futures_util::stream::iter(0..4096).map_frames(counter);
         Response::new(Body::new(StreamBody::new(stream)))
     };
     let guard = StampedeGuard::in_memory().with_policy(policy().max_body(CHUNK).build().unwrap());
@@ -260,18 +260,18 @@ async fn a_client_that_does_not_read_delays_a_body_over_max_body() {
 trait MapFrames: Sized {
     fn map_frames(
         self,
-        counted: Arc<AtomicUsize>,
+        counter: Arc<AtomicUsize>,
     ) -> impl futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send;
 }
 
 impl<S: futures_util::Stream<Item = i32> + Send> MapFrames for S {
     fn map_frames(
         self,
-        counted: Arc<AtomicUsize>,
+        counter: Arc<AtomicUsize>,
     ) -> impl futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
         static CHUNK: [u8; 64 * 1024] = [b'x'; 64 * 1024];
         futures_util::StreamExt::map(self, move |_| {
-            counted.fetch_add(1, Ordering::SeqCst);
+            counter.fetch_add(1, Ordering::SeqCst);
             Ok(Frame::data(Bytes::from_static(&CHUNK)))
         })
     }
@@ -315,12 +315,12 @@ async fn two_hundred_times_on_redis_the_request_after_a_whole_response_hits() {
     let client_of_redis = redis::Client::open(server.minimal_user()).unwrap();
     let guard = StampedeGuard::builder(client_of_redis).policy(patient.build().unwrap()).build().unwrap();
     crate::redis::connects(&guard).await;
-    let (counted, streamed) = (loads.clone(), loads.clone());
+    let (counter, streamed) = (loads.clone(), loads.clone());
     let app = Router::new()
         .route(
             "/whole/{n}",
             get(|| async move {
-                drop(counted.start());
+                drop(counter.start());
                 "abc".repeat(1000)
             }),
         )

@@ -21,7 +21,7 @@ use super::kit::{
     Boxed, Inner, all, ask, get, policy, read, request, respond, secs, settle, shop, shop_with, whole,
 };
 
-/// The spans around each event named `asked`, from the inside out; requests with their number.
+/// The spans around each event with the target `probe`, from the inside out; requests with their number.
 #[derive(Clone, Default)]
 struct Scopes(Arc<Mutex<Vec<Vec<String>>>>);
 
@@ -48,7 +48,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Sc
     }
 
     fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
-        if event.metadata().target() == "asked" {
+        if event.metadata().target() == "probe" {
             let scope = context.event_scope(event).into_iter().flatten();
             let names = scope.map(|span| span.extensions().get::<Label>().unwrap().0.clone());
             self.0.lock().unwrap().push(names.collect());
@@ -78,7 +78,7 @@ impl Scopes {
 /// An inner service that reports its spans.
 fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'static) -> Inner {
     Inner::with(move |n, _| {
-        tracing::info!(target: "asked", "");
+        tracing::info!(target: "probe", "");
         Ok(answer(n))
     })
 }
@@ -86,15 +86,15 @@ fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'stat
 /// Concurrent requests, each in a separate span; the first of them leads.
 async fn ask_in_spans(inner: &Inner, callers: std::ops::Range<u64>) -> super::kit::Shop {
     let shop = shop(inner);
-    let crowd = callers.map(|caller| {
+    let clients = callers.map(|caller| {
         let shop = shop.clone();
         let span = tracing::info_span!(parent: None, "request", caller);
         tokio::spawn(async move { ask(&shop, get("/")).await }.instrument(span))
     });
-    let crowd = crowd.collect();
+    let clients = clients.collect();
     settle().await;
     inner.gate.open();
-    all(crowd).await;
+    all(clients).await;
     shop
 }
 
@@ -149,7 +149,7 @@ async fn without_its_own_span_a_load_runs_in_the_leaders() {
     let guard = StampedeGuard::in_memory();
     let span = tracing::info_span!("request", caller = 7);
     let load = || async {
-        tracing::info!(target: "asked", "");
+        tracing::info!(target: "probe", "");
         Ok::<_, std::io::Error>(1)
     };
     assert_eq!(guard.get_or_load("key", load).instrument(span).await.unwrap(), 1);
@@ -163,7 +163,7 @@ async fn without_its_own_span_a_load_runs_in_the_leaders() {
 /// A body that reports its spans, once before its only frame and once after it, a while later.
 fn telling_body() -> Boxed {
     let frame = |text: &'static str| async move {
-        tracing::info!(target: "asked", "");
+        tracing::info!(target: "probe", "");
         (!text.is_empty()).then(|| Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
     };
     let late = stream::once(async { tokio::time::sleep(Duration::from_secs(30)).await }).map(|()| "b");

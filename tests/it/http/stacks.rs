@@ -260,7 +260,7 @@ async fn admit(request: Request, next: Next) -> Response {
 }
 
 #[tokio::test]
-async fn a_refused_client_is_never_given_a_hit() {
+async fn a_refused_client_never_receives_a_hit() {
     let plan = |cache_control: &'static str| {
         let headers = [(CACHE_CONTROL, cache_control)];
         Router::new().route("/plan", get(async move || (headers, "secret plan")))
@@ -279,14 +279,14 @@ async fn a_refused_client_is_never_given_a_hit() {
             assert_eq!((refused.status, refused.text()), (403, ""), "{what}");
         }
     }
-    // The reason for the rule's limit: inside the guard, and not declared, the layer is not asked again.
+    // The reason for the rule's limit: inside the guard, and not declared, the layer is not called again.
     let app = plan("max-age=60").layer(from_fn(admit)).layer(guard(http()));
     ask(&app, "/plan", &[("x-office", "1")]).await;
     assert_eq!(ask(&app, "/plan", &[]).await.text(), "secret plan");
 }
 
 /// Where the policy lists the relevant cookies, analytics cookies do not keep browsers from the cache; and none of
-/// them reaches an answer that is given to other clients.
+/// them reaches an answer that is sent to other clients.
 #[tokio::test]
 async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() {
     let app = |http| {
@@ -309,7 +309,7 @@ async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() 
         ("cookies: _ga=alice; session=7", "fwd=bypass; detail=credentials")
     );
     assert_eq!(ask(&listed, "/", &[]).await.text(), "cookies: ");
-    // A request that is not looked up is not changed.
+    // A request without a look-up is not changed.
     let post = http::Request::post("/").header("host", "shop.example").header("cookie", "_ga=alice");
     let posted = tower::ServiceExt::oneshot(listed, post.body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(read(posted).await.text(), "cookies: _ga=alice");

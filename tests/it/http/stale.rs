@@ -1,10 +1,10 @@
-//! Stale responses (RFC 5861): served while they are loaded again, and in place of the origin's failures.
+//! Stale responses (RFC 5861): served while they are loaded again, and instead of the origin's failures.
 
 use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{
-    Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send, settle,
-    shop_with, whole,
+    Down, Inner, all, ask, get, policy, replicas, replicas_with, request, respond, secs, send, send_many,
+    settle, shop_with, whole,
 };
 
 /// The first call is answered with `Cache-Control: control`, later ones with a new text, or with the status of `then`.
@@ -29,7 +29,7 @@ async fn stale_while_revalidate_answers_all_requests_at_once_and_asks_once() {
     let inner = inner.held();
     // Held: a client that waited for the origin would not be answered.
     for shop in &shops {
-        for seen in all(crowd(shop, 10, "/")).await {
+        for seen in all(send_many(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-2"));
             assert_eq!(seen.header("age"), Some("12"));
         }
@@ -96,9 +96,9 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
     }
 }
 
-/// The stand-in for others is not given to a client that refuses stale responses: it gets the origin's own answer.
+/// The stand-in for others is not sent to a client that refuses stale responses: it gets the origin's own answer.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_refuses_stale_responses_is_given_no_stand_in() {
+async fn a_client_that_refuses_stale_responses_receives_no_stand_in() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
@@ -119,7 +119,7 @@ async fn a_client_that_refuses_stale_responses_is_given_no_stand_in() {
 
 /// The inner service's error goes to its own client, if that client accepts nothing else.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_refuses_stale_responses_is_given_the_error_itself() {
+async fn a_client_that_refuses_stale_responses_receives_the_error_itself() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(0));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
@@ -186,13 +186,13 @@ async fn a_range_that_triggers_a_refresh_asks_for_the_whole() {
 }
 
 /// A response loaded for credentials is stored under the resource's lease, which an invalidation ends; clients that
-/// came after the invalidation must not be given the earlier load.
+/// came after the invalidation must not receive the earlier load.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_overtakes_a_load_for_credentials() {
     use stampede_guard::http::{HttpPolicy, cache_key};
     let inner =
         Inner::with(|n, _| Ok(respond(200, &[("cache-control", "s-maxage=60")], whole(n.to_string()))));
-    let inner = inner.held_apart();
+    let inner = inner.held_separately();
     let http = HttpPolicy::default().share_authorized(true);
     let guard = super::kit::guard().with_policy(policy().http(http).build().unwrap());
     let shop = guard.layer(inner.clone());
@@ -214,7 +214,7 @@ async fn an_invalidation_overtakes_a_load_for_credentials() {
     assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }
 
-/// As for values: the window counts from the expiry, however long ago the response was stored. All clients are given
+/// As for values: the window counts from the expiry, however long ago the response was stored. All clients receive
 /// it, and none loads alone.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_is_expired_late_stands_in_for_all_clients() {
@@ -232,7 +232,7 @@ async fn a_response_that_is_expired_late_stands_in_for_all_clients() {
             .expire(stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap())
             .await
             .unwrap();
-        for seen in all(crowd(&shop, 10, "/")).await {
+        for seen in all(send_many(&shop, 10, "/")).await {
             assert_eq!(seen.text(), "1", "{failure}: {}", seen.remark());
         }
         assert_eq!(inner.calls(), 2, "{failure}");

@@ -160,8 +160,8 @@ async fn a_broken_body_is_one_load_and_no_clients_truncated_200_in_four_processe
     let saw = servers.end(clients, "a body that breaks").await;
     let whole = saw.iter().filter(|(_, status, _, text)| *status == 200 && text.is_some()).count();
     assert_eq!(whole, 0, "none takes half of it for all");
-    let told = saw.iter().filter(|(_, status, ..)| *status == 502).count();
-    assert_eq!(told, PROCESSES * CLIENTS - 1, "all but the leader's client");
+    let failed = saw.iter().filter(|(_, status, ..)| *status == 502).count();
+    assert_eq!(failed, PROCESSES * CLIENTS - 1, "all but the leader's client");
     assert_eq!(servers.origin.loads("reset"), 1);
 }
 

@@ -9,7 +9,7 @@ use stampede_guard::http::GuardedBody;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, respond, secs, settle, shop, shop_with,
+    Boxed, Feed, Inner, Shop, all, ask, get, policy, read, respond, secs, send_many, settle, shop, shop_with,
     whole,
 };
 
@@ -36,7 +36,7 @@ async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_wait
     let shop = shop(&inner);
     let mut response = start(&shop).await;
     assert_eq!(response.headers()["cache-status"], "stampede-guard; fwd=uri-miss; stored; ttl=60");
-    let followers = crowd(&shop, 20, "/");
+    let followers = send_many(&shop, 20, "/");
     assert_eq!(come(response.body_mut()).await, "");
     feed.data("one,");
     assert_eq!(come(response.body_mut()).await, "one,", "all of it: only the end says that no more comes");
@@ -86,7 +86,7 @@ async fn with_a_content_length_only_the_byte_that_completes_it_is_withheld() {
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
 }
 
-/// Head and body in two small writes would be 40 ms apart: Nagle's algorithm waits for a delayed acknowledgement.
+/// Head and body in two small writes would be separated by 40 ms: Nagle's algorithm waits for a delayed acknowledgement.
 #[tokio::test(start_paused = true)]
 async fn a_complete_body_goes_out_with_its_head() {
     let shop = shop(&Inner::numbered(|_| ()));
@@ -123,7 +123,7 @@ async fn a_client_that_leaves_in_the_middle_stops_nothing() {
     feed.data("abc");
     come(response.body_mut()).await;
     drop(response);
-    let followers = crowd(&shop, 5, "/");
+    let followers = send_many(&shop, 5, "/");
     settle().await;
     feed.data("def");
     settle().await;
@@ -140,7 +140,7 @@ async fn a_client_that_does_not_read_delays_no_other_client() {
     let inner = Inner::in_turn([respond(200, &[], body)]);
     let shop = shop(&inner);
     let unread = start(&shop).await;
-    let followers = crowd(&shop, 5, "/");
+    let followers = send_many(&shop, 5, "/");
     for _ in 0..1000 {
         feed.data("0123456789");
     }
@@ -191,7 +191,7 @@ async fn trailers_reach_the_leader_its_waiters_and_later_hits() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[("trailer", "x-sum")], body)]);
     let shop = shop(&inner);
-    let followers = crowd(&shop, 3, "/");
+    let followers = send_many(&shop, 3, "/");
     settle().await;
     feed.data("abc");
     feed.trailers("x-sum", "6");

@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, String) {
     let redis = server.minimal_user();
-    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was given back.
+    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was released.
     let patient = [("BUDGET_MS", "4000"), ("LEASE_MS", "60000")];
     let env = [("REDIS_URL", &*redis), ("PORT", "0"), ("LOAD_MS", load_ms), ("DEADLINE_MS", deadline_ms)];
     let env = [&env[..], &patient].concat();
@@ -48,8 +48,8 @@ fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, Stri
 }
 
 /// Each client gets its own report; the first has this number.
-async fn are_served(asked: Vec<JoinHandle<Result<(u16, String), ()>>>, first: usize) {
-    for (report, answer) in (first..).zip(join_all(asked).await) {
+async fn are_served(calls: Vec<JoinHandle<Result<(u16, String), ()>>>, first: usize) {
+    for (report, answer) in (first..).zip(join_all(calls).await) {
         let (status, body) = answer.expect("joined").expect("answered");
         assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
     }
@@ -65,10 +65,10 @@ async fn keys(server: &RedisServer, kind: &str, n: usize) {
 async fn a_terminated_replica_answers_its_loads() {
     let server = RedisServer::start();
     let (mut replica, url) = replica(&server, "1500", "20000");
-    let asked = ask_for(&url, 0..LOADS);
+    let calls = ask_for(&url, 0..LOADS);
     keys(&server, "l", LOADS).await;
     replica.terminate();
-    are_served(asked, 0).await;
+    are_served(calls, 0).await;
     assert!(replica.ended().await.success());
     assert_eq!(
         replica.printed("Shutdown "),
@@ -88,11 +88,11 @@ async fn loads_beyond_a_terminated_replicas_deadline_go_to_another() {
     keys(&server, "l", LOADS).await;
     let waits = ask_for(&other, 0..LOADS / 2);
     keys(&server, "q", LOADS / 2).await;
-    let asked = Instant::now();
+    let began = Instant::now();
     leaves.terminate();
     are_served(waits, 0).await;
     assert!(leaves.ended().await.success());
-    let took = asked.elapsed();
+    let took = began.elapsed();
     assert!(took < Duration::from_millis(500) + SOON, "{took:?}");
     assert_eq!(
         leaves.printed("Shutdown "),
@@ -120,11 +120,11 @@ async fn a_terminated_replica_ends_with_its_loads() {
     let mut rounds = Rounds::of("its loads end in time");
     while rounds.next().is_some() {
         let (mut leaves, url) = replica(&server, "600", "10000");
-        let asked = ask_for(&url, 0..LOADS);
+        let calls = ask_for(&url, 0..LOADS);
         keys(&server, "l", LOADS).await;
         let terminated = Instant::now();
         leaves.terminate();
-        are_served(asked, 0).await;
+        are_served(calls, 0).await;
         let answered = terminated.elapsed();
         assert!(leaves.ended().await.success());
         rounds.note([

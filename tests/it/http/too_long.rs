@@ -11,7 +11,7 @@ use http_body_util::BodyExt as _;
 use stampede_guard::StampedeGuard;
 use tower::Layer as _;
 
-use super::kit::{Boxed, Down, Feed, Inner, Shop, all, ask, crowd, get, policy, secs, settle, whole};
+use super::kit::{Boxed, Down, Feed, Inner, Shop, all, ask, get, policy, secs, send_many, settle, whole};
 use crate::support::warnings::Warnings;
 
 const MOST: usize = 1000;
@@ -63,7 +63,7 @@ async fn a_body_with_a_size_hint_over_max_body_is_decided_at_its_head() {
     for body in [exact, lower] {
         let inner = Inner::with(move |_, _| Ok(Response::new(body()))).held();
         let (_, shop) = guarded(&inner);
-        let followers = crowd(&shop, 5, "/");
+        let followers = send_many(&shop, 5, "/");
         settle().await;
         assert_eq!(inner.calls(), 1);
         inner.gate.open();
@@ -91,7 +91,7 @@ async fn a_body_found_too_long_before_its_head_is_sent_is_not_reported_as_stored
 
 /// Regression: a hot route lost its protection without a sign.
 #[tokio::test(start_paused = true)]
-async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
+async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let inner = Inner::with(|n, _| {
@@ -117,10 +117,10 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
         settle().await;
     }
     assert_eq!(guard.stats().unshareable, 3, "sized, unannounced, and by its header");
-    let told = warnings.about("longer than max_body");
-    assert_eq!(told.len(), 1, "{warnings:?}");
-    assert!(told[0].contains("Key(#") && told[0].contains("1001 1000 "), "{told:?}");
-    assert!(!told[0].contains("secret"), "{told:?}");
+    let warned = warnings.about("longer than max_body");
+    assert_eq!(warned.len(), 1, "{warnings:?}");
+    assert!(warned[0].contains("Key(#") && warned[0].contains("1001 1000 "), "{warned:?}");
+    assert!(!warned[0].contains("secret"), "{warned:?}");
 
     ask(&shop, get("/short")).await;
     ask(&shop, get("/not-shared-for-another-reason")).await;
@@ -129,7 +129,7 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
 
 /// A slow body is not a long one: a higher bound would not help.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
+async fn a_body_that_times_out_is_not_reported_as_too_long() {
     let (feed, body) = Feed::new();
     let (guard, shop) = guarded(&Inner::in_turn([Response::new(body)]));
     let response = tower::ServiceExt::oneshot(shop, get("/")).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
     assert_eq!(guard.stats().unshareable, 0);
 }
 
-/// Regression: it could not be read, each client was given the origin's, and a marker took the place of the other process's response.
+/// Regression: it could not be read, each client received the origin's, and a marker replaced the other process's response.
 #[cfg(feature = "lz4")]
 #[tokio::test(start_paused = true)]
 async fn a_body_over_max_body_that_another_process_has_stored_is_served() {

@@ -5,8 +5,8 @@ use stampede_guard::http::HttpPolicy;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, secs, send, settle,
-    shop, shop_with, whole,
+    Boxed, Down, Inner, Shop, all, ask, get, policy, replicas, request, respond, secs, send, send_many,
+    settle, shop, shop_with, whole,
 };
 
 /// Answers GETs with the number of the call, and all other methods with this status and these headers.
@@ -63,7 +63,7 @@ async fn an_unsafe_method_invalidates_the_resources_of_its_uri_and_of_its_host()
         ("http://user@A.example:80/p", "b.example", &all[..2]),
         ("http://a.example/p", "b@example", &all[..1]),
     ];
-    for (uri, host, gone) in cases {
+    for (uri, host, invalidated) in cases {
         for status in [204, 500] {
             let inner = origin(status, &[("location", "/p")]);
             let shops = replicas(2, &inner);
@@ -72,7 +72,7 @@ async fn an_unsafe_method_invalidates_the_resources_of_its_uri_and_of_its_host()
             }
             ask(&shops[1], request("PUT", uri, &[("host", host)])).await;
             for stored in all {
-                let expected = status < 400 && gone.contains(&stored);
+                let expected = status < 400 && invalidated.contains(&stored);
                 assert_eq!(
                     !is_stored(&shops[0], stored).await,
                     expected,
@@ -112,7 +112,7 @@ async fn locations_of_the_same_origin_are_invalidated_too() {
         "https://shop.example/b",
         "http://shop.example/c",
     ];
-    for (headers, gone) in cases {
+    for (headers, invalidated) in cases {
         for status in [201, 500] {
             let inner = origin(status, headers);
             let shop = shop(&inner);
@@ -121,7 +121,7 @@ async fn locations_of_the_same_origin_are_invalidated_too() {
             }
             ask(&shop, request("POST", "/a", &[])).await;
             for uri in all {
-                let expected = status < 400 && gone.contains(&uri);
+                let expected = status < 400 && invalidated.contains(&uri);
                 assert_eq!(!is_stored(&shop, uri).await, expected, "{headers:?} {status}: {uri}");
             }
         }
@@ -137,13 +137,13 @@ async fn a_load_during_an_unsafe_method_is_not_stored() {
             _ => respond(204, &[], Boxed::default()),
         })
     })
-    .held_apart();
+    .held_separately();
     let shops = replicas(2, &inner);
-    let early = crowd(&shops[0], 10, "/");
+    let early = send_many(&shops[0], 10, "/");
     settle().await;
     inner.gate.open();
     assert_eq!(ask(&shops[1], request("PUT", "/", &[])).await.status, 204);
-    let late: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    let late: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 10, "/")).collect();
     let late = all(late).await;
     assert!(late.iter().all(|seen| seen.text() == "3"), "later requests see the change");
     inner.open_first();
@@ -179,25 +179,25 @@ async fn each_unsafe_request_is_sent_without_waiting() {
 
 /// Strictly, the response to a POST may be stored for GETs; but no GET waits for that.
 #[tokio::test(start_paused = true)]
-async fn a_post_in_progress_or_given_up_delays_no_get() {
-    for given_up in [false, true] {
+async fn a_post_in_progress_or_abandoned_delays_no_get() {
+    for abandoned in [false, true] {
         let inner = Inner::with_headers(&[("cache-control", "max-age=60")]).held();
         let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
         let post = send(&shop, request("POST", "/", &[]));
         settle().await;
-        if given_up {
+        if abandoned {
             post.abort();
             settle().await;
         }
-        let gets = crowd(&shop, 5, "/");
+        let gets = send_many(&shop, 5, "/");
         settle().await;
-        assert_eq!(inner.calls(), 2, "given up: {given_up}");
+        assert_eq!(inner.calls(), 2, "abandoned: {abandoned}");
         inner.gate.open();
         assert!(all(gets).await.iter().all(|seen| seen.text() == "2"));
     }
 }
 
-/// A7: the response from before the POST is invalid, whether or not the POST's response is stored in its place.
+/// A7: the response from before the POST is invalid, whether or not the POST's response is stored instead.
 #[tokio::test(start_paused = true)]
 async fn a_post_with_the_representation_leaves_no_older_response() {
     let inner = Inner::with(|n, request| {
@@ -241,12 +241,12 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     .await;
 }
 
-/// A7. Regression: after a client hung up, or the connection to the origin broke, the whole fleet kept the old
+/// A7. Regression: after a client hung up, or the connection to the origin broke, the whole fleet continued to serve the old
 /// response, though the change may have been made.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
     for method in ["PUT", "POST", "DELETE"] {
-        for (how, http) in ["gone", "error", "panic"]
+        for (how, http) in ["left", "error", "panic"]
             .into_iter()
             .flat_map(|how| [(how, HttpPolicy::default()), (how, HttpPolicy::strict())])
         {
@@ -263,13 +263,13 @@ async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
             let change = tokio::spawn(shops[1].clone().oneshot(request(method, "/a", &[])));
             settle().await;
             assert!(is_stored(&shops[0], "/a").await, "it has not been answered yet");
-            if how == "gone" {
+            if how == "left" {
                 change.abort();
             }
             inner.gate.open();
             if let Ok(answer) = change.await {
                 assert!(answer.is_err());
-                assert!(!is_stored(&shops[0], "/a").await, "gone before it is told");
+                assert!(!is_stored(&shops[0], "/a").await, "removed before it is answered");
             }
             settle().await;
             for shop in &shops {
@@ -307,7 +307,7 @@ async fn a_refused_change_of_a_client_that_hung_up_invalidates_nothing() {
     }
 }
 
-/// The request may be dropped with its runtime, or after it: then the store can not be told, and nothing is logged.
+/// The request may be dropped with its runtime, or after it: then the store can not be notified, and nothing is logged.
 #[test]
 fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -328,7 +328,7 @@ fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     drop(one);
 }
 
-/// RFC 9110, 13.1: such conditions tell the origin whether to apply the method; only a GET is answered that the client
+/// RFC 9110, 13.1: such conditions decide whether the origin has to apply the method; only a GET is answered that the client
 /// has the representation already.
 #[tokio::test(start_paused = true)]
 async fn a_conditional_post_has_the_origins_own_answer() {

@@ -8,8 +8,8 @@ use stampede_guard::http::{DoNotStore, HttpPolicy, cache_key};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Req, Seen, Shop, all, ask, crowd, get, policy, replicas, replicas_with, request,
-    respond, secs, send, settle, whole,
+    Boxed, Down, Inner, Req, Seen, Shop, all, ask, get, policy, replicas, replicas_with, request, respond,
+    secs, send, send_many, settle, whole,
 };
 
 type Answer = Arc<dyn Fn() -> Result<Response<Boxed>, Down> + Send + Sync>;
@@ -37,7 +37,7 @@ fn about_the_resource() -> Vec<(&'static str, Answer)> {
         response.extensions_mut().insert(DoNotStore);
         Ok(response)
     };
-    let long = |told: bool| {
+    let long = |declared: bool| {
         answer(move || {
             let (text, length) = ("n".repeat(200), [("content-length", "200")]);
             let streamed = http_body_util::StreamBody::new(futures_util::stream::iter(
@@ -47,7 +47,7 @@ fn about_the_resource() -> Vec<(&'static str, Answer)> {
                     .collect::<Vec<_>>(),
             ));
             let body = http_body_util::BodyExt::boxed_unsync(streamed);
-            Ok(respond(200, if told { &length } else { &[] }, body))
+            Ok(respond(200, if declared { &length } else { &[] }, body))
         })
     };
     vec![
@@ -116,7 +116,7 @@ async fn a_load_that_is_answered_about_the_resource_leaves_no_stand_in() {
     }
 }
 
-/// Until which age of the stored response it is served, asked once a second by two processes.
+/// Until which age of the stored response it is served, with one request a second from each of two processes.
 async fn served_for(inner: &Inner, most: u64) -> u64 {
     let shops = shops(inner);
     ask(&shops[0], get("/")).await;
@@ -135,7 +135,7 @@ async fn served_for(inner: &Inner, most: u64) -> u64 {
     last
 }
 
-/// The windows are the response's own: `back_off` paces loads and extends nothing. Regression: 21 seconds in place of 3.
+/// The windows are the response's own: `back_off` paces loads and extends nothing. Regression: 21 seconds instead of 3.
 #[tokio::test(start_paused = true)]
 async fn a_back_off_extends_no_window() {
     for status in [429, 408, 500, 501, 503] {
@@ -183,7 +183,11 @@ async fn an_answer_ends_what_is_served_because_none_came() {
         ask(&shops[0], get("/")).await;
         for age in 1..=20 {
             sleep(1).await;
-            assert_eq!(ask(&shops[1], get("/")).await.text(), "old", "{status}: nothing is heard, at {age}");
+            assert_eq!(
+                ask(&shops[1], get("/")).await.text(),
+                "old",
+                "{status}: nothing is received, at {age}"
+            );
             settle().await;
         }
         for _ in 0..40 {
@@ -241,7 +245,7 @@ async fn a_resource_that_has_become_uncacheable_is_loaded_once_per_wave() {
         assert_eq!(inner.calls(), 2);
         for wave in 1..=10 {
             inner.gate.close();
-            let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 20, "/")).collect();
+            let waiting: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 20, "/")).collect();
             settle().await;
             inner.gate.open();
             for seen in all(waiting).await {
@@ -281,7 +285,7 @@ async fn a_clients_reload_that_is_refused_or_fails_ends_nothing() {
             ask(&shops[0], get("/")).await;
             sleep(2).await;
             let seen = ask(&shops[0], reload(reloads)).await;
-            // Only `no-cache` refuses an older response in place of a failure.
+            // Only `no-cache` refuses an older response instead of a failure.
             let may_stand_in = reloads != "no-cache" && control.contains("stale-if-error");
             assert!(seen.status == status || may_stand_in, "{status} {reloads} {control}: {}", seen.remark());
             assert_eq!(ask(&shops[1], get("/")).await.text(), "old", "{status} {reloads} {control}");

@@ -1,4 +1,4 @@
-//! Validation (RFC 9111, 4.3): a stored response is validated in place of a reload, once for all requests, and a
+//! Validation (RFC 9111, 4.3): a stored response is validated instead of a reload, once for all requests, and a
 //! client that has the representation is answered 304.
 
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use stampede_guard::http::{DoNotStore, HttpPolicy};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Req, all, ask, crowd, get, policy, read, replicas, request, respond, secs, send,
+    Boxed, Down, Inner, Req, all, ask, get, policy, read, replicas, request, respond, secs, send, send_many,
     sent, settle, shop, shop_with, whole,
 };
 
@@ -29,11 +29,11 @@ fn tagged(control: &'static str) -> Inner {
 
 #[tokio::test(start_paused = true)]
 async fn a_validation_is_the_triggering_request_with_our_conditions() {
-    let heard = Arc::new(Mutex::new(Vec::<HeaderMap>::new()));
+    let received = Arc::new(Mutex::new(Vec::<HeaderMap>::new()));
     let inner = Inner::with({
-        let heard = heard.clone();
+        let received = received.clone();
         move |n, request| {
-            heard.lock().unwrap().push(request.headers().clone());
+            received.lock().unwrap().push(request.headers().clone());
             let headers = [("etag", TAG), ("last-modified", CHANGED), ("cache-control", "max-age=10")];
             Ok(match n {
                 1 => respond(200, &headers, whole("body")),
@@ -46,8 +46,8 @@ async fn a_validation_is_the_triggering_request_with_our_conditions() {
     ask(&shop, request("GET", "/", &[("if-none-match", "\"mine\""), ("x-trace", "1")])).await;
     tokio::time::sleep(secs(12)).await;
     ask(&shop, request("GET", "/", &[("if-none-match", "\"mine\""), ("x-trace", "2")])).await;
-    let heard = heard.lock().unwrap();
-    let line = |n: usize, name: &str| heard[n].get(name).map(|value| value.to_str().unwrap().to_owned());
+    let received = received.lock().unwrap();
+    let line = |n: usize, name: &str| received[n].get(name).map(|value| value.to_str().unwrap().to_owned());
     for (n, trace, tag, since) in [(0, "1", None, None), (1, "2", Some(TAG), Some(CHANGED))] {
         assert_eq!(line(n, "x-trace").as_deref(), Some(trace));
         assert_eq!(line(n, "if-none-match").as_deref(), tag, "A9");
@@ -98,18 +98,18 @@ async fn a_304_updates_the_headers_and_restarts_the_freshness() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_in_two_replicas_asks_once() {
+async fn many_clients_of_two_replicas_cause_one_validation() {
     let inner = tagged("max-age=10");
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
     tokio::time::sleep(secs(12)).await;
     inner.gate.close();
-    let mut crowds = crowd(&shops[0], 20, "/");
-    crowds.extend(crowd(&shops[1], 20, "/"));
+    let mut clients = send_many(&shops[0], 20, "/");
+    clients.extend(send_many(&shops[1], 20, "/"));
     settle().await;
     assert_eq!(inner.calls(), 2, "one validation in the fleet");
     inner.gate.open();
-    for seen in all(crowds).await {
+    for seen in all(clients).await {
         assert_eq!((seen.status, seen.text(), seen.header("x-call")), (200, "body", Some("2")));
     }
     assert_eq!(inner.calls(), 2);
@@ -138,18 +138,18 @@ async fn no_cache_is_stored_and_validated_each_time() {
     for n in 1..=4 {
         let seen = ask(&shops[n % 2], get("/")).await;
         assert_eq!((seen.status, seen.text()), (200, "body"));
-        assert_eq!(seen.header("x-call"), Some(n.to_string().as_str()), "asked each time");
-        let asked =
+        assert_eq!(seen.header("x-call"), Some(n.to_string().as_str()), "validated each time");
+        let expected =
             if n == 1 { "fwd=uri-miss; stored; ttl=0" } else { "fwd=stale; fwd-status=304; stored; ttl=0" };
-        assert_eq!(seen.remark(), asked);
+        assert_eq!(seen.remark(), expected);
     }
     // Concurrent requests share one validation.
     inner.gate.close();
-    let mut crowds = crowd(&shops[0], 10, "/");
-    crowds.extend(crowd(&shops[1], 10, "/"));
+    let mut clients = send_many(&shops[0], 10, "/");
+    clients.extend(send_many(&shops[1], 10, "/"));
     settle().await;
     inner.gate.open();
-    assert!(all(crowds).await.iter().all(|seen| (seen.status, seen.text()) == (200, "body")));
+    assert!(all(clients).await.iter().all(|seen| (seen.status, seen.text()) == (200, "body")));
     assert_eq!(inner.calls(), 5);
 }
 
@@ -163,7 +163,7 @@ async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
             let asks = n > 1
                 && sent(request, if stored.0 == "etag" { "if-none-match" } else { "if-modified-since" })
                     == stored.1;
-            assert_eq!(asks, n > 1, "what is kept is what came with the body: {stored:?}, call {n}");
+            assert_eq!(asks, n > 1, "what is stored is what came with the body: {stored:?}, call {n}");
             Ok(match asks {
                 true => respond(304, &[("etag", TAG), lasting], Boxed::default()),
                 false => respond(200, &[stored, lasting], whole("body")),
@@ -199,7 +199,7 @@ async fn survives(control: &'static str, failure: u16, after: u64) -> bool {
         Ok(response) => read(response).await.text() == "old",
         Err(Down(_)) => false,
     };
-    assert_eq!(inner.calls(), 2, "{control}: it was asked");
+    assert_eq!(inner.calls(), 2, "{control}: it was called");
     served
 }
 
@@ -208,7 +208,7 @@ async fn stale_if_error_decides_about_a_validation_that_fails() {
     for status in [500, 502, 503, 504] {
         assert!(survives("max-age=10, stale-if-error=60", status, 12).await, "{status}");
         assert!(!survives("max-age=10, stale-if-error=60", status, 71).await, "{status}: too old");
-        assert!(!survives("max-age=10", status, 12).await, "{status}: not asked for");
+        assert!(!survives("max-age=10", status, 12).await, "{status}: not requested");
         assert!(!survives("max-age=10, must-revalidate", status, 12).await, "{status}");
         let both = "max-age=10, must-revalidate, stale-if-error=60";
         assert!(!survives(both, status, 12).await, "{status}: RFC 9111, 5.2.2.2");
@@ -300,7 +300,7 @@ async fn waiters_for_a_load_get_the_answer_to_their_own_condition() {
             .iter()
             .flat_map(|shop| conditions().map(|(request, has_it)| (send(shop, request), has_it)))
             .collect();
-        let plain = crowd(&shops[1], 2, "/");
+        let plain = send_many(&shops[1], 2, "/");
         settle().await;
         inner.gate.open();
         assert_is(&leader.await.unwrap(), leader_has_it, "the leader");

@@ -25,18 +25,18 @@ fn speaking(status: u16, control: &'static str) -> Inner {
 }
 
 /// Sends `n` requests in each language to each of these, in turns.
-fn crowd_of_languages(shops: &[Shop], n: usize) -> Vec<(&'static str, tokio::task::JoinHandle<Seen>)> {
+fn send_in_languages(shops: &[Shop], n: usize) -> Vec<(&'static str, tokio::task::JoinHandle<Seen>)> {
     let turns = (0..n).flat_map(|_| LANGUAGES);
     let all = turns.flat_map(|language| shops.iter().map(move |shop| (language, shop)));
     all.map(|(language, shop)| (language, send(shop, in_language(language)))).collect()
 }
 
 /// All responses; each must be in its request's language.
-async fn each_in_its_own(crowd: Vec<(&'static str, tokio::task::JoinHandle<Seen>)>) -> Vec<Seen> {
+async fn each_in_its_own(clients: Vec<(&'static str, tokio::task::JoinHandle<Seen>)>) -> Vec<Seen> {
     let mut seen = Vec::new();
-    for (language, one) in crowd {
+    for (language, one) in clients {
         let one = one.await.unwrap();
-        assert!(one.text().starts_with(language), "{language} was given: {}", one.text());
+        assert!(one.text().starts_with(language), "{language} received: {}", one.text());
         seen.push(one);
     }
     seen
@@ -122,17 +122,17 @@ async fn several_headers_make_a_variant_for_each_combination() {
 async fn on_a_cold_key_variants_coalesce_only_among_themselves() {
     let inner = speaking(200, "max-age=60").held();
     let shops = replicas(2, &inner);
-    let crowd = crowd_of_languages(&shops, 10);
+    let clients = send_in_languages(&shops, 10);
     settle().await;
     assert_eq!(inner.calls(), 1, "the variants are unknown");
     inner.gate.open();
-    let seen = each_in_its_own(crowd).await;
+    let seen = each_in_its_own(clients).await;
     assert_eq!(seen.len(), 60);
     assert_eq!(inner.calls(), 3, "one load for each language in the fleet");
     // On a warm key, each variant is a separate flight.
-    let mut crowd = crowd_of_languages(&shops, 1);
-    crowd.extend(["it", "it"].map(|language| (language, send(&shops[0], in_language(language)))));
-    each_in_its_own(crowd).await;
+    let mut clients = send_in_languages(&shops, 1);
+    clients.extend(["it", "it"].map(|language| (language, send(&shops[0], in_language(language)))));
+    each_in_its_own(clients).await;
     assert_eq!(inner.calls(), 4);
 }
 
@@ -178,14 +178,14 @@ async fn the_policy_can_vary_on_headers_that_responses_do_not_name() {
     let http = HttpPolicy::default().vary_on(HeaderName::from_static("x-tenant"));
     let shops = replicas_with(2, &inner, policy().http(http));
     let tenants = ["a", "b"];
-    let crowd: Vec<_> = tenants
+    let clients: Vec<_> = tenants
         .iter()
         .flat_map(|tenant| shops.iter().map(move |shop| (tenant, shop)))
         .map(|(tenant, shop)| (tenant, send(shop, request("GET", "/", &[("x-tenant", tenant)]))))
         .collect();
     settle().await;
     inner.gate.open();
-    for (tenant, one) in crowd {
+    for (tenant, one) in clients {
         assert!(one.await.unwrap().text().starts_with(&format!("{tenant}/")));
     }
     assert_eq!(inner.calls(), 2);
@@ -225,7 +225,7 @@ async fn a_resource_with_a_changed_vary_begins_anew() {
                 |name, value: &str| if after.contains(name) { value.to_owned() } else { String::new() };
             format!("{}/{}", part("accept-language", language), part("x-tier", tier))
         };
-        // The third response told that the names have changed, so nothing is found by the old ones.
+        // The third response said that the names have changed, so nothing is found by the old ones.
         for _ in 0..2 {
             for language in ["de", "en", "fr"] {
                 for tier in ["1", "2"] {
@@ -283,15 +283,15 @@ async fn a_head_is_answered_with_its_own_variant() {
 async fn a_stale_variant_answers_at_once_and_is_loaded_again_in_its_own_language() {
     let inner = speaking(200, "max-age=10, stale-while-revalidate=30");
     let shops = replicas(2, &inner);
-    each_in_its_own(crowd_of_languages(&shops[..1], 1)).await;
+    each_in_its_own(send_in_languages(&shops[..1], 1)).await;
     tokio::time::sleep(secs(12)).await;
     inner.gate.close();
-    let seen = each_in_its_own(crowd_of_languages(&shops, 5)).await;
+    let seen = each_in_its_own(send_in_languages(&shops, 5)).await;
     assert!(seen.iter().all(|seen| seen.remark() == "hit; ttl=-2"), "none waits");
     assert_eq!(inner.calls(), 6, "one background load for each language");
     inner.gate.open();
     settle().await;
-    let seen = each_in_its_own(crowd_of_languages(&shops, 5)).await;
+    let seen = each_in_its_own(send_in_languages(&shops, 5)).await;
     assert!(seen.iter().all(|seen| seen.remark() == "hit; ttl=9"), "{}", seen[0].remark());
     assert_eq!(inner.calls(), 6);
 }
@@ -318,14 +318,14 @@ async fn failures_have_variants_too() {
     for (status, stored) in [(404, true), (500, false)] {
         let inner = speaking(status, "max-age=60").held();
         let shops = replicas(2, &inner);
-        let crowd = crowd_of_languages(&shops, 5);
+        let clients = send_in_languages(&shops, 5);
         settle().await;
         inner.gate.open();
-        for seen in each_in_its_own(crowd).await {
+        for seen in each_in_its_own(clients).await {
             assert_eq!(seen.status, status);
         }
         assert_eq!(inner.calls(), 3, "{status}: a failure is shared with its waiters");
-        each_in_its_own(crowd_of_languages(&shops[..1], 1)).await;
+        each_in_its_own(send_in_languages(&shops[..1], 1)).await;
         assert_eq!(inner.calls(), if stored { 3 } else { 6 }, "{status}");
     }
 }
@@ -347,7 +347,7 @@ async fn strictly_a_stored_language_answers_clients_that_prefer_it() {
     }
 }
 
-/// A5: a header that identifies clients, in place of selecting a representation, does not fill the store.
+/// A5: a header that identifies clients, instead of selecting a representation, does not fill the store.
 #[tokio::test(start_paused = true)]
 async fn at_most_max_variants_are_stored_and_all_requests_are_answered() {
     let inner = speaking(200, "max-age=60");

@@ -209,7 +209,7 @@ async fn a_resource_with_a_shorter_vary_uses_it_from_its_next_load_on() {
     }
 }
 
-/// Regression: each of them loaded, because their responses were stored in the first one's place.
+/// Regression: each of them loaded, because their responses replaced the first one.
 #[tokio::test(start_paused = true)]
 async fn requests_with_credentials_behind_another_variant_share_a_load() {
     let inner = Inner::with(|n, request| {
@@ -221,11 +221,11 @@ async fn requests_with_credentials_behind_another_variant_share_a_load() {
     let shop = shop_with(&inner, policy().http(HttpPolicy::default().share_cookies(true)));
     let evil = send(&shop, by(&[("accept-language", "de"), ("cookie", "a=1")]));
     settle().await;
-    let crowd: Vec<_> = (0..10).map(|_| send(&shop, by(&[("cookie", "a=1")]))).collect();
+    let clients: Vec<_> = (0..10).map(|_| send(&shop, by(&[("cookie", "a=1")]))).collect();
     settle().await;
     inner.gate.open();
     evil.await.unwrap();
-    all(crowd).await;
+    all(clients).await;
     assert_eq!(inner.calls(), 2);
 }
 

@@ -1,8 +1,8 @@
 //! Promise 16 with real processes on real servers: after a change has been acknowledged, no caller of any process that begins
-//! later is given an older value.
+//! later receives an older value.
 //!
 //! Versions are numbers on a second server, which stays well. A change raises a version, changes the guard's value, and notes the
-//! moment of its acknowledgement. A reader notes a moment, asks, and notes the versions that it was given. The oracle compares
+//! moment of its acknowledgement. A reader notes a moment, asks, and notes the versions that it received. The oracle compares
 //! both afterwards: all processes read the same clock of the same machine.
 //!
 //! One fleet runs at a time: the bounds of its changes are for a machine that does little else.

@@ -122,9 +122,9 @@ async fn conditions_and_ranges_are_answered_from_a_copy() {
 #[tokio::test(start_paused = true)]
 async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     // Within the deadline of a command.
-    let [late, brief] = [40, 1].map(Duration::from_millis);
+    let [late, short] = [40, 1].map(Duration::from_millis);
     let (chaos, [(_, other), (_, guard)]) = fleet(keeping);
-    chaos.latency(brief, brief);
+    chaos.latency(short, short);
     let service = Counting::default();
     warm(&guard, &service).await;
     ask(&other, &service, Request::post("http://shop/page")).await;
@@ -134,10 +134,10 @@ async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     let key = guard.http_key(&get("de").body(()).expect("a request")).expect("a key");
     let mut reads = std::pin::pin!(guard.get_many::<u32, _>([key]));
     assert!(futures_util::poll!(&mut reads).is_pending());
-    chaos.latency(brief, brief);
+    chaos.latency(short, short);
     let loads = async {
         // The store has answered the read.
-        sleep(late / 2 + brief).await;
+        sleep(late / 2 + short).await;
         ask(&guard, &service, get("de").header("cache-control", "no-cache")).await
     };
     let filled = guard.stats().local_fills;

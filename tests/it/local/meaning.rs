@@ -80,19 +80,19 @@ async fn a_copy_of_another_type_is_a_miss() {
 
 #[tokio::test(start_paused = true)]
 async fn a_copy_is_served_for_local_for_and_not_past_its_freshness() {
-    let brief = Duration::from_secs(3);
-    let [guard] = replicas(keeping().local_for(brief));
+    let short = Duration::from_secs(3);
+    let [guard] = replicas(keeping().local_for(short));
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
-    sleep(brief).await;
+    sleep(short).await;
     let hits = guard.stats().local_hits;
     assert_eq!(load(&guard, "k", 2).await, 1, "the store has it");
     assert_eq!(guard.stats().local_hits, hits);
 
-    let [guard] = replicas(keeping().fresh_for(brief));
+    let [guard] = replicas(keeping().fresh_for(short));
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
-    sleep(brief).await;
+    sleep(short).await;
     assert_eq!(load(&guard, "k", 2).await, 2);
 }
 
@@ -136,7 +136,7 @@ async fn a_stale_value_is_served_by_the_stale_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_asks_for_its_own_key_is_told_so() {
+async fn a_load_that_requests_its_own_key_fails_as_reentrant() {
     let [guard] = replicas(keeping());
     let inner = guard.clone();
     let load = move || async move {

@@ -127,9 +127,9 @@ async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns
     let mut older = 0;
     while !invalidated.is_finished() {
         let began_before = !invalidated.is_finished();
-        let given = version(&two.1, &origin).await;
-        assert!(given == newest || began_before && given == before);
-        older += u32::from(given == before);
+        let received = version(&two.1, &origin).await;
+        assert!(received == newest || began_before && received == before);
+        older += u32::from(received == before);
         sleep(Duration::from_millis(10)).await;
     }
     invalidated.await.expect("no panic").expect("acknowledged");
@@ -140,7 +140,7 @@ async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns
 
 /// The lease may end during an attempt to renew it, or between two attempts that fail at once.
 #[tokio::test(start_paused = true)]
-async fn each_lapse_of_the_lease_is_counted_once() {
+async fn each_lapse_of_the_lease_counts_once() {
     let (_chaos, [(replica, guard)]) = fleet(keeping);
     let origin = Origin::new();
     for lapses in 1..=3 {
@@ -157,45 +157,45 @@ async fn each_lapse_of_the_lease_is_counted_once() {
     }
 }
 
-// Without `local_while_down` an outage ends the hits; with it, they go on for so long, told as stale.
+// Without `local_while_down` an outage ends the hits; with it, they go on for so long, reported as stale.
 #[tokio::test(start_paused = true)]
 async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     let down = Duration::from_secs(60);
-    let (_chaos, [(with, kept), (without, loads)]) = fleet(keeping);
-    let kept = kept.with_policy(keeping().local_while_down(down).build().expect("valid"));
-    for guard in [&kept, &loads] {
+    let (_chaos, [(with, lasting), (without, loads)]) = fleet(keeping);
+    let lasting = lasting.with_policy(keeping().local_while_down(down).build().expect("valid"));
+    for guard in [&lasting, &loads] {
         load(guard, "k", 1).await;
         warm(guard, "k").await;
     }
     with.cut();
     without.cut();
     sleep(TERM * 2).await;
-    let (stale, hits) = (kept.stats().stale, kept.stats().local_hits);
-    assert_eq!(load(&kept, "k", 2).await, 1);
-    assert_eq!((kept.stats().stale, kept.stats().local_hits), (stale + 1, hits));
-    assert_eq!(kept.get::<u32>("k").await.expect("a copy"), Some(1));
+    let (stale, hits) = (lasting.stats().stale, lasting.stats().local_hits);
+    assert_eq!(load(&lasting, "k", 2).await, 1);
+    assert_eq!((lasting.stats().stale, lasting.stats().local_hits), (stale + 1, hits));
+    assert_eq!(lasting.get::<u32>("k").await.expect("a copy"), Some(1));
     assert_eq!(load(&loads, "k", 2).await, 2);
     sleep(down).await;
-    assert_eq!(load(&kept, "k", 2).await, 2);
+    assert_eq!(load(&lasting, "k", 2).await, 2);
 }
 
-/// Nobody tells it of a change any more, and it sends no look-ups: each answer of it would be as of a failed one.
+/// It is not notified of changes any more, and it sends no look-ups: each answer of it would be as of a failed one.
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_was_shut_down_serves_no_copies() {
     let policy = || keeping().local_while_down(Duration::from_secs(60));
     for cuts_off in [false, true] {
-        let (_chaos, [(replica, gone), (_, other)]) = fleet(policy);
-        load(&gone, "k", 1).await;
-        warm(&gone, "k").await;
-        gone.shutdown(Duration::from_secs(1)).await;
+        let (_chaos, [(replica, closing), (_, other)]) = fleet(policy);
+        load(&closing, "k", 1).await;
+        warm(&closing, "k").await;
+        closing.shutdown(Duration::from_secs(1)).await;
         other.invalidate("k").await.expect("acknowledged");
         if cuts_off {
             replica.cut();
         }
-        assert_ne!(gone.get::<u32>("k").await.ok(), Some(Some(1)), "cut off: {cuts_off}");
-        let many = gone.get_many::<u32, _>(["k"]).await;
+        assert_ne!(closing.get::<u32>("k").await.ok(), Some(Some(1)), "cut off: {cuts_off}");
+        let many = closing.get_many::<u32, _>(["k"]).await;
         assert!(many.into_iter().all(|got| got.ok() != Some(Some(1))), "cut off: {cuts_off}");
-        assert_eq!(load(&gone, "k", 2).await, 2, "cut off: {cuts_off}");
+        assert_eq!(load(&closing, "k", 2).await, 2, "cut off: {cuts_off}");
     }
 }
 
@@ -203,18 +203,18 @@ async fn a_guard_that_was_shut_down_serves_no_copies() {
 #[tokio::test(start_paused = true)]
 async fn a_look_up_that_fails_after_the_shutdown_is_answered_by_no_copy() {
     let policy = || keeping().local_while_down(Duration::from_secs(60));
-    let (_chaos, [(replica, gone), (_, other)]) = fleet(policy);
-    load(&gone, "k", 1).await;
-    warm(&gone, "k").await;
+    let (_chaos, [(replica, closing), (_, other)]) = fleet(policy);
+    load(&closing, "k", 1).await;
+    warm(&closing, "k").await;
     // Its right has ended, and its look-up has no answer yet.
     replica.cut();
     sleep(TERM * 2).await;
     let peeks = tokio::spawn({
-        let gone = gone.clone();
-        async move { gone.get::<u32>("k").await }
+        let closing = closing.clone();
+        async move { closing.get::<u32>("k").await }
     });
     tokio::task::yield_now().await;
-    gone.shutdown(Duration::ZERO).await;
+    closing.shutdown(Duration::ZERO).await;
     other.invalidate("k").await.expect("acknowledged");
     assert_ne!(peeks.await.expect("not aborted").ok(), Some(Some(1)));
 }
@@ -237,8 +237,8 @@ async fn an_outage_serves_no_copy_that_was_not_checked_for_the_policys_tags() {
 /// `local_for` bounds the age of copies, with `local_while_down` more during an outage.
 #[tokio::test(start_paused = true)]
 async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {
-    let [brief, down] = [5, 60].map(Duration::from_secs);
-    let policy = || keeping().local_for(brief).local_while_down(down);
+    let [short, down] = [5, 60].map(Duration::from_secs);
+    let policy = || keeping().local_for(short).local_while_down(down);
     let (_chaos, [(replica, guard)]) = fleet(policy);
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
@@ -366,13 +366,13 @@ async fn a_shutdown_gives_the_lease_back_at_once_whenever_it_comes() {
 /// A caller may leave before the silent process is known to be one.
 #[tokio::test(start_paused = true)]
 async fn a_silent_process_is_removed_although_no_caller_waits_for_it_to_the_end() {
-    let (_chaos, [(gone, keeps), (_, other)]) = fleet(keeping);
+    let (_chaos, [(silent, keeps), (_, other)]) = fleet(keeping);
     for guard in [&keeps, &other] {
         load(guard, "k", 1).await;
         warm(guard, "k").await;
     }
     sleep(TERM * 2).await;
-    gone.stop();
+    silent.stop();
     for value in 2..5 {
         let dropped = timeout(TERM / 4, other.insert("k", &value)).await;
         assert!(dropped.is_err(), "it waits for the process that stands still");
@@ -392,15 +392,15 @@ fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
         let guard = StampedeGuard::builder(store.clone()).policy(keeping().build().expect("valid"));
         guard.local_term(TERM).build().expect("valid")
     };
-    let (gone, other) = (guard(), guard());
+    let (ended, other) = (guard(), guard());
     let runtimes = [(), ()]
         .map(|()| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
     runtimes[0].block_on(async {
-        load(&gone, "k", 1).await;
-        warm(&gone, "k").await;
+        load(&ended, "k", 1).await;
+        warm(&ended, "k").await;
     });
-    // It ends without a shutdown, so its place in the list stays.
-    drop(gone);
+    // It ends without a shutdown, so its entry in the list stays.
+    drop(ended);
     let is_dropped = async || timeout(TERM / 10, other.insert("k", &2)).await.is_err();
     assert!(runtimes[0].block_on(is_dropped()));
     runtimes[1].block_on(async {
@@ -436,7 +436,7 @@ async fn a_refresh_returns_when_its_value_is_stored() {
     assert!(late > 0, "no commit was late");
 }
 
-/// Nothing says whether the value is stored; the copies of the older one must be gone all the same.
+/// Nothing says whether the value is stored; the copies of the older one must be removed all the same.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
     for seed in 0..20 {
@@ -480,7 +480,7 @@ async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
 /// The list of processes may be lost while a process that has just learned of it waits for its own inbox.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for() {
-    let mut deaf = 0;
+    let mut unreachable = 0;
     for seed in 0..12 {
         let (chaos, [(replica, keeps)]) = fleet_of(ChaosStore::new(seed), keeping);
         let plain = guard(&chaos.replica(), stampede_guard::Policy::builder());
@@ -494,15 +494,15 @@ async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for(
         };
         let (invalidated, ()) = tokio::join!(plain.invalidate("k"), lost);
         invalidated.expect("acknowledged");
-        deaf += chaos.struck(Fault::Unreachable).min(chaos.struck(Fault::EvictRegistry));
+        unreachable += chaos.struck(Fault::Unreachable).min(chaos.struck(Fault::EvictRegistry));
         assert_eq!(load(&keeps, "k", 2).await, 2, "seed {seed}");
     }
-    assert!(deaf > 0, "each inbox was open");
+    assert!(unreachable > 0, "each inbox was open");
 }
 
 // P18.
 #[tokio::test(start_paused = true)]
-async fn copies_take_no_more_bytes_than_the_builder_was_given() {
+async fn copies_take_no_more_bytes_than_the_builder_allows() {
     const CAPACITY: u64 = 1024 * 1024;
     let guard = StampedeGuard::builder(MemoryStore::with_capacity(64 << 20))
         .policy(keeping().build().expect("valid"))
@@ -511,14 +511,14 @@ async fn copies_take_no_more_bytes_than_the_builder_was_given() {
         .expect("valid");
     for key in 0..20_000_u32 {
         load(&guard, &format!("key {key}"), key).await;
-        let local = guard.health().local.expect("copies are kept");
+        let local = guard.health().local.expect("copies are stored");
         assert!(local.bytes <= CAPACITY, "{local:?}");
     }
-    let local = guard.health().local.expect("copies are kept");
+    let local = guard.health().local.expect("copies are stored");
     assert!(local.copies > 500 && local.capacity <= CAPACITY, "{local:?}");
 }
 
-/// A buffer that tells when it is dropped.
+/// A buffer that reports its drop.
 struct Buffer {
     bytes: Vec<u8>,
     _alive: Arc<()>,

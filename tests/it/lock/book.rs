@@ -17,7 +17,7 @@ use crate::support::redis_server::RedisServer;
 
 use super::nodes::{A_MOMENT, AT_ONCE, SOON, connected, locked, ms, node, refused};
 
-pub(crate) const ROLES: &[Role] = &[("book.crowd", crowd), ("book.holder", holder)];
+pub(crate) const ROLES: &[Role] = &[("book.acquirers", acquirers), ("book.holder", holder)];
 
 fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
     set(locks.mutex("market")).build().expect("valid")
@@ -41,7 +41,7 @@ async fn lock_gives_up_after_ten_seconds_or_its_timeout() {
         };
         assert!(attempts >= 1);
         for took in [since.elapsed(), waited] {
-            assert!((expected..=expected + ms(50)).contains(&took), "{took:?} in place of {expected:?}");
+            assert!((expected..=expected + ms(50)).contains(&took), "{took:?} instead of {expected:?}");
         }
     }
 }
@@ -97,8 +97,8 @@ fn holder(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The role `book.crowd`: acquires and releases 25 locks as fast as it can, with random TTLs.
-fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
+/// The role `book.acquirers`: acquires and releases 25 locks as fast as it can, with random TTLs.
+fn acquirers(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
         let locks = connected(&redis).await;
@@ -136,7 +136,7 @@ async fn a_thousand_acquisitions_killed_anywhere_leave_no_key_for_ever() {
     let server = RedisServer::start();
     let config = Config { redis: server.minimal_user() };
     for _ in 0..10 {
-        let fleet = Fleet::spawn(4, "book.crowd", &config);
+        let fleet = Fleet::spawn(4, "book.acquirers", &config);
         fleet.wait_ready().await;
         fleet.go();
         for member in fleet.members() {
@@ -244,7 +244,7 @@ async fn a_holder_learns_that_its_lock_is_lost() {
         let mut guard = locked(&mutex).await;
         let since = Instant::now();
         server.run::<()>(&["DEL", mutex.key()]);
-        tokio::time::timeout(SOON, guard.lost()).await.expect("it is told");
+        tokio::time::timeout(SOON, guard.lost()).await.expect("it is notified");
         let within = if renews { ms(300) } else { ms(900) };
         assert!(since.elapsed() < within + AT_ONCE, "{:?}", since.elapsed());
         assert!(guard.remaining().is_some_and(|left| left.is_zero()));
@@ -287,7 +287,7 @@ async fn fences_only_grow_and_a_late_write_is_refused() {
         let lost = match acquisition % 20 {
             0 => {
                 let lost = fleeting[of].lock().await;
-                // On a busy machine a grant with a TTL of 5 ms may arrive too late; `lock` has then given it back.
+                // On a busy machine a grant with a TTL of 5 ms may arrive too late; `lock` has then released it.
                 let free = async || !lasting[of].is_locked().await.expect("asks");
                 eventually("it is lost", SOON, free).await;
                 lost.ok()
@@ -315,7 +315,7 @@ async fn fences_only_grow_and_a_late_write_is_refused() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "no counter is left for ever");
 }
 
-/// S3.22: by default, pauses between polls have jitter, which only lengthens the given interval.
+/// S3.22: by default, pauses between polls have jitter, which only lengthens the configured interval.
 #[tokio::test(start_paused = true)]
 async fn polling_has_jitter_by_default() {
     let store = MemoryStore::new();
@@ -335,7 +335,7 @@ async fn polling_has_jitter_by_default() {
     assert!((92..100).contains(&seen[0]) && (100..=101).contains(&seen[1]), "{seen:?}");
 }
 
-/// S3.23: one lock per item in place of one for the market.
+/// S3.23: one lock per item instead of one for the market.
 #[tokio::test]
 async fn locks_of_different_items_are_held_at_once() {
     let server = RedisServer::start();

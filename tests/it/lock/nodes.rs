@@ -52,7 +52,7 @@ pub(super) async fn node(server: &RedisServer) -> Locks {
 pub(super) async fn locked(mutex: &Mutex) -> MutexGuard {
     for _ in 0..TRIES {
         match mutex.lock().await {
-            // The grant arrived when most of its TTL had passed, and was given back.
+            // The grant arrived when most of its TTL had passed, and was released.
             Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {}
             granted => return granted.expect("acquired"),
         }

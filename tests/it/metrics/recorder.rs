@@ -73,7 +73,7 @@ impl Recorded {
         self.0.lock().expect("no panic").described.insert(name.as_str().to_owned(), described);
     }
 
-    /// The names of all series that were asked for.
+    /// The names of all series that were requested.
     pub(super) fn names(&self) -> Vec<String> {
         self.0.lock().expect("no panic").values.keys().cloned().collect()
     }

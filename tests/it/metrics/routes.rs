@@ -20,7 +20,7 @@ fn users() -> Router {
 }
 
 #[test]
-fn requests_are_counted_by_the_route_that_matched_them() {
+fn requests_are_recorded_by_the_route_that_matched_them() {
     let recorded = Recorded::default();
     recorded.during(async {
         let guard =
@@ -58,7 +58,7 @@ fn a_guard_around_the_whole_router_knows_no_route() {
 }
 
 #[test]
-fn further_routes_are_counted_as_other() {
+fn further_routes_are_recorded_as_other() {
     let recorded = Recorded::default();
     recorded.during(async {
         let guard = StampedeGuard::in_memory();

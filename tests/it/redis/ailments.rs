@@ -11,7 +11,7 @@ use super::*;
 use crate::support::probe::assert_nothing_left;
 use crate::support::scratch::Scratch;
 
-const KEPT: u32 = 77;
+const STORED: u32 = 77;
 
 /// Whether the sick server still serves stored values.
 #[derive(PartialEq)]
@@ -35,7 +35,7 @@ pub(super) async fn is_refused(admin: &mut Connection, command: &[&str], code: &
 }
 
 /// Makes the server run an endless script.
-pub(super) async fn is_kept_busy(
+pub(super) async fn run_endless_script(
     server: &RedisServer,
     admin: &mut Connection,
 ) -> JoinHandle<RedisResult<()>> {
@@ -68,10 +68,10 @@ pub(super) fn is_loading(server: &RedisServer) -> bool {
 /// A server without its working directory, so that it can not save.
 pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
     let files = Scratch::new();
-    let gone = files.text("gone");
-    std::fs::create_dir(&gone).expect("a folder");
-    let server = RedisServer::with_args(["--dir", &gone]);
-    std::fs::remove_dir(&gone).expect("it is empty");
+    let removed = files.text("removed");
+    std::fs::create_dir(&removed).expect("a folder");
+    let server = RedisServer::with_args(["--dir", &removed]);
+    std::fs::remove_dir(&removed).expect("it is empty");
     (files, server)
 }
 
@@ -98,7 +98,7 @@ impl Patient {
         let guard = local(&server, Policy::default()).await;
         let admin = server.conn();
         let patient = Self { server, admin, guard };
-        answer(&patient.in_peace(), "kept", KEPT).await;
+        answer(&patient.in_peace(), "stored", STORED).await;
         requests(&patient.guard, "before", 3).await;
         patient
     }
@@ -113,7 +113,7 @@ impl Patient {
     }
 
     /// Checks that every call is answered, at almost no cost, and that callers of one key share a load.
-    async fn is_lived_with(&self, hits: Hits) {
+    async fn is_tolerated(&self, hits: Hits) {
         let guard = &self.guard;
         let first = requests(guard, "first", 5).await;
         keep_to_the_budget(&first, "first");
@@ -122,7 +122,7 @@ impl Patient {
         assert!(median(later.clone()) <= NOTHING, "{later:?}");
         still_coalesces(guard).await;
         if hits == Hits::Served {
-            assert_eq!(answer(&self.in_peace(), "kept", KEPT + 1).await, KEPT);
+            assert_eq!(answer(&self.in_peace(), "stored", STORED + 1).await, STORED);
         }
         let stats = guard.stats();
         assert!(stats.fail_open_loads >= 40 && stats.failed == 0, "{stats:?}");
@@ -130,7 +130,11 @@ impl Patient {
 
     async fn is_cured(&self) {
         stores_again(&self.guard).await;
-        assert_eq!(answer(&self.in_peace(), "kept", KEPT + 2).await, KEPT, "what was stored is still there");
+        assert_eq!(
+            answer(&self.in_peace(), "stored", STORED + 2).await,
+            STORED,
+            "what was stored is still there"
+        );
         settled(std::slice::from_ref(&self.guard)).await;
         assert_nothing_left(&self.server, SOON).await;
     }
@@ -141,8 +145,8 @@ impl Patient {
 async fn loads_go_on_while_the_server_is_busy_with_a_script() {
     // The old name of `busy-reply-threshold`, which Redis 6.2 has, too.
     let mut patient = Patient::new(RedisServer::with_args(["--lua-time-limit", "300"])).await;
-    let script = is_kept_busy(&patient.server, &mut patient.admin).await;
-    patient.is_lived_with(Hits::Loaded).await;
+    let script = run_endless_script(&patient.server, &mut patient.admin).await;
+    patient.is_tolerated(Hits::Loaded).await;
     run(&mut patient.admin, &["SCRIPT", "KILL"]);
     assert!(script.join().expect("joined").is_err());
     patient.is_cured().await;
@@ -157,7 +161,7 @@ async fn loads_go_on_while_the_server_loads_its_dump() {
     patient.server.kill();
     patient.server.start_again();
     assert!(is_loading(&patient.server), "it has loaded too quickly for this test");
-    patient.is_lived_with(Hits::Loaded).await;
+    patient.is_tolerated(Hits::Loaded).await;
     eventually("it has loaded", PATIENCE, async || !is_loading(&patient.server)).await;
     patient.is_cured().await;
 }
@@ -167,10 +171,10 @@ async fn loads_go_on_while_the_server_loads_its_dump() {
 async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "1"]);
-    assert_eq!(answer(&patient.in_peace(), "kept", 1).await, KEPT);
+    assert_eq!(answer(&patient.in_peace(), "stored", 1).await, STORED);
     run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "pubsub"]);
     run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-    patient.is_lived_with(Hits::Loaded).await;
+    patient.is_tolerated(Hits::Loaded).await;
     run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "10000"]);
     patient.is_cured().await;
 }
@@ -183,7 +187,7 @@ async fn loads_go_on_while_a_replica_has_lost_its_primary() {
     run(&mut patient.admin, &["REPLICAOF", "127.0.0.1", "1"]);
     let read = redis::cmd("GET").arg("k").exec(&mut patient.admin);
     assert_eq!(read.expect_err("refused").code(), Some("MASTERDOWN"));
-    patient.is_lived_with(Hits::Loaded).await;
+    patient.is_tolerated(Hits::Loaded).await;
     run(&mut patient.admin, &["REPLICAOF", "NO", "ONE"]);
     patient.is_cured().await;
 }
@@ -193,7 +197,7 @@ async fn loads_go_on_while_a_replica_has_lost_its_primary() {
 async fn a_server_that_has_lost_its_replicas_serves_what_it_has() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    patient.is_lived_with(Hits::Served).await;
+    patient.is_tolerated(Hits::Served).await;
     run(&mut patient.admin, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
     patient.is_cured().await;
 }
@@ -204,7 +208,7 @@ async fn a_server_that_can_not_save_serves_what_it_has() {
     let (_files, server) = without_a_folder();
     let mut patient = Patient::new(server).await;
     has_failed_to_save(&mut patient.admin).await;
-    patient.is_lived_with(Hits::Served).await;
+    patient.is_tolerated(Hits::Served).await;
     run(&mut patient.admin, &NEED_NOT_SAVE);
     patient.is_cured().await;
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use tokio::time::sleep;
 
 use super::*;
-use crate::crowd::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
+use crate::many_keys::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_stored_once};
 use crate::support::proxy::{Mode, Proxy};
 
 const NODES: usize = 3;
@@ -16,7 +16,7 @@ async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGua
     let guards = join_all((0..NODES).map(|_| local(server, lease_of(Duration::from_secs(10))))).await;
     answer(&guards[0], "hot", 7).await;
     let loads = Arc::new(AtomicUsize::new(0));
-    let asked = join_all(guards.iter().map(|guard| ask(guard, &loads)));
+    let calls = join_all(guards.iter().map(|guard| ask(guard, &loads)));
     let is_over = std::cell::Cell::new(false);
     let hot = async {
         while !is_over.get() {
@@ -24,11 +24,11 @@ async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGua
             sleep(Duration::from_millis(1)).await;
         }
     };
-    let asked = async {
-        asked.await;
+    let calls = async {
+        calls.await;
         is_over.set(true);
     };
-    futures_util::future::join(asked, hot).await;
+    futures_util::future::join(calls, hot).await;
     let stats: Vec<_> = guards.iter().map(StampedeGuard::stats).collect();
     loaded_and_stored_once(&guards[0], keys, &loads, &stats).await;
     assert!(stats.iter().all(|stats| stats.fail_open_loads == 0), "{stats:?}");

@@ -62,7 +62,7 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
     let one = capped().max_concurrent_loads(1);
     let guard = local(&server, one.clone().build().expect("valid")).await;
     let closed = guard.with_policy(one.on_store_down(OnStoreDown::FailClosed).build().expect("valid"));
-    let told = || warnings.about("max_concurrent_loads").len();
+    let warned = || warnings.about("max_concurrent_loads").len();
     for outage in 1..=2 {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "-zadd"]);
         let (gate, loads) = (Gate::closed(), Counter::default());
@@ -80,7 +80,7 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
         };
         let (values, ()) = tokio::join!(join_all(calls), together);
         assert!(values.iter().all(Result::is_ok), "{values:?}");
-        assert_eq!(told(), outage);
+        assert_eq!(warned(), outage);
         // With `FailClosed` the call fails, and the origin is spared.
         let spared = Counter::default();
         let load = {
@@ -97,13 +97,13 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
         let loads = Counter::default();
         let calls = (0..4).map(|key| {
             let loads = loads.clone();
-            guard.get_or_load(("kept", outage, key), move || async move {
+            guard.get_or_load(("stored", outage, key), move || async move {
                 let _running = loads.start();
                 tokio::time::sleep(ms(20)).await;
                 Ok::<_, String>(1)
             })
         });
         assert!(join_all(calls).await.iter().all(Result::is_ok));
-        assert_eq!((loads.most_at_once(), told()), (1, outage));
+        assert_eq!((loads.most_at_once(), warned()), (1, outage));
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::support::gate::Counter;
 use crate::support::probe::{DropAt, assert_nothing_left};
 
-/// A forgotten lease would make the next caller wait this long.
+/// A lease that is never released would make the next caller wait this long.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// A load with an await point.

@@ -40,7 +40,7 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     }
     keep_to_the_budget(&added, "changes");
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
-    // However many they are: their invalidation is kept once, for the key and the tag of its resource.
+    // However many they are: their invalidation is retained once, for the key and the tag of its resource.
     join_all((0..2_000).map(|_| ask(&app, "POST"))).await;
     settled(std::slice::from_ref(&guard)).await;
     assert_eq!(guard.stats().kept_invalidations, 2);
@@ -51,7 +51,7 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     is_stored().await;
     ask(&app, "POST").await;
     // An invalidation that takes longer than the request's time ends after the response.
-    eventually_eq("it is forgotten", SOON, Vec::<String>::new(), async || server.keys()).await;
+    eventually_eq("it is removed", SOON, Vec::<String>::new(), async || server.keys()).await;
 }
 
 /// In the changing process, a caller that comes after the change receives no older load, even if the store is down.

@@ -32,12 +32,12 @@ impl Truth {
     }
 
     /// Answers and confirmed invalidations.
-    fn counted(&self) -> (usize, usize) {
+    fn totals(&self) -> (usize, usize) {
         (self.answered.load(Ordering::SeqCst), self.invalidated.load(Ordering::SeqCst))
     }
 
     fn is_tame(&self) -> bool {
-        let (answered, invalidated) = self.counted();
+        let (answered, invalidated) = self.totals();
         answered <= 200 || invalidated <= 20
     }
 }
@@ -63,8 +63,8 @@ async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: 
             }
         };
         let polls = if how < 5 { polls } else { usize::MAX };
-        let asked = DropAt::new(polls, guard.get_or_load(("key", key), load));
-        let answered = tokio::time::timeout(SOON, asked).await.expect("no call hangs");
+        let call = DropAt::new(polls, guard.get_or_load(("key", key), load));
+        let answered = tokio::time::timeout(SOON, call).await.expect("no call hangs");
         match answered {
             Some(Ok(version)) => assert!(version >= oldest, "key {key}: got {version}, confirmed {oldest}"),
             Some(Err(LoadError::Loader(_) | LoadError::Remote(_) | LoadError::Panicked(_))) | None => {}
@@ -94,8 +94,8 @@ async fn changes(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: 
 }
 
 async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let from_env = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = from_env.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed} (schedules differ; what is done does not)");
     let mut random = fastrand::Rng::with_seed(seed);
     let server = RedisServer::start();
@@ -113,7 +113,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     }
     let started = Instant::now();
     while started.elapsed() < FOR || truth.is_tame() {
-        let (answered, invalidated) = truth.counted();
+        let (answered, invalidated) = truth.totals();
         assert!(started.elapsed() < FOR * 15, "{answered} answers, {invalidated} invalidations: too tame");
         // The pauses grow, for servers that start more slowly than the first pauses.
         let late = started.elapsed().saturating_sub(FOR) / 4;
@@ -124,7 +124,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     for task in tasks {
         task.await.expect("the promises hold");
     }
-    let (answered, invalidated) = truth.counted();
+    let (answered, invalidated) = truth.totals();
     println!("{answered} answers, {invalidated} invalidations");
 
     settled(&guards).await;

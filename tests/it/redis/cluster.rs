@@ -41,12 +41,12 @@ async fn connected(cluster: &Cluster, lease: Duration) -> StampedeGuard {
 
 /// Checks that one node leads a load of `key`, and that the other waits and is notified.
 async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
-    share_at(cluster.node(cluster.home_of(key)), guards, key).await;
+    share_at(cluster.node(cluster.master_of(key)), guards, key).await;
 }
 
-/// The same if `home` has the slot of the key.
-async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
-    share_a_load_of(home, guards, key, [0, 1]).await;
+/// The same if `server` has the slot of the key.
+async fn share_at(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
+    share_a_load_of(server, guards, key, [0, 1]).await;
 }
 
 /// The others are confirmed, and the error names those of the master that is away.
@@ -59,7 +59,7 @@ async fn one_invalidation_on_all_masters_names_what_one_of_them_has_not_confirme
         answer(&guard, key, 1).await;
     }
     // Not the master of the registry of processes with copies: each change is announced there.
-    let away = (cluster.home_of("") + 1) % 3;
+    let away = (cluster.master_of("") + 1) % 3;
     cluster.node(away).pause();
     let began = Instant::now();
     let error = guard.invalidation().keys(&keys).send().await.expect_err("a master is stopped");
@@ -138,7 +138,7 @@ async fn all_masters_keep_every_promise() {
 
     let report = examined(&guards[0]).await;
     assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
-    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("checked");
     assert!(of("cluster").found.contains("3 masters serve all slots"), "{report}");
     assert_eq!(report.findings.iter().filter(|finding| finding.check == "master").count(), 3, "{report}");
     assert!(of("notifications").found.contains("heard"), "{report}");
@@ -173,8 +173,8 @@ async fn a_wrong_set_up_is_reported_with_advice() {
     let one = unconnected(&cluster.node(0).url(), lease_of(LEASE));
     let elsewhere = cluster.key_on(1, "k");
     assert_eq!(answer(&one, &elsewhere, 1).await, 1);
-    let told = chain(&one.get::<u32>(&*elsewhere).await.expect_err("another node's"));
-    assert!(told.contains("ClusterClient"), "{told}");
+    let text = chain(&one.get::<u32>(&*elsewhere).await.expect_err("another node's"));
+    assert!(text.contains("ClusterClient"), "{text}");
     assert_eq!(warnings.about("ClusterClient").len(), 1);
     let report = examined(&one).await;
     assert!(report.to_string().contains("a node of a Redis Cluster"), "{report}");
@@ -182,12 +182,13 @@ async fn a_wrong_set_up_is_reported_with_advice() {
     let server = RedisServer::start();
     let several = StampedeGuard::builder(ClusterClient::new([server.url()]).expect("a node"));
     let several = several.build().expect("valid");
-    is_gone_without(&several, "not part of a cluster").await;
+    loads_go_on_without(&several, "not part of a cluster").await;
     // A user without the right to CLUSTER SLOTS.
     for node in cluster.nodes() {
         node.run::<()>(&["ACL", "SETUSER", "spread", "-cluster"]);
     }
-    is_gone_without(&unconnected(&cluster.url(), Policy::default()), "may not do what the guard does").await;
+    loads_go_on_without(&unconnected(&cluster.url(), Policy::default()), "may not do what the guard does")
+        .await;
     let report = examined(&unconnected(&cluster.url(), Policy::default())).await;
     assert!(report.to_string().contains("+cluster|slots"), "{report}");
     for node in cluster.nodes() {
@@ -217,7 +218,7 @@ async fn a_cluster_may_come_later() {
         node.pause();
     }
     let guard = unconnected(&cluster.url(), Policy::default());
-    is_gone_without(&guard, "no answer in time").await;
+    loads_go_on_without(&guard, "no answer in time").await;
     for node in cluster.nodes() {
         node.resume();
     }
@@ -236,19 +237,19 @@ async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     let [key, tag] = [cluster.key_on(0, "tagged"), cluster.key_on(1, "tag")];
     let tagged = unconnected(&cluster.url(), patient(LEASE).tags([&*tag]).build().expect("valid"));
     connects(&tagged).await;
-    let (home, id) = (cluster.node(1), format!("sg1:t:{{default:{tag}}}"));
+    let (server, id) = (cluster.node(1), format!("sg1:t:{{default:{tag}}}"));
     assert_eq!(answer(&tagged, &key, 1).await, 1);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(1));
-    home.run::<()>(&["DEL", &id]);
+    server.run::<()>(&["DEL", &id]);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "evicted");
-    home.run::<()>(&["RPUSH", &id, "foreign data"]);
+    server.run::<()>(&["RPUSH", &id, "foreign data"]);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "foreign");
     assert_eq!(tagged.stats().store_errors, 0);
-    home.run::<()>(&["DEL", &id]);
+    server.run::<()>(&["DEL", &id]);
     assert_eq!(answer(&tagged, &key, 2).await, 2);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(2));
     // A missing right to read is an error, not a missing id.
-    home.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
+    server.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
     tagged.get::<u32>(&*key).await.expect_err("not permitted");
 }
 

@@ -53,10 +53,10 @@ async fn guards_share_a_load_through_a_unix_socket() {
 async fn a_missing_unix_socket_is_reported_as_such() {
     let files = Scratch::new();
     let url = format!("unix://{}", files.text("redis.sock"));
-    is_gone_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
+    loads_go_on_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
     // A socket file without a listener has another cause, and the advice does not apply.
     drop(std::os::unix::net::UnixListener::bind(files.path("redis.sock")).unwrap());
-    is_gone_without(&unconnected(&url, Policy::default()), "refused").await;
+    loads_go_on_without(&unconnected(&url, Policy::default()), "refused").await;
 }
 
 /// `connect` returns the same kind of error as every other call.
@@ -161,8 +161,10 @@ async fn mutexes_in_two_databases_do_not_meet() {
 async fn an_inaccessible_database_is_reported_as_such() {
     let server = RedisServer::start();
     // Without the right to SELECT; then a database that does not exist.
-    is_gone_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select").await;
-    is_gone_without(&unconnected(&format!("{}99", server.url()), Policy::default()), "needs that many").await;
+    loads_go_on_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select")
+        .await;
+    loads_go_on_without(&unconnected(&format!("{}99", server.url()), Policy::default()), "needs that many")
+        .await;
 }
 
 /// Scripts reply in RESP3, while the inbox always speaks RESP2.
@@ -188,7 +190,8 @@ async fn a_password_is_rotated_while_guards_run() {
         share_a_load(&server, &old).await;
 
         server.kill_clients();
-        is_gone_without(&old[0].with_policy(Policy::default()), "put the present ones into the URL").await;
+        loads_go_on_without(&old[0].with_policy(Policy::default()), "put the present ones into the URL")
+            .await;
         server.flush_all();
         let new = pair(&format!("{}{query}", server.minimal_user().replace(":pw@", ":secret@"))).await;
         share_a_load(&server, &new).await;
@@ -204,8 +207,8 @@ async fn an_unknown_user_and_a_missing_password_are_reported_as_such() {
         unconnected(&format!("redis://{user}127.0.0.1:{}/{query}", server.port()), Policy::default())
     };
     for query in ["", "?protocol=resp3"] {
-        is_gone_without(&to("nobody:pw@", query), "put the present ones into the URL").await;
-        is_gone_without(&to("", query), "redis://user:password@host").await;
+        loads_go_on_without(&to("nobody:pw@", query), "put the present ones into the URL").await;
+        loads_go_on_without(&to("", query), "redis://user:password@host").await;
     }
 }
 
@@ -245,16 +248,16 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
     for outage in 1..=2 {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">another"]);
         server.kill_clients();
-        let told = || {
-            let mut told = warnings.about("put the present ones into the URL");
+        let reported = || {
+            let mut reported = warnings.about("put the present ones into the URL");
             // The inbox has a warning of its own.
-            told.retain(|warning| !warning.contains("no notifications"));
-            told.len()
+            reported.retain(|warning| !warning.contains("no notifications"));
+            reported.len()
         };
-        eventually_eq("it is told", SOON, outage, async || told()).await;
+        eventually_eq("it is logged", SOON, outage, async || reported()).await;
         // Retries add no warning.
         tokio::time::sleep(ms(1_500)).await;
-        assert_eq!(told(), outage, "{:?}", warnings.about(""));
+        assert_eq!(reported(), outage, "{:?}", warnings.about(""));
         server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
         connects(&guard).await;
         // A connection that breaks sooner belongs to the same outage.
@@ -263,7 +266,7 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
 }
 
 /// An operator who reads the log later learns how long the outage was and what it cost. An invalidation that was not confirmed is
-/// counted meanwhile.
+/// recorded meanwhile.
 #[tokio::test]
 async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
     let server = RedisServer::start();
@@ -284,9 +287,9 @@ async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
         tokio::time::timeout(ms(50), guard.invalidate_tag("t")).await.expect_err("it is dropped");
         assert_eq!(guard.stats().invalidations_unconfirmed, outage * 3);
         server.start_again();
-        let told = || events.about("redis is back after").len() as u64;
-        eventually_eq("it is told", SOON, outage, async || told()).await;
-        let line = events.about("redis is back after").pop().expect("told");
+        let reported = || events.about("redis is back after").len() as u64;
+        eventually_eq("it is logged", SOON, outage, async || reported()).await;
+        let line = events.about("redis is back after").pop().expect("logged");
         assert!(line.contains(" s; 12 loads went without it"), "{line}");
         let took: f64 = line
             .split("after ")
@@ -297,7 +300,7 @@ async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
             .expect("a number");
         let most = began.elapsed().as_secs_f64() + 2.0;
         assert!((1.9..most).contains(&took), "{line}");
-        assert_eq!(told(), outage, "{:?}", events.about(""));
+        assert_eq!(reported(), outage, "{:?}", events.about(""));
         assert!(guard.health().outages >= outage);
         assert_eq!(guard.health().breaker, Breaker::Closed);
     }
@@ -312,13 +315,13 @@ async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
     let _listening = warnings.listen();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetchannels"]);
     eventually_eq("it is refused", SOON, LinkState::Refused, async || guard.health().inbox).await;
-    let told = || {
+    let reported = || {
         warnings
             .about("no notifications")
             .into_iter()
             .filter(|warning| warning.contains("rights that docs/redis.md"))
     };
-    eventually_eq("it is told", SOON, 1, async || told().count()).await;
+    eventually_eq("it is logged", SOON, 1, async || reported().count()).await;
 }
 
 fn minimal_rights() -> Vec<&'static str> {
@@ -338,16 +341,16 @@ async fn a_missing_right_to_run_scripts_is_reported_and_loads_go_on() {
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
     assert!(guard.stats().fail_open_loads >= 40);
 
-    let told = |error: &dyn std::error::Error| {
+    let check = |error: &dyn std::error::Error| {
         let why = chain(error);
         assert!(why.contains("rights that docs/redis.md lists") && why.contains("evalsha"), "{why}");
     };
-    told(&guard.connect().await.expect_err("refused"));
-    told(&guard.invalidate("k").await.expect_err("refused"));
-    told(&Mutex::new(&guard.locks(), "m").expect("valid").lock().await.expect_err("refused"));
+    check(&guard.connect().await.expect_err("refused"));
+    check(&guard.invalidate("k").await.expect_err("refused"));
+    check(&Mutex::new(&guard.locks(), "m").expect("valid").lock().await.expect_err("refused"));
     let closed = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().expect("valid");
     match guard.with_policy(closed).get_or_load("k", || async { Ok::<_, String>(1) }).await {
-        Err(LoadError::Guard(error)) => told(&error),
+        Err(LoadError::Guard(error)) => check(&error),
         other => panic!("{other:?}"),
     }
     assert_eq!(warnings.about("refuses a command").len(), 1);

@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(120);
 
 /// The provider of credentials by this issuer.
-pub(crate) fn by(issuer: &str) -> impl Fn() -> Given + Send + Sync + 'static {
+pub(crate) fn by(issuer: &str) -> impl Fn() -> CredentialsFuture + Send + Sync + 'static {
     let issuer: Arc<str> = issuer.into();
     move || {
         let issuer = Arc::clone(&issuer);
@@ -30,7 +30,7 @@ pub(crate) fn by(issuer: &str) -> impl Fn() -> Given + Send + Sync + 'static {
     }
 }
 
-type Given = BoxFuture<'static, std::io::Result<Credentials>>;
+type CredentialsFuture = BoxFuture<'static, std::io::Result<Credentials>>;
 
 fn of(backend: Backend, lease: Duration) -> StampedeGuard {
     StampedeGuard::builder(backend).policy(lease_of(lease)).build().expect("valid")
@@ -50,10 +50,10 @@ async fn pair(server: &RedisServer, tokens: &Tokens) -> [StampedeGuard; 2] {
 
 /// Requests of every kind, one after the other, until `lasts` has passed. Each must succeed. Returns how many there were.
 async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> String) -> u32 {
-    let (until, asked) = (Instant::now() + lasts, AtomicU32::new(0));
+    let (until, requests) = (Instant::now() + lasts, AtomicU32::new(0));
     let mutex = Mutex::new(&guard.locks(), "m").expect("valid");
     while Instant::now() < until {
-        let number = asked.fetch_add(1, Ordering::Relaxed);
+        let number = requests.fetch_add(1, Ordering::Relaxed);
         let key = name(number % 50);
         match number % 7 {
             0 => guard.invalidate(&*key).await.expect("confirmed"),
@@ -66,7 +66,7 @@ async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> Strin
         }
         tokio::time::sleep(ms(2)).await;
     }
-    asked.into_inner()
+    requests.into_inner()
 }
 
 /// Checks that no request went without the store, and no connection was lost.
@@ -93,14 +93,14 @@ async fn tokens_of_two_seconds_cost_no_request_and_no_connection_in_a_minute() {
     let (ours, opened) = (server.ids_of(TOKEN), server.opened());
     assert_eq!(ours.len(), 4);
     let minute = Duration::from_secs(60);
-    let asked = tokio::join!(ask(&guards[0], minute, key), ask(&guards[1], minute, key));
+    let requests = tokio::join!(ask(&guards[0], minute, key), ask(&guards[1], minute, key));
     nothing_failed(&guards);
     // The second look is a connection itself.
     assert_eq!((server.opened() - opened, server.ids_of(TOKEN)), (1, ours), "no other connection");
     let issued = tokens.issued();
     assert!((76..=120).contains(&issued), "{issued} tokens for two guards, one for each 1.3 to 1.56 seconds");
-    assert!(asked.0 + asked.1 > 1_000, "{asked:?}");
-    println!("{asked:?} requests, {issued} tokens, no connection beside the first four");
+    assert!(requests.0 + requests.1 > 1_000, "{requests:?}");
+    println!("{requests:?} requests, {issued} tokens, no connection beside the first four");
     // Notifications arrive, too.
     guards[0].invalidate("k").await.expect("confirmed");
     share_a_load(&server, &guards).await;
@@ -130,7 +130,7 @@ async fn the_connection_for_commands_logs_in_again_in_either_protocol() {
     assert_eq!(server.ids_of(TOKEN), ours);
 }
 
-/// A killed server has lost all users: the first token that it is shown is refused, and the provider is asked for another at once.
+/// A killed server has lost all users: the first token that it receives is refused, and the provider is called for another at once.
 #[tokio::test]
 async fn after_a_restart_connections_are_opened_with_a_later_token() {
     let server = RedisServer::start();
@@ -163,8 +163,8 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     connects(&guard).await;
     let ours = server.ids_of(TOKEN);
     tokens.fail(true);
-    // At the latest after 4.8 s of the 6 s the provider is asked.
-    eventually("it is asked", SOON, async || guard.health().credential_failures > 0).await;
+    // At the latest after 4.8 s of the 6 s the provider is called.
+    eventually("it is called", SOON, async || guard.health().credential_failures > 0).await;
     assert_eq!(answer(&guard, "k", 1).await, 1);
     tokens.fail(false);
     eventually_eq("a token", SOON, 2, async || tokens.issued()).await;
@@ -177,7 +177,7 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     eventually("the token ends", SOON, async || guard.health().commands == LinkState::Down).await;
     let requests = requests(&guard, "alone", 20).await;
     assert!(median(requests.clone()) <= NOTHING, "{requests:?}");
-    eventually("it is told why", SOON, async || {
+    eventually("the reason is reported", SOON, async || {
         guard
             .health()
             .reason
@@ -230,12 +230,12 @@ async fn a_wait_by_announcements_outlives_tokens() {
     tokio::time::sleep(LIFE * 3).await;
     assert_eq!(server.ids_of(TOKEN), ours, "none was opened anew");
     server.run::<()>(&["DEL", "sg1:foreign"]);
-    told(waits).await.expect("no panic").expect("the lock");
+    notified(waits).await.expect("no panic").expect("the lock");
 }
 
 /// A password that is rotated by hand, from a file: it has no end that the provider knows.
 #[tokio::test]
-async fn a_password_without_an_end_is_asked_for_with_each_new_connection() {
+async fn a_password_without_an_expiry_is_requested_for_each_new_connection() {
     let server = RedisServer::start();
     let number = Arc::new(AtomicU32::new(1));
     let present = Arc::clone(&number);
@@ -259,7 +259,7 @@ async fn a_password_without_an_end_is_asked_for_with_each_new_connection() {
     assert!(server.kill_clients() >= 2);
     eventually("works again", SOON, async || guard.insert("x", &1).await.is_ok()).await;
     eventually_eq("hears again", SOON, LinkState::Up, async || guard.health().inbox).await;
-    // What was given less than a tenth of a second ago is used again, and may be refused.
+    // Credentials issued less than a tenth of a second ago are used again, and may be refused.
     assert!(guard.health().credential_failures <= 1, "{}", guard.health());
 }
 
@@ -281,7 +281,7 @@ async fn while_the_server_refuses_the_latest_connections_are_opened_with_those_b
     let guard = of(backend, LEASE);
     connects(&guard).await;
     is_later.store(true, Ordering::SeqCst);
-    // What was given less than a tenth of a second ago is used again.
+    // Credentials issued less than a tenth of a second ago are used again.
     eventually("it is refused", SOON, async || {
         server.kill_clients();
         guard.health().credential_failures > 0
@@ -336,7 +336,7 @@ async fn behind_sentinels_tokens_cost_nothing_and_a_failover_uses_the_present_on
 
 #[cfg(feature = "cluster")]
 #[tokio::test]
-async fn on_a_cluster_each_node_is_given_each_token() {
+async fn on_a_cluster_each_node_receives_each_token() {
     use redis::cluster::ClusterClient;
 
     use crate::support::cluster::{CLUSTER_RIGHTS, Cluster};

@@ -93,6 +93,6 @@ async fn a_server_without_room_for_connections_is_reported_as_such() {
     let user = server.minimal_user();
     let mut admin = server.conn();
     ailments::run(&mut admin, &["CONFIG", "SET", "maxclients", "1"]);
-    is_gone_without(&unconnected(&user, Policy::default()), "maxclients").await;
-    is_gone_without(&unconnected(&server.url(), Policy::default()), "maxclients").await;
+    loads_go_on_without(&unconnected(&user, Policy::default()), "maxclients").await;
+    loads_go_on_without(&unconnected(&server.url(), Policy::default()), "maxclients").await;
 }

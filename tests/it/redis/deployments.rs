@@ -14,7 +14,7 @@ struct Busy {
     guard: StampedeGuard,
     gate: Gate,
     loads: Counter,
-    asked: Vec<JoinHandle<bool>>,
+    calls: Vec<JoinHandle<bool>>,
 }
 
 impl Busy {
@@ -32,8 +32,8 @@ impl Busy {
                 guard.get_or_load(("k", key), load).await.is_ok_and(|value| value == key as u64)
             }
         };
-        let asked = (0..KEYS).map(|key| tokio::spawn(ask(key))).collect();
-        Self { guard, gate, loads, asked }
+        let calls = (0..KEYS).map(|key| tokio::spawn(ask(key))).collect();
+        Self { guard, gate, loads, calls }
     }
 
     async fn loads_all(&self) {
@@ -45,14 +45,14 @@ impl Busy {
     /// Shuts the node down, and checks that it hands over this number of leases and abandons none.
     async fn leaves(&self, leases: usize) {
         let shutdown = self.guard.shutdown(ms(100)).await;
-        let told = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
-        assert_eq!(told, (false, leases, 0));
+        let outcome = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
+        assert_eq!(outcome, (false, leases, 0));
     }
 
     async fn gives_answers(self) {
         self.gate.open();
-        for asked in join_all(self.asked).await {
-            assert!(asked.expect("joined"));
+        for call in join_all(self.calls).await {
+            assert!(call.expect("joined"));
         }
     }
 }

@@ -31,8 +31,8 @@ pub(super) async fn examined(guard: &StampedeGuard) -> Report {
 async fn doctor(guard: &StampedeGuard) -> Report {
     let report = examined(guard).await;
     for finding in &report.findings {
-        let told = format!("{finding}");
-        assert!(!told.contains("sg1:e:{") && !told.contains("pw"), "no key and no password: {told}");
+        let text = format!("{finding}");
+        assert!(!text.contains("sg1:e:{") && !text.contains("pw"), "no key and no password: {text}");
     }
     report
 }
@@ -110,7 +110,7 @@ async fn an_inbox_that_is_up_hears_something_each_second() {
     tokio::time::sleep(ms(2_500)).await;
     eventually("pings are answered", SOON, async || {
         let health = guard.health();
-        health.silent_for.is_some_and(|heard| heard < ms(1_000))
+        health.silent_for.is_some_and(|silence| silence < ms(1_000))
             && health.inbox_lag.is_some_and(|lag| lag < ms(1_000))
     })
     .await;
@@ -218,7 +218,7 @@ async fn a_missing_right_to_subscribe_is_reported_with_its_cost() {
 
 /// Guards against a former defect: the advice about a silent middlebox was to grant a right.
 #[tokio::test]
-async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() {
+async fn a_subscription_without_an_answer_is_distinguished_from_one_that_is_refused() {
     let server = RedisServer::start();
     let proxy = crate::support::proxy::Proxy::start(server.port()).await;
     proxy.set(crate::support::proxy::Mode::BlackHoleSubscriptions);

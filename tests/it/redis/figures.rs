@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use stampede_guard::{ErrorKind, LoadError, health::LinkState};
-use store_down::{BUDGET, Line, RECOVERY, crowd, still_coalesces, stores_again};
+use store_down::{BUDGET, Line, RECOVERY, load_together, still_coalesces, stores_again};
 
 use super::*;
 use crate::support::probe::assert_nothing_left;
@@ -36,7 +36,7 @@ pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] 
     ]
 }
 
-/// N10. The back-off starts over only after a connection that has lived for a while, so flapping causes no storm of connects.
+/// N10. The back-off starts over only after a connection that has lasted for a while, so flapping causes no storm of connects.
 #[tokio::test]
 async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     const FLAPS: usize = 16;
@@ -64,7 +64,7 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     let crowding = async {
         loop {
             let key = format!("wave-{}", waves.fetch_add(1, Ordering::Relaxed));
-            crowd(&line.guard, &key, ms(20), &loads).await;
+            load_together(&line.guard, &key, ms(20), &loads).await;
         }
     };
     tokio::select! {
@@ -118,15 +118,15 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
         connects(&guard).await;
         child.ready();
         child.wait_go().await;
-        let (asked, loads, gate) = (Counter::default(), Counter::default(), Gate::closed());
+        let (callers, loads, gate) = (Counter::default(), Counter::default(), Gate::closed());
         let of_keys = Arc::new(Mutex::new(vec![0; config.keys]));
         let all = config.keys * config.callers;
         let calls = (0..all).map(|call| {
             let key = call % config.keys;
-            let (guard, gate, asked) = (guard.clone(), gate.clone(), asked.clone());
+            let (guard, gate, callers) = (guard.clone(), gate.clone(), callers.clone());
             let (loads, of_keys) = (loads.clone(), Arc::clone(&of_keys));
             tokio::spawn(async move {
-                let _asked = asked.start();
+                let _caller = callers.start();
                 let started = Instant::now();
                 let load = move || async move {
                     let _running = loads.start();
@@ -139,7 +139,7 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
         });
         let calls: Vec<_> = calls.collect();
         // No load ends before all callers have come: a later caller would rightly begin another load.
-        asked.reach(all).await;
+        callers.reach(all).await;
         loads.reach(config.keys.min(config.most.unwrap_or(usize::MAX))).await;
         // Wait until the callers that still try the dead server have joined a load.
         tokio::time::sleep(ASKING).await;
@@ -194,15 +194,15 @@ async fn a_herd_at_a_failover_keeps_to_max_fail_open_loads_and_is_shed() {
     }
 }
 
-/// One load without the store takes the only place of `max_fail_open_loads`.
-async fn the_only_place_is_taken(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
+/// One load without the store takes the only permit of `max_fail_open_loads`.
+async fn take_the_only_permit(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let holds = held_call(guard, 1, &gate, &loads);
     loads.reach(1).await;
     (gate, holds)
 }
 
-fn one_place() -> PolicyBuilder {
+fn one_permit() -> PolicyBuilder {
     patient(Duration::from_secs(60)).max_fail_open_loads(1)
 }
 
@@ -210,11 +210,11 @@ fn one_place() -> PolicyBuilder {
 #[tokio::test]
 async fn beyond_max_fail_open_loads_a_stale_value_stands_in() {
     let server = RedisServer::start();
-    let builder = one_place().fresh_for(ms(1)).stale_if_error(Duration::from_secs(600));
+    let builder = one_permit().fresh_for(ms(1)).stale_if_error(Duration::from_secs(600));
     let guard = local(&server, builder.build().expect("valid")).await;
     answer(&guard, "old", 7).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    let (gate, holds) = the_only_place_is_taken(&guard).await;
+    let (gate, holds) = take_the_only_permit(&guard).await;
     assert_eq!(answer(&guard, "old", 8).await, 7);
     let shed = guard.get_or_load("new", || async { Ok::<_, String>(1) }).await.expect_err("shed");
     assert_eq!(shed.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Overloaded), "{shed}");
@@ -231,9 +231,9 @@ async fn beyond_max_fail_open_loads_a_request_is_answered_503_with_retry_after()
     use tower::ServiceExt as _;
 
     let server = RedisServer::start();
-    let guard = local(&server, one_place().build().expect("valid")).await;
+    let guard = local(&server, one_permit().build().expect("valid")).await;
     server.kill();
-    let (gate, holds) = the_only_place_is_taken(&guard).await;
+    let (gate, holds) = take_the_only_permit(&guard).await;
     let report = axum::routing::get(|| async { "report" });
     let app = axum::Router::new().route("/report", report).layer(guard.clone());
     let request = || http::Request::get("http://host/report").body(axum::body::Body::empty()).unwrap();
@@ -270,9 +270,9 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         eventually("it is noticed", SOON, async || waits.health().inbox != LinkState::Up).await;
         gate.open();
         assert_eq!(leader.await.expect("joined"), 1);
-        let told = Instant::now();
+        let began = Instant::now();
         assert_eq!(waiter.await.expect("joined"), 1);
-        assert!(told.elapsed() <= ms(500) + ms(2_000), "{:?}", told.elapsed());
+        assert!(began.elapsed() <= ms(500) + ms(2_000), "{:?}", began.elapsed());
         assert_eq!(loads.started(), 1);
         // Retries add no warning.
         tokio::time::sleep(ms(1_500)).await;
@@ -308,13 +308,13 @@ async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
     let mutex = line.guard.locks().mutex("m").build().expect("valid");
     line.server.kill();
     eventually("it is noticed", SOON, async || line.guard.health().commands == LinkState::Down).await;
-    let looked = tokio::spawn(eventually_eq("it is answered", SOON, Some(false), move || {
+    let answered = tokio::spawn(eventually_eq("it is answered", SOON, Some(false), move || {
         let mutex = mutex.clone();
         async move { mutex.is_locked().await.ok() }
     }));
     tokio::task::yield_now().await;
     line.server.start_again();
-    looked.await.expect("it is free");
+    answered.await.expect("it is free");
 }
 
 /// D3: a foreign value under the name of an entry, and far longer than any entry. It costs no more than a slow server. If there is

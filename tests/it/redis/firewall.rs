@@ -48,7 +48,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         assert!(median(added.clone()) <= NOTHING, "{dropped:?}: {added:?}");
         still_coalesces(&guard).await;
         if matches!(dropped, Dropped::OldConnections) {
-            // The guard replaces its connections while the rules are still in place.
+            // The guard replaces its connections while the rules are still active.
             stores_again(&guard).await;
         }
         pass_packets();
@@ -56,13 +56,13 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         settled(std::slice::from_ref(&guard)).await;
         assert_nothing_left(&server, SOON).await;
         let result = keeps_to_the_figures(dropped, connected, &server, &guard).await;
-        // With its folder: this process may be killed as soon as it has told its result.
+        // With its folder: this process may be killed as soon as it has reported its result.
         drop(server);
         child.result(&result);
     })
 }
 
-/// Measures the same as `figures::outages`, with a firewall in place of the proxy.
+/// Measures the same as `figures::outages`, with a firewall instead of the proxy.
 async fn keeps_to_the_figures(
     dropped: Dropped,
     connected: bool,
@@ -142,7 +142,7 @@ fn namespace() -> Option<&'static [&'static str]> {
     runs(mapped, &format!("{PATH} nft list tables")).then_some(mapped)
 }
 
-async fn is_lived_with(dropped: Dropped, connected: bool) {
+async fn is_tolerated(dropped: Dropped, connected: bool) {
     let Some(way) = namespace() else {
         let text = format!(
             "NOT RUN: {dropped:?} behind a firewall, which takes nft and a network namespace: root, or user namespaces \
@@ -161,25 +161,25 @@ async fn is_lived_with(dropped: Dropped, connected: bool) {
 
 #[tokio::test]
 async fn packets_that_are_all_dropped_cost_nothing_for_long() {
-    is_lived_with(Dropped::All, true).await;
+    is_tolerated(Dropped::All, true).await;
 }
 
 #[tokio::test]
 async fn packets_that_are_all_dropped_from_the_start_cost_nothing_for_long() {
-    is_lived_with(Dropped::All, false).await;
+    is_tolerated(Dropped::All, false).await;
 }
 
 #[tokio::test]
 async fn connections_with_dropped_packets_are_replaced() {
-    is_lived_with(Dropped::OldConnections, true).await;
+    is_tolerated(Dropped::OldConnections, true).await;
 }
 
 #[tokio::test]
 async fn answers_that_are_dropped_cost_nothing_for_long() {
-    is_lived_with(Dropped::Answers, true).await;
+    is_tolerated(Dropped::Answers, true).await;
 }
 
 #[tokio::test]
 async fn connections_that_are_rejected_cost_nothing_for_long() {
-    is_lived_with(Dropped::Rejected, true).await;
+    is_tolerated(Dropped::Rejected, true).await;
 }

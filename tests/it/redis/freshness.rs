@@ -59,7 +59,7 @@ async fn stale_by_now() {
 }
 
 #[tokio::test]
-async fn after_the_soft_timeout_every_node_is_given_the_stale_value_and_the_load_is_stored_for_all() {
+async fn after_the_soft_timeout_every_node_receives_the_stale_value_and_the_load_is_stored_for_all() {
     let mut fleet = Fleet::start(policy().stale_if_error(SOON).soft_timeout(ms(30))).await;
     assert_eq!(fleet.ask(0).await, 1);
     stale_by_now().await;
@@ -113,8 +113,8 @@ async fn a_loader_receives_the_value_and_validator_of_another_node() {
 #[tokio::test]
 async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
     // Long enough for eight calls on a busy machine.
-    let kept = ms(1_500);
-    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept).error_for(kept)).await;
+    let lasts = ms(1_500);
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(lasts).error_for(lasts)).await;
     let loads = Counter::default();
     let nothing = |node: usize, key: &'static str| {
         let loads = loads.clone();
@@ -128,25 +128,25 @@ async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
         assert!(nothing(node, "fails").await.is_err());
     }
     assert_eq!((loads.started(), fleet.total(|stats| stats.negatives)), (2, 1), "once each");
-    tokio::time::sleep(kept + ms(100)).await;
+    tokio::time::sleep(lasts + ms(100)).await;
     assert!(nothing(1, "nothing").await.is_ok() && nothing(2, "fails").await.is_err());
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
 
-/// Guards against a former defect: a directly stored negative value lived for `fresh_for`, and not for `negative_for` as a loaded one.
+/// Guards against a former defect: a directly stored negative value lasted for `fresh_for`, and not for `negative_for` as a loaded one.
 #[tokio::test]
 async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
-    let kept = ms(300);
-    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept)).await;
+    let lasts = ms(300);
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(lasts)).await;
     fleet.nodes[0].insert("nothing", &None::<u32>).await.expect("stored");
     fleet.nodes[0].insert("something", &Some(1_u32)).await.expect("stored");
-    tokio::time::sleep(kept + ms(100)).await;
+    tokio::time::sleep(lasts + ms(100)).await;
     assert_eq!(fleet.nodes[1].get::<Option<u32>>("nothing").await.expect("answered"), None);
     assert_eq!(fleet.nodes[1].get::<Option<u32>>("something").await.expect("answered"), Some(Some(1)));
 }
 
 #[tokio::test]
-async fn values_that_are_stored_together_end_apart() {
+async fn values_that_are_stored_together_expire_at_different_times() {
     let server = RedisServer::start();
     let node =
         local(&server, policy().fresh_for(Duration::from_secs(1000)).ttl_jitter(0.1).build().expect("valid"))

@@ -151,7 +151,7 @@ async fn an_insertion_from_another_node_stays() {
     let old = OldLoad::start(2, LEASE).await;
     old.guards[1].insert("k", &5u32).await.expect("stored");
     assert_eq!(answer(&old.guards[1], "k", 3).await, 5);
-    eventually("the loading node was told", Duration::from_secs(2) + STANDSTILL, async || {
+    eventually("the loading node was notified", Duration::from_secs(2) + STANDSTILL, async || {
         old.guards[0].stats().leases_lost == 1
     })
     .await;

@@ -81,7 +81,7 @@ async fn a_panicking_leader_hands_over_at_once() {
     nodes.origin.release("k");
     nodes.all_get([1, 2], "k", "second").await;
     let own = nodes.replies(0, "k").await;
-    assert!(own[0].result.as_ref().is_err_and(|text| text.contains("told to panic")), "{own:?}");
+    assert!(own[0].result.as_ref().is_err_and(|text| text.contains("panics on command")), "{own:?}");
     assert_eq!(nodes.origin.loads("k"), 2);
     nodes.nothing_left(0..3).await;
 }
@@ -181,7 +181,7 @@ async fn a_wave_of_panicking_leaders_fails_after_three_hand_overs() {
     nodes.origin.release("k");
     for index in 0..6 {
         let reply = nodes.replies(index, "k").await;
-        assert!(reply[0].result.as_ref().is_err_and(|text| text.contains("told to panic")), "{reply:?}");
+        assert!(reply[0].result.as_ref().is_err_and(|text| text.contains("panics on command")), "{reply:?}");
     }
     assert_eq!(nodes.origin.loads("k"), 4, "the first and three more");
     let mut takeovers = 0;

@@ -74,7 +74,7 @@ impl Pair {
         })
         .await;
         drop(guards);
-        eventually_eq("none when they are gone", SOON, (0, 0), async || {
+        eventually_eq("none when they have left", SOON, (0, 0), async || {
             (server.client_count(), server.pubsub_clients())
         })
         .await;
@@ -92,10 +92,10 @@ async fn a_value_leaves_nothing_but_its_entry() {
     pair.leaves_nothing(before).await;
 }
 
-/// Guards against a former defect: flights that each waited 20 ms behind a load of 20 s left 44 places a second in the queue, and
+/// Guards against a former defect: flights that each waited 20 ms behind a load of 20 s left 44 entries a second in the queue, and
 /// each end of a load had to pass them.
 #[tokio::test]
-async fn flights_that_waited_for_long_enough_leave_no_places_in_the_queue() {
+async fn flights_that_waited_for_long_enough_leave_no_entries_in_the_queue() {
     let server = RedisServer::start();
     let leads = local(&server, lease_of(SOON * 2)).await;
     let hurried = patient(SOON * 2).wait_timeout(Duration::from_millis(20), OnWaitTimeout::Load);
@@ -115,7 +115,7 @@ async fn flights_that_waited_for_long_enough_leave_no_places_in_the_queue() {
     for number in 2..8 {
         assert_eq!(answer(&waits, "k", number).await, number, "it loads for itself");
     }
-    eventually_eq("no place is left", SOON, 0, async || server.run::<usize>(&["LLEN", "sg1:q:{default:k}"]))
+    eventually_eq("no entry is left", SOON, 0, async || server.run::<usize>(&["LLEN", "sg1:q:{default:k}"]))
         .await;
     gate.open();
     assert_eq!(leading.await.expect("joined").expect("a value"), 1);

@@ -27,7 +27,7 @@ struct Config {
     keys: Vec<Vec<u64>>,
 }
 
-/// What one process was given, and the number of its calls.
+/// What one process received, and the number of its calls.
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<Option<String>, String>>,
@@ -56,10 +56,10 @@ async fn load_all(origin: Arc<str>, keys: Vec<u64>) -> Result<Vec<(u64, String)>
 pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (config, guard) = started(&mut child).await;
-        let (calls, asked) = (Counter::default(), Instant::now());
-        let (counted, origin) = (calls.clone(), Arc::<str>::from(config.origin));
+        let (calls, began) = (Counter::default(), Instant::now());
+        let (counter, origin) = (calls.clone(), Arc::<str>::from(config.origin));
         let load = move |keys| {
-            let (call, loads) = (counted.start(), load_all(Arc::clone(&origin), keys));
+            let (call, loads) = (counter.start(), load_all(Arc::clone(&origin), keys));
             async move {
                 let _call = call;
                 loads.await
@@ -67,7 +67,7 @@ pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
         };
         let answers = guard.get_or_load_many(config.keys[child.index()].clone(), load).await;
         let answers = answers.into_iter().map(|answer| answer.map_err(|error| error.to_string())).collect();
-        child.result(&Report { answers, calls: calls.started(), took: asked.elapsed() });
+        child.result(&Report { answers, calls: calls.started(), took: began.elapsed() });
     })
 }
 
@@ -183,9 +183,9 @@ async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     let client = redis::Client::open(proxy.url()).expect("an address");
     let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");
     connects(&guard).await;
-    let (monitor, asked) = (Monitor::start(&server), Instant::now());
+    let (monitor, began) = (Monitor::start(&server), Instant::now());
     let answers = guard.get_or_load_many(0..100, load).await;
-    let took = asked.elapsed();
+    let took = began.elapsed();
     proxy.set(Mode::Pass);
     let commands = monitor.finish().without(["ping", "time"]);
     let expected: Vec<_> = (0..100).map(Some).collect();
@@ -221,7 +221,7 @@ async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands(
     proxy.set(Mode::Pass);
     let found: Vec<_> = found.into_iter().collect::<Result<_, _>>().expect("each is read");
     assert!(found.iter().all(|found| found.as_ref() == Some(&value)));
-    assert_eq!(proxy.connections(), opened, "no connection was given up");
+    assert_eq!(proxy.connections(), opened, "no connection was abandoned");
 }
 
 /// A deployment: each replica warms the same keys, and one of them is killed.
@@ -289,9 +289,9 @@ async fn many_keys_of_a_cluster_are_read_and_loaded_on_all_masters() {
         StampedeGuard::builder(client).policy(lease_of(Duration::from_secs(8))).build().expect("valid");
     connects(&guard).await;
     let calls = Counter::default();
-    let counted = calls.clone();
+    let counter = calls.clone();
     let load = move |keys: Vec<u64>| {
-        let _call = counted.start();
+        let _call = counter.start();
         async move { Ok::<_, String>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>()) }
     };
     for _ in 0..2 {

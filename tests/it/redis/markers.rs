@@ -48,8 +48,8 @@ impl Marked {
     }
 
     /// The victim leads a load that the origin holds.
-    async fn leads(&self, tell: &str) {
-        self.victim().send(tell);
+    async fn leads(&self, command: &str) {
+        self.victim().send(command);
         self.others.origin.wait_for_loads("k", 1).await;
     }
 
@@ -87,7 +87,8 @@ async fn a_process_killed_when_it_has_subscribed_costs_nothing() {
     marked.victim().kill();
     marked.others_ask();
     marked.others_get("first", 1).await;
-    eventually_eq("its subscription is gone", SOON, 2, async || marked.others.server.pubsub_clients()).await;
+    eventually_eq("its subscription has ended", SOON, 2, async || marked.others.server.pubsub_clients())
+        .await;
 }
 
 /// P2: the dead process holds the lease without having received the grant.

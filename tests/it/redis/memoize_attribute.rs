@@ -33,7 +33,7 @@ async fn nodes_share_one_load_of_a_memoized_function_and_its_invalidation() {
     let waits = call(1);
     queued(&server, "exchange%20rate:EUR:USD", 1).await;
     gate.open();
-    let (led, waited) = told(futures_util::future::join(leads, waits)).await;
+    let (led, waited) = notified(futures_util::future::join(leads, waits)).await;
     for answer in [led, waited, call(0).await, call(1).await] {
         assert_eq!(answer.expect("joined").expect("loaded"), Some(1));
     }

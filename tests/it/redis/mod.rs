@@ -132,13 +132,13 @@ fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
 
 /// Waits until the text of `connect`'s error, without its causes, contains `advice`. A timeout may be reported first.
 #[track_caller]
-fn is_told(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
-    eventually(format!("is told `{advice}`"), SOON, move || async move {
+fn connect_advises(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
+    eventually(format!("`connect` advises `{advice}`"), SOON, move || async move {
         let error = guard.connect().await.expect_err("no connection");
-        let (why, told) = (chain(&error), error.to_string());
+        let (why, text) = (chain(&error), error.to_string());
         assert!(!why.contains("pw"), "{why}");
-        assert!(why.matches(&*told).count() == 1 && !told.ends_with("failed"), "{why}");
-        told.contains(advice)
+        assert!(why.matches(&*text).count() == 1 && !text.ends_with("failed"), "{why}");
+        text.contains(advice)
     })
 }
 
@@ -200,18 +200,18 @@ async fn share_a_load_in(
     let follower = held_call_of(guards[1], key, values[1], &gate, &loads);
     queued_in(namespace, server, key, 1).await;
     gate.open();
-    let given = told(futures_util::future::join(leader, follower)).await;
-    let given = (given.0.unwrap(), given.1.unwrap());
-    assert_eq!((given, loads.started()), ((values[0], values[0]), 1), "{namespace}:{key}");
+    let received = notified(futures_util::future::join(leader, follower)).await;
+    let received = (received.0.unwrap(), received.1.unwrap());
+    assert_eq!((received, loads.started()), ((values[0], values[0]), 1), "{namespace}:{key}");
 }
 
 /// Waits for callers that are notified, and fails if they sleep until the lease ends.
-async fn told<T>(waiting: impl Future<Output = T>) -> T {
+async fn notified<T>(waiting: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, waiting).await.expect("notified when the load has ended")
 }
 
 /// Checks that loads go on without the server at almost no cost, and that `connect` reports `advice`.
-async fn is_gone_without(guard: &StampedeGuard, advice: &str) {
+async fn loads_go_on_without(guard: &StampedeGuard, advice: &str) {
     let first = requests(guard, "first", 3).await;
     keep_to_the_budget(&first, advice);
     let later = requests(guard, "later", 30).await;
@@ -222,7 +222,7 @@ async fn is_gone_without(guard: &StampedeGuard, advice: &str) {
     let started = Instant::now();
     guard.connect().await.expect_err("no connection");
     assert!(started.elapsed() <= Duration::from_secs(1) + STANDSTILL, "{:?}", started.elapsed());
-    is_told(guard, advice).await;
+    connect_advises(guard, advice).await;
 }
 
 /// Waits until every flight of these nodes has ended.

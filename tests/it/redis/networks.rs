@@ -7,7 +7,7 @@ use super::*;
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::Mode;
 
-async fn is_lived_with(mode: Mode) {
+async fn is_tolerated(mode: Mode) {
     let line = Line::new(Policy::default()).await;
     let guard = &line.guard;
     connects(guard).await;
@@ -25,33 +25,33 @@ async fn is_lived_with(mode: Mode) {
 
 #[tokio::test]
 async fn a_network_that_is_a_little_slow_costs_its_round_trips() {
-    is_lived_with(Mode::Delay(ms(5))).await;
+    is_tolerated(Mode::Delay(ms(5))).await;
 }
 
 #[tokio::test]
 async fn a_network_as_slow_as_a_command_may_be_costs_the_budget() {
-    is_lived_with(Mode::Delay(ms(50))).await;
+    is_tolerated(Mode::Delay(ms(50))).await;
 }
 
 #[tokio::test]
 async fn a_network_slower_than_a_command_may_be_costs_the_budget() {
-    is_lived_with(Mode::Delay(ms(200))).await;
+    is_tolerated(Mode::Delay(ms(200))).await;
 }
 
 #[tokio::test]
 async fn a_network_slower_than_all_commands_may_be_costs_the_budget() {
-    is_lived_with(Mode::Delay(ms(1_000))).await;
+    is_tolerated(Mode::Delay(ms(1_000))).await;
 }
 
 /// A reply never arrives completely within its time.
 #[tokio::test]
 async fn a_network_that_trickles_costs_the_budget() {
-    is_lived_with(Mode::Trickle(1)).await;
+    is_tolerated(Mode::Trickle(1)).await;
 }
 
 #[tokio::test]
 async fn a_network_that_resets_everything_costs_next_to_nothing() {
-    is_lived_with(Mode::Reset).await;
+    is_tolerated(Mode::Reset).await;
 }
 
 /// Guards against a former defect: two hundred replicas read a stored value at the same moment, and at 200 kB each read took longer

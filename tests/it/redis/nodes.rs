@@ -118,7 +118,7 @@ pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
                 }
                 ["stats"] => report.event_with("stats", &Counts::from(guard.stats())),
                 ["die"] => std::process::abort(),
-                _ => panic!("told `{line}`"),
+                _ => panic!("unknown command `{line}`"),
             }
         }
     })
@@ -131,7 +131,7 @@ pub(super) async fn call(guard: StampedeGuard, origin: String, key: String, how:
         let key = key.clone();
         move || async move {
             let loaded = origin::load(&origin, &key).await;
-            assert!(!panics, "told to panic");
+            assert!(!panics, "panics on command");
             loaded
         }
     };
@@ -168,10 +168,10 @@ impl Nodes {
         self.fleet.member(index)
     }
 
-    /// Node 0 executes `tell` and leads a load of `key` that the origin holds; callers of every other node wait for
+    /// Node 0 executes `command` and leads a load of `key` that the origin holds; callers of every other node wait for
     /// it.
-    pub(super) async fn one_leads(&self, key: &str, tell: &str, callers: usize) {
-        self.node(0).send(tell);
+    pub(super) async fn one_leads(&self, key: &str, command: &str, callers: usize) {
+        self.node(0).send(command);
         self.origin.wait_for_loads(key, 1).await;
         for (waiting, member) in self.fleet.members()[1..].iter().enumerate() {
             member.send(&format!("load {key} {callers}"));
@@ -212,11 +212,11 @@ impl Nodes {
     }
 
     /// Waits for the callers of a leader that lost its lease to a newer load: the loading caller receives `old`, and each other caller
-    /// `old` or, if it asked again, `new`.
+    /// `old` or, if it called again, `new`.
     pub(super) async fn overtaken(&self, index: usize, key: &str, old: &str, new: &str) {
         let replies = self.replies(index, key).await;
-        let given = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
-        assert!(given(old) >= 1 && given(old) + given(new) == replies.len(), "{replies:?}");
+        let count_of = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
+        assert!(count_of(old) >= 1 && count_of(old) + count_of(new) == replies.len(), "{replies:?}");
     }
 
     /// Waits until the flights of these nodes have ended and have left nothing on the server.

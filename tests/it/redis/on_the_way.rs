@@ -58,7 +58,7 @@ async fn each_fault_on_a_commit_decides_whether_the_value_is_stored() {
 }
 
 /// Two replicas share one load, with `fault` in the messages to the waiting one. Returns how late the waiter was answered.
-async fn told_after(fault: Fault) -> Duration {
+async fn notified_after(fault: Fault) -> Duration {
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 1);
     let ((leads, _), (waits, _)) = (replica(&chaos).await, replica(&chaos).await);
@@ -71,7 +71,7 @@ async fn told_after(fault: Fault) -> Duration {
     let opened = Instant::now();
     gate.open();
     assert_eq!(leader.await.expect("joined"), 1);
-    assert_eq!(told(waiter).await.expect("joined"), 1);
+    assert_eq!(notified(waiter).await.expect("joined"), 1);
     let late = opened.elapsed();
     assert_eq!((loads.started(), chaos.struck(fault)), (1, 1), "{fault}");
     settled(&[leads, waits]).await;
@@ -80,10 +80,10 @@ async fn told_after(fault: Fault) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_survive_lost_doubled_and_forged_wake_ups() {
-    let late = told_after(Fault::WakeLost).await;
+    let late = notified_after(Fault::WakeLost).await;
     assert!(late > LEASE / 4, "without its message: {late:?}");
-    told_after(Fault::WakeTwice).await;
-    told_after(Fault::WakeForged).await;
+    notified_after(Fault::WakeTwice).await;
+    notified_after(Fault::WakeForged).await;
 }
 
 /// The killed replica holds the lease, and the replica that is cut off holds nothing.

@@ -6,7 +6,7 @@ use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(60);
 
 /// Two nodes on one server, one of them behind a proxy.
@@ -106,7 +106,7 @@ async fn a_commit_with_a_lost_reply_counts() {
     assert_eq!(loads.started(), 1);
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
-    // The node may have given up the silent connection.
+    // The node may have abandoned the silent connection.
     connects(&cut.behind).await;
     assert_eq!(answer(&cut.behind, "k", 3).await, 1);
 }
@@ -120,7 +120,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     let loads = Counter::default();
     // The acquire is executed, but its reply is held back.
     let held = Gate::closed();
-    let unheard = tokio::spawn({
+    let waits = tokio::spawn({
         let (guard, held, loads) = (cut.behind.clone(), held.clone(), loads.clone());
         async move {
             held.pass().await;
@@ -138,7 +138,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     })
     .await;
     cut_off(&cut.proxy);
-    assert_eq!(unheard.await.expect("joined"), 1);
+    assert_eq!(waits.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
     // Much earlier than the lease expires.
     let next = tokio::time::timeout(SOON, held_call(&cut.direct, 2, &open, &loads)).await;
@@ -147,17 +147,17 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
 }
 
 #[tokio::test]
-async fn a_lease_grant_lost_to_a_timeout_is_given_back() {
+async fn a_lease_grant_lost_to_a_timeout_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|_| ()).await;
 }
 
 /// The connection breaks after the acquire has run.
 #[tokio::test]
-async fn a_lease_grant_lost_with_the_connection_is_given_back() {
+async fn a_lease_grant_lost_with_the_connection_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 
-/// Guards against a former defect: an insertion has no lease, and one that was held back and given up overwrote newer insertions of
+/// Guards against a former defect: an insertion has no lease, and one that was delayed and abandoned overwrote newer insertions of
 /// any node.
 #[tokio::test]
 async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
@@ -169,8 +169,8 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
         cut.proxy.set(Mode::BlackHole);
         async move { behind.insert("k", &1u32).await }
     });
-    let told = held.await.expect("joined").expect_err("it was not confirmed");
-    assert!(told.to_string().contains("not confirmed"), "{told}");
+    let error = held.await.expect("joined").expect_err("it was not confirmed");
+    assert!(error.to_string().contains("not confirmed"), "{error}");
     cut.direct.insert("k", &2u32).await.expect("confirmed");
     // By the server's clock, a command may run until one second after its caller gave up.
     tokio::time::sleep(ms(1_500)).await;

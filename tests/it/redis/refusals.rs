@@ -148,7 +148,7 @@ async fn each_outage_without_memory_is_one_warning() {
     let _listening = warnings.listen();
     for outage in 1..=2 {
         server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-        eventually("it is told", SOON, async || {
+        eventually("it is logged", SOON, async || {
             answer(&guard, &format!("during-{outage}"), 1).await;
             warnings.about("refuses").len() == outage
         })
@@ -240,7 +240,7 @@ async fn connecting_without_the_key_rights_of_a_load_is_an_error() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
     let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
-    is_told(&guard, "rights that docs/redis.md lists").await;
+    connect_advises(&guard, "rights that docs/redis.md lists").await;
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:l:*"]);
     connects(&guard).await;
 }
@@ -253,9 +253,9 @@ async fn a_server_that_holds_writes_back_keeps_its_connection() {
     connects(&guard).await;
     let before = server.client_count();
     server.run::<()>(&["CLIENT", "PAUSE", "3000", "WRITE"]);
-    let asked = Instant::now();
+    let began = Instant::now();
     guard.connect().await.expect("a pause is no error");
-    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     let health = guard.health();
     assert_eq!((health.commands, health.breaker), (LinkState::Up, Breaker::Closed), "{health}");
     assert_eq!(server.client_count(), before);
@@ -283,20 +283,20 @@ async fn connecting_does_not_require_commands_that_loads_do_not_need() {
 /// server.
 #[tokio::test]
 async fn missing_commands_are_named() {
-    for (lacks, told) in [
+    for (lacks, text) in [
         (&["EVALSHA", "EVAL"][..], "runs no scripts"),
         (&["EVALSHA"], "runs no scripts"),
         (&["LPOS"], "which doctor() names"),
         (&["PTTL"], "which doctor() names"),
         (&["GET"], "which doctor() names"),
     ] {
-        let named = if told.contains("scripts") { "runs no scripts" } else { lacks[0] };
+        let named = if text.contains("scripts") { "runs no scripts" } else { lacks[0] };
         let renamed = lacks.iter().flat_map(|command| ["--rename-command", command, ""]);
         let server = RedisServer::with_args(renamed);
         let guards =
             [unconnected(&server.url(), lease_of(LEASE)), unconnected(&server.url(), lease_of(LEASE))];
         for guard in &guards {
-            is_told(guard, named).await;
+            connect_advises(guard, named).await;
         }
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);
@@ -305,7 +305,7 @@ async fn missing_commands_are_named() {
         let fails =
             guards[1].with_policy(patient(LEASE).on_store_down(OnStoreDown::FailClosed).build().unwrap());
         let refused = fails.get_or_load("k", || async { Ok::<_, String>(2) }).await.expect_err("no lease");
-        assert!(chain(&refused).contains(told), "{lacks:?}: {}", chain(&refused));
+        assert!(chain(&refused).contains(text), "{lacks:?}: {}", chain(&refused));
         assert_eq!(answer(&guards[1], "k", 3).await, 3, "{lacks:?}");
         let report = examined(&guards[0]).await.to_string();
         assert!(report.contains(lacks[0]), "{lacks:?}: {report}");

@@ -187,7 +187,7 @@ async fn a_primary_that_became_a_replica_is_not_read_from() {
 
 /// A primary that is cut off from its replicas and the sentinels still reports the role of a primary.
 #[tokio::test]
-async fn a_primary_that_the_sentinels_have_given_up_is_left() {
+async fn a_primary_that_the_sentinels_have_replaced_is_left() {
     let watch = Sentinels::start();
     let guard = connected(&watch).await;
     answer(&guard, "k", 1).await;
@@ -210,7 +210,7 @@ async fn a_primary_that_the_sentinels_have_given_up_is_left() {
 async fn sentinels_may_come_later() {
     let watch = Sentinels::asleep();
     let guard = unconnected(&watch.url(), Policy::default());
-    is_gone_without(&guard, "no sentinel can be reached").await;
+    loads_go_on_without(&guard, "no sentinel can be reached").await;
     // Only the last sentinel of the list.
     watch.wake(2);
     work_on(watch.first(), std::slice::from_ref(&guard)).await;
@@ -230,20 +230,21 @@ async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
 async fn a_wrong_set_up_is_reported_with_advice() {
     let watch = Sentinels::start();
     let ports = watch.ports();
-    let told = async |client, advice: &str| {
+    let advises = async |client, advice: &str| {
         let guard = guarded(client, Policy::default());
-        is_told(&guard, advice).await;
+        connect_advises(&guard, advice).await;
     };
-    told(of(&ports, "another", SentinelServerType::Master), "no sentinel knows a primary of this name").await;
-    told(of(&ports, NAME, SentinelServerType::Replica), "SentinelServerType::Master").await;
+    advises(of(&ports, "another", SentinelServerType::Master), "no sentinel knows a primary of this name")
+        .await;
+    advises(of(&ports, NAME, SentinelServerType::Replica), "SentinelServerType::Master").await;
     // A client for a single server that connects to a sentinel.
     let guard = unconnected(&format!("redis://127.0.0.1:{}", ports[0]), Policy::default());
-    is_gone_without(&guard, "if it is a Sentinel").await;
+    loads_go_on_without(&guard, "if it is a Sentinel").await;
     // redis-rs sends ROLE to each server that a sentinel names, before the guard does.
     for server in [watch.first(), watch.second()] {
         server.run::<()>(&["ACL", "SETUSER", "watched", "-role"]);
     }
-    told(client(&watch.url()), "this user may not do what the guard does").await;
+    advises(client(&watch.url()), "this user may not do what the guard does").await;
     for server in [watch.first(), watch.second()] {
         server.run::<()>(&["ACL", "SETUSER", "watched", ROLE]);
     }
@@ -272,7 +273,7 @@ async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
         watch.ask::<()>(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">another"]);
     }
     let fresh = unconnected(&watch.url(), Policy::default());
-    is_told(&fresh, "set_client_to_sentinel_password").await;
+    connect_advises(&fresh, "set_client_to_sentinel_password").await;
     let why = chain(&fresh.connect().await.expect_err("no connection"));
     assert!(why.contains("sentinels") && !why.contains("URL"), "{why}");
     drop(watch);
@@ -281,9 +282,9 @@ async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
     for server in [watch.first(), watch.second()] {
         server.run::<()>(&["ACL", "SETUSER", "watched", "resetpass", ">another"]);
     }
-    is_told(&unconnected(&watch.url(), Policy::default()), "set_client_to_redis_password").await;
+    connect_advises(&unconnected(&watch.url(), Policy::default()), "set_client_to_redis_password").await;
     watch.first().kill();
-    is_told(
+    connect_advises(
         &unconnected(&watch.url(), Policy::default()),
         "the primary that the sentinels name can not be reached",
     )

@@ -29,7 +29,7 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn any_number_of_guards_have_two_connections_and_all_are_told() {
+async fn any_number_of_guards_have_two_connections_and_all_are_notified() {
     let server = RedisServer::start();
     let (here, there) = (backend(&server), backend(&server));
     let mut pairs = Vec::new();
@@ -75,7 +75,7 @@ async fn a_guard_that_waits_long_for_replicas_takes_no_connection_from_another()
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Two guards of one namespace are two nodes: each has its own copies, queues and places.
+/// Two guards of one namespace are two nodes: each has its own copies, queues and positions.
 #[tokio::test]
 async fn two_guards_of_one_namespace_share_their_loads_like_two_processes() {
     let server = RedisServer::start();
@@ -144,7 +144,7 @@ async fn a_guard_that_ends_leaves_the_others_their_connections_and_the_last_clos
 }
 
 #[tokio::test]
-async fn all_guards_are_told_again_after_their_connections_were_lost() {
+async fn all_guards_are_notified_again_after_their_connections_were_lost() {
     let server = RedisServer::start();
     let (here, there) = (backend(&server), backend(&server));
     let mut pairs = Vec::new();
@@ -174,7 +174,7 @@ async fn all_guards_are_told_again_after_their_connections_were_lost() {
     }
 }
 
-/// Each guard that joins is told so, while the server refuses the messages.
+/// Each guard that joins is notified, while the server refuses the messages.
 #[tokio::test]
 async fn guards_without_the_right_to_subscribe_load_all_the_same() {
     let server = RedisServer::start();

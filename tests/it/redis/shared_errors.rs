@@ -22,7 +22,7 @@ async fn an_error_reaches_other_nodes_as_itself() {
     let waits = call(&guards[1]);
     queued(&server, "k", 1).await;
     gate.open();
-    let (led, waited) = told(futures_util::future::join(leads, waits)).await;
+    let (led, waited) = notified(futures_util::future::join(leads, waits)).await;
     let later = call(&guards[1]).await;
     for error in [led, waited, later].map(|error| error.expect("joined")) {
         assert_eq!(error.loader(), Some(&busy()), "{error:?}");

@@ -13,7 +13,7 @@ use crate::support::monitor::Monitor;
 use crate::support::origin::Answer;
 use crate::support::os::cpu_time;
 
-/// Long enough that a forgotten lease fails a test.
+/// Long enough that a lease that is never released fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
 /// Long bounds, so that no timeout causes a second load: these tests are about order.
@@ -140,8 +140,8 @@ async fn a_waiting_process_neither_asks_nor_spins() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let spent = cpu_time(nodes.node(1).pid()).zip(cpu).map(|(after, before)| after - before);
     let commands = monitor.finish();
-    let (all, asked) = (commands.total, commands.clone().without(["ping", "time"]).total);
-    assert_eq!(asked, 0, "{commands:#?}");
+    let (all, sent) = (commands.total, commands.clone().without(["ping", "time"]).total);
+    assert_eq!(sent, 0, "{commands:#?}");
     assert!(all <= 2 * 5, "five of each process: {commands:#?}");
     if let Some(spent) = spent {
         assert!(spent < ms(100), "5 % of a core are 100 ms in two seconds: {spent:?}");

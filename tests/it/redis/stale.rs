@@ -22,7 +22,7 @@ async fn stale(windows: Windows, then: Answer) -> Nodes {
 }
 
 const REVALIDATING: Windows = Windows { fresh_ms: 100, revalidate_ms: 600_000, error_ms: 0 };
-const STANDING_IN: Windows = Windows { fresh_ms: 100, revalidate_ms: 0, error_ms: 600_000 };
+const ERROR_WINDOW: Windows = Windows { fresh_ms: 100, revalidate_ms: 0, error_ms: 600_000 };
 
 async fn ask_all(nodes: &Nodes, value: &str) {
     for index in 0..4 {
@@ -64,7 +64,7 @@ async fn no_process_repeats_a_failed_background_load_for_a_while() {
 
 #[tokio::test]
 async fn a_stale_value_stands_in_for_a_failed_load_in_every_process() {
-    let nodes = stale(STANDING_IN, Answer::failure("no route").held()).await;
+    let nodes = stale(ERROR_WINDOW, Answer::failure("no route").held()).await;
     for index in 0..4 {
         nodes.node(index).send("load k 10");
         if index == 0 {
@@ -84,7 +84,7 @@ async fn a_stale_value_stands_in_for_a_failed_load_in_every_process() {
 
 #[tokio::test]
 async fn an_invalidated_value_stands_in_for_nothing() {
-    let nodes = stale(STANDING_IN, Answer::failure("no route")).await;
+    let nodes = stale(ERROR_WINDOW, Answer::failure("no route")).await;
     nodes.node(2).send("invalidate k");
     assert_eq!(nodes.node(2).wait_event("invalidate").await, true);
     nodes.node(1).send("load k 5");
@@ -139,10 +139,10 @@ async fn a_value_of_a_megabyte_is_refreshed_once_where_the_budget_lets_all_read_
         assert_eq!(read.expect("joined"), (1 << 20) - 64);
     }
     settled(&guards).await;
-    let asked: u64 = guards.iter().map(|guard| guard.stats().stale).sum();
+    let found_stale: u64 = guards.iter().map(|guard| guard.stats().stale).sum();
     assert!(
-        asked > 0 && guards.iter().all(|guard| guard.stats().fail_open_loads == 0),
-        "{asked} found it stale"
+        found_stale > 0 && guards.iter().all(|guard| guard.stats().fail_open_loads == 0),
+        "{found_stale} found it stale"
     );
     // A stalled machine allows one more refresh for each time that the value became stale again.
     let periods = began.elapsed().as_millis() / FRESH_FOR.as_millis();

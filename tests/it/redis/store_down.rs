@@ -100,7 +100,7 @@ pub(super) fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Twenty callers of one key, each with a loader that takes `load`.
-pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
+pub(super) async fn load_together(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
     let callers = (0..20).map(|_| {
         let loads = loads.clone();
         guard.get_or_load(key, move || async move {
@@ -115,7 +115,7 @@ pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, load
 /// Checks that callers of one key share one load.
 pub(super) async fn still_coalesces(guard: &StampedeGuard) {
     let loads = Counter::default();
-    crowd(guard, "shared", ms(500), &loads).await;
+    load_together(guard, "shared", ms(500), &loads).await;
     assert_eq!(loads.started(), 1);
 }
 
@@ -224,7 +224,7 @@ async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     assert!(started.elapsed() <= ms(100) + SLACK + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Guards against a former defect: when a hung server goes on, it executes old commands. It granted leases to callers that had given
+/// Guards against a former defect: when a hung server goes on, it executes old commands. It granted leases to callers that had long given
 /// up, and all others waited for these leases.
 #[tokio::test]
 async fn a_hung_server_grants_no_lease_to_a_caller_that_gave_up() {
@@ -235,7 +235,7 @@ async fn a_hung_server_grants_no_lease_to_a_caller_that_gave_up() {
     assert_eq!(answer(&line.guard, "before", 1).await, 1);
     line.begin(Outage::Stopped);
     assert_eq!(answer(&line.guard, "k", 1).await, 1);
-    // Longer than a lease plus the lateness that an acquire may have: the guard no longer searches for an unheard grant.
+    // Longer than a lease plus the lateness that an acquire may have: the guard no longer searches for a grant that it did not receive.
     tokio::time::sleep(ms(2_000)).await;
     line.end(Outage::Stopped);
     let lease = line.server.run::<Option<String>>(&["GET", "sg1:l:{default:k}"]);

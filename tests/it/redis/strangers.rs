@@ -13,7 +13,7 @@ async fn pair(server: &RedisServer) -> [StampedeGuard; 2] {
     [local(server, lease_of(LEASE)).await, local(server, lease_of(LEASE)).await]
 }
 
-/// Writes `bytes` in place of the entry.
+/// Writes `bytes` instead of the entry.
 fn put(server: &RedisServer, bytes: &[u8]) {
     let mut set = redis::cmd("SET");
     set.arg(ENTRY).arg(bytes).arg("PX").arg(600_000).query::<()>(&mut server.conn()).expect("SET");
@@ -50,7 +50,7 @@ async fn damaged_bytes_are_a_miss_and_are_healed() {
         let before = guards[0].stats().unreadable;
         let value = 10 + number as u32;
         assert_eq!(answer(&guards[0], "k", value).await, value, "{damage}");
-        assert!(guards[0].stats().unreadable > before, "{damage}: it is counted");
+        assert!(guards[0].stats().unreadable > before, "{damage}: it is recorded");
         assert_eq!(answer(&guards[1], "k", 99).await, value, "{damage}: it is healed");
     }
     settled(&guards).await;
@@ -58,7 +58,7 @@ async fn damaged_bytes_are_a_miss_and_are_healed() {
 }
 
 /// Damage usually affects many keys, because of a disk, a deployment or a second service in the namespace. There is one warning; the
-/// counter tells the number.
+/// counter says the number.
 #[tokio::test]
 async fn damage_to_many_keys_is_one_warning() {
     let server = RedisServer::start();
@@ -117,7 +117,7 @@ async fn other_peoples_data_is_never_overwritten() {
         assert_eq!(answer(guard, "k", 1).await, 1);
         assert_eq!(guard.get::<u32>("k").await.expect("an answer"), None);
         assert_eq!(theirs(), ["theirs"]);
-        assert_eq!(guard.stats().unreadable, 2, "each look-up is a miss that is counted");
+        assert_eq!(guard.stats().unreadable, 2, "each look-up is a recorded miss");
     }
     guards[0].insert("k", &2u32).await.expect_err("it can not be stored there");
     assert_eq!(theirs(), ["theirs"]);
@@ -162,10 +162,10 @@ async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
     assert_eq!(server.run::<Vec<String>>(&["LRANGE", ENTRY, "0", "-1"]), ["theirs"]);
 }
 
-/// With foreign data in place of the lease, the queue or the outcome, nodes may not coordinate, but every caller is answered, by at
+/// With foreign data instead of the lease, the queue or the outcome, nodes may not coordinate, but every caller is answered, by at
 /// most one load per process.
 #[tokio::test]
-async fn other_peoples_data_in_place_of_lease_or_queue_does_no_harm() {
+async fn foreign_data_instead_of_lease_or_queue_does_no_harm() {
     for kind in ["l", "q", "o"] {
         let server = RedisServer::start();
         let guards = pair(&server).await;

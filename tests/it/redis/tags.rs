@@ -50,7 +50,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     let nodes = nodes(&server, 2).await;
     let id = "sg1:t:{default:catalog}";
     assert_eq!(answer(&nodes[0], "k", 1).await, 1);
-    let kept: String = server.run(&["GET", id]);
+    let stored: String = server.run(&["GET", id]);
     server.run::<()>(&["DEL", id]);
     assert_eq!(answer(&nodes[1], "k", 2).await, 2, "evicted");
     server.run::<()>(&["DEL", id]);
@@ -61,7 +61,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
     server.run::<()>(&["DEL", id]);
     assert_eq!(answer(&nodes[1], "k", 4).await, 4);
-    assert_ne!(server.run::<String>(&["GET", id]), kept);
+    assert_ne!(server.run::<String>(&["GET", id]), stored);
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
@@ -141,7 +141,7 @@ async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
         nodes[fastrand::usize(..3)].invalidate_tag("catalog").await.expect("confirmed");
         let later = nodes.iter().map(|node| ask(node.clone(), Arc::clone(&version)));
         for value in join_all(later).await {
-            assert!(value >= newest, "given {value} after {newest} was acknowledged");
+            assert!(value >= newest, "received {value} after {newest} was acknowledged");
         }
     }
     stop.store(true, Ordering::SeqCst);

@@ -59,15 +59,15 @@ async fn guards_share_a_load_in_resp3_through_tls() {
 async fn a_server_with_tls_and_without_room_for_connections_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
-    // This connection takes the only place.
+    // This is the only connection that is allowed.
     let mut admin = server.plain.conn();
     ailments::run(&mut admin, &["CONFIG", "SET", "maxclients", "1"]);
-    is_gone_without(&guard(authority.client(&server.url()), Policy::default()), "maxclients").await;
+    loads_go_on_without(&guard(authority.client(&server.url()), Policy::default()), "maxclients").await;
 }
 
 /// The configuration of a child.
 #[derive(Serialize, Deserialize)]
-struct Place {
+struct NodeConfig {
     redis: String,
     authority: String,
     origin: String,
@@ -76,7 +76,7 @@ struct Place {
 /// A child with its own guard that loads each received key at the origin.
 pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        let Place { redis, authority, origin } = child.config();
+        let NodeConfig { redis, authority, origin } = child.config();
         let guard = connected(certificates::client(&redis, &authority, None)).await;
         let report = child.report();
         child.ready();
@@ -92,8 +92,8 @@ pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
 async fn processes_share_a_load_through_tls() {
     let (authority, origin) = (Authority::new(), Origin::start().await);
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
-    let place = Place { redis: server.url(), authority: authority.pem(), origin: origin.addr() };
-    let fleet = Fleet::spawn(3, "tls_node", &place);
+    let config = NodeConfig { redis: server.url(), authority: authority.pem(), origin: origin.addr() };
+    let fleet = Fleet::spawn(3, "tls_node", &config);
     fleet.wait_ready().await;
     origin.script("k", [origin::Answer::value("v").after(ms(300))]);
     for member in fleet.members() {
@@ -120,7 +120,7 @@ async fn a_certificate_for_other_hosts_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&["redis.example"]), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
-    is_gone_without(&guard, "connect by a name in it, or have it name this host").await;
+    loads_go_on_without(&guard, "connect by a name in it, or have it name this host").await;
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_certificate_of_an_unknown_authority_is_reported_as_such() {
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for trusted in [Authority::named("another"), Authority::new()] {
         let guard = guard(trusted.client(&server.url()), Policy::default());
-        is_gone_without(&guard, "name it as `root_cert` in the redis::TlsCertificates").await;
+        loads_go_on_without(&guard, "name it as `root_cert` in the redis::TlsCertificates").await;
     }
 }
 
@@ -139,7 +139,7 @@ async fn an_expired_certificate_is_reported_as_such_until_it_is_renewed() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign_expired(&HERE), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
-    is_gone_without(&guard, "renew it, or set this machine's clock").await;
+    loads_go_on_without(&guard, "renew it, or set this machine's clock").await;
     server.renew(&authority.sign(&HERE));
     let in_peace = guard.with_policy(lease_of(LEASE));
     eventually_eq("values are stored again", SOON, Some(1), async || {
@@ -155,7 +155,7 @@ async fn tls_spoken_to_a_plain_port_is_reported_as_such() {
     let server = RedisServer::start();
     let url = server.minimal_user().replace("redis://", "rediss://");
     let guard = guard(Authority::new().client(&url), Policy::default());
-    is_gone_without(&guard, "port for TLS").await;
+    loads_go_on_without(&guard, "port for TLS").await;
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn plain_text_spoken_to_a_tls_port_is_reported_as_such() {
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for user in ["minimal:pw@", ""] {
         let guard = unconnected(&format!("redis://{user}127.0.0.1:{}/", server.tls_port), Policy::default());
-        is_gone_without(&guard, "if it wants TLS, use rediss://").await;
+        loads_go_on_without(&guard, "if it wants TLS, use rediss://").await;
     }
 }
 
@@ -173,7 +173,7 @@ async fn a_server_that_requires_client_certificates_gets_one_or_the_lack_is_repo
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &["--tls-auth-clients", "yes"]);
     let without = guard(authority.client(&server.url()), Policy::default());
-    is_gone_without(&without, "give one as `client_tls`").await;
+    loads_go_on_without(&without, "give one as `client_tls`").await;
     let ours = authority.sign(&["this.service"]);
     let guards = [
         connected(authority.client_as(&server.url(), &ours)).await,
@@ -191,7 +191,7 @@ async fn a_handshake_without_an_answer_costs_nothing_for_long() {
     let client = || authority.client(&format!("rediss://minimal:pw@127.0.0.1:{}/", proxy.port()));
     proxy.set(Mode::BlackHole);
     let guard = guard(client(), Policy::default());
-    is_gone_without(&guard, "no answer to the TLS handshake in time").await;
+    loads_go_on_without(&guard, "no answer to the TLS handshake in time").await;
     proxy.set(Mode::Pass);
     eventually("connects", SOON, async || guard.connect().await.is_ok()).await;
 

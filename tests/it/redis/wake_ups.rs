@@ -52,7 +52,7 @@ async fn race(guards: [StampedeGuard; 2], key: String, end: usize, loads: Arc<At
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_that_begin_to_wait_as_the_load_ends_are_told() {
+async fn callers_that_begin_to_wait_as_the_load_ends_are_notified() {
     let server = RedisServer::start();
     let guards = [local(&server, lease_of(LEASE)).await, local(&server, lease_of(LEASE)).await];
     let lanes = (0..LANES).map(|lane| {

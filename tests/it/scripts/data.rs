@@ -164,8 +164,8 @@ impl Data {
             }
             "EXISTS" => int(self.records.contains_key(arg(1)?)),
             "DEL" => {
-                let gone = words[1..].iter().filter(|key| self.records.remove(*key).is_some()).count();
-                Ok(Answer::Int(gone as i64))
+                let removed = words[1..].iter().filter(|key| self.records.remove(*key).is_some()).count();
+                Ok(Answer::Int(removed as i64))
             }
             "PEXPIRE" => {
                 let ms: i64 = number(arg(2)?)?;
@@ -193,9 +193,9 @@ impl Data {
             "LPOP" => self.list(arg(1)?, |list| list.pop_front().map_or(Answer::Nil, Answer::Bulk)),
             "LLEN" => self.list(arg(1)?, |list| Answer::Int(list.len() as i64)),
             "LPOS" => {
-                let wanted = arg(2)?;
+                let target = arg(2)?;
                 self.list(arg(1)?, |list| {
-                    let at = list.iter().position(|member| member == wanted);
+                    let at = list.iter().position(|member| member == target);
                     at.map_or(Answer::Nil, |at| Answer::Int(at as i64))
                 })
             }
@@ -208,12 +208,12 @@ impl Data {
             }
             "LREM" => {
                 // Removes the first `most` matches, or all if `most` is 0.
-                let (most, wanted) = (number::<usize>(arg(2)?)?, arg(3)?);
+                let (most, target) = (number::<usize>(arg(2)?)?, arg(3)?);
                 self.list(arg(1)?, |list| {
-                    let (before, mut gone) = (list.len(), 0);
+                    let (before, mut removed) = (list.len(), 0);
                     list.retain(|member| {
-                        let goes = member == wanted && (most == 0 || gone < most);
-                        gone += usize::from(goes);
+                        let goes = member == target && (most == 0 || removed < most);
+                        removed += usize::from(goes);
                         !goes
                     });
                     Answer::Int((before - list.len()) as i64)
@@ -254,8 +254,8 @@ impl Data {
             "ZRANGE" => {
                 let (from, to, scored) = (number(arg(2)?)?, number(arg(3)?)?, words.len() > 4);
                 self.sorted(arg(1)?, |members| {
-                    let chosen = &members[range(members.len(), from, to)];
-                    let parts = chosen.iter().flat_map(|(at, member)| {
+                    let selected = &members[range(members.len(), from, to)];
+                    let parts = selected.iter().flat_map(|(at, member)| {
                         let score = scored.then(|| Answer::Bulk(format!("{at}").into_bytes()));
                         std::iter::once(Answer::Bulk(member.clone())).chain(score)
                     });
@@ -264,9 +264,9 @@ impl Data {
             }
             "PUBLISH" => {
                 let (channel, message) = (arg(1)?.to_vec(), arg(2)?.to_vec());
-                let heard = self.listeners.get(&channel).copied().unwrap_or(0);
+                let receivers = self.listeners.get(&channel).copied().unwrap_or(0);
                 self.published.push((channel, message));
-                Ok(Answer::Int(heard as i64))
+                Ok(Answer::Int(receivers as i64))
             }
             name => Err(format!("ERR unknown command '{name}'")),
         }

@@ -126,8 +126,8 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
             if at.is_none() {
                 // After a stall of the machine the renewal may still be under way. A ping has fewer bytes than that.
                 eventually("it is renewed", SOON, async || {
-                    let (asked, answered) = server.moved();
-                    asked > 60 && answered > 0
+                    let (sent, answered) = server.moved();
+                    sent > 60 && answered > 0
                 })
                 .await;
             }
@@ -143,7 +143,7 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
 
 /// The commit's reply is lost, or the commit was never sent: the guard gives back the lease that it may hold.
 #[tokio::test]
-async fn a_lease_that_may_be_held_is_given_back() {
+async fn a_lease_that_may_be_held_is_released() {
     let server = Server::start().await;
     // Run twice: only the first run sends the scripts' text.
     for number in [0, 1] {
@@ -152,8 +152,8 @@ async fn a_lease_that_may_be_held_is_given_back() {
         load(&stage.breaks, &stage.name, 1).await.expect("a value");
         server.disarm();
     }
-    let (asked, _) = server.moved();
-    for (number, at) in [asked - 200, asked - 1].into_iter().enumerate() {
+    let (sent, _) = server.moved();
+    for (number, at) in [sent - 200, sent - 1].into_iter().enumerate() {
         let stage = Stage::new(&server, number + 2, Some(Break::Request(at)), policy()).await;
         stage.arm();
         load(&stage.breaks, &stage.name, 1).await.expect("a value");
@@ -169,7 +169,7 @@ async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
         let stage = Stage::new(server, number, at, policy()).await;
         assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
         stage.arm();
-        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        stage.breaks.invalidate(&*stage.name).await.expect("the request is repeated");
         assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
         stage.serves(&[2]).await;
     })
@@ -178,19 +178,19 @@ async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
 
 /// More processes wait than one script call wakes, so the invalidation wakes them in two calls.
 #[tokio::test]
-async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
+async fn an_invalidation_that_notifies_many_waiters_and_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let queue = format!("sg1:q:{{default:{}}}", stage.name);
-        let places = (0..501).map(|place| format!("{place:032x}:{place:032x}"));
+        let entries = (0..501).map(|number| format!("{number:032x}:{number:032x}"));
         let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
         server.with_data(|data| {
-            let lay = words(&["RPUSH", &queue]).into_iter().chain(places.map(String::into_bytes));
+            let lay = words(&["RPUSH", &queue]).into_iter().chain(entries.map(String::into_bytes));
             data.run(&lay.collect::<Vec<_>>());
             data.run(&words(&["PEXPIRE", &queue, "60000"]));
         });
         stage.arm();
-        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        stage.breaks.invalidate(&*stage.name).await.expect("the request is repeated");
         assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
         stage.serves(&[2]).await;
     })
@@ -202,7 +202,7 @@ async fn an_insertion_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
-        stage.breaks.insert(&*stage.name, &7_u8).await.expect("it is asked again");
+        stage.breaks.insert(&*stage.name, &7_u8).await.expect("the request is repeated");
         stage.serves(&[7]).await;
     })
     .await;
@@ -215,7 +215,7 @@ async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_l
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
         stage.arm();
         assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
-        // The value need not be stored: without the tags' ids the guard can not tell whether it was invalidated.
+        // The value need not be stored: without the tags' ids the guard can not know whether it was invalidated.
         stage.serves(&[1, 2]).await;
         stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
         eventually("no node reads it any more", SOON, async || {

@@ -108,17 +108,18 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
 /// Several waiters of one process: once its inbox is open the process asks about them, and then all leave at the same moment. The
 /// holder has extended its lock beyond the time in its token.
 #[tokio::test]
-async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
+async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
     broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();
         // Its inbox is not open yet, so it asks about its waiters once it is.
-        let deaf = Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
-        let breaks = deaf.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
+        let short_timeout =
+            Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
+        let breaks = short_timeout.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
         let mut guard = sound.lock().await.expect("free");
         assert!(guard.extend(TTL * 2).await.expect("its connection is sound"));
         stage.arm();
-        let crowd = [(); 5].map(|()| {
+        let waiters = [(); 5].map(|()| {
             let breaks = breaks.clone();
             tokio::spawn(async move { breaks.lock().await.map(drop) })
         });
@@ -126,7 +127,7 @@ async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
             stage.queued("mq").await;
         }
         tokio::time::sleep(ms(30)).await;
-        crowd.iter().for_each(tokio::task::JoinHandle::abort);
+        waiters.iter().for_each(tokio::task::JoinHandle::abort);
         assert!(guard.unlock().await.expect("its connection is sound"));
         stage.frees(&sound).await;
         stage.frees(&breaks).await;

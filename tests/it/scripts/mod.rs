@@ -26,7 +26,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The lease is so long that a forgotten one fails a test. Without jitter all entries have the same length.
+/// The lease is so long that one that is never released fails a test. Without jitter all entries have the same length.
 fn policy() -> PolicyBuilder {
     let bounds = Policy::builder().coordination_budget(SOON * 2).command_timeout(SOON / 2).lease(SOON * 6);
     bounds.ttl_jitter(0.0)
@@ -65,7 +65,7 @@ impl Stage<'_> {
         Stage { server, at, name: format!("k{number:05}"), breaks, sound }
     }
 
-    /// Begins to count bytes; the connection breaks at the chosen one.
+    /// Begins to count bytes; the connection breaks at the byte of this stage.
     fn arm(&self) {
         self.server.arm(self.at);
     }
@@ -88,7 +88,7 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
     scenario(first, 0, None).await;
     scenario(first, 1, None).await;
     first.disarm();
-    let (asked, answered) = first.moved();
+    let (sent, answered) = first.moved();
     let run = first.scripts_run();
     for script in scripts {
         assert!(run.iter().any(|head| head.starts_with(script)), "{script} is not among {run:#?}");
@@ -96,9 +96,9 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
     for server in &servers[1..] {
         scenario(server, 0, None).await;
     }
-    let given = std::env::var("SG_STEP").ok().map(|step| step.parse().expect("SG_STEP is a number"));
-    let step: usize = given.unwrap_or(if asked > LONG { 61 } else { 1 });
-    let requests = (0..=asked).step_by(step).chain([asked]).map(Break::Request);
+    let from_env = std::env::var("SG_STEP").ok().map(|step| step.parse().expect("SG_STEP is a number"));
+    let step: usize = from_env.unwrap_or(if sent > LONG { 61 } else { 1 });
+    let requests = (0..=sent).step_by(step).chain([sent]).map(Break::Request);
     let replies = (0..answered).map(Break::Reply);
     let breaks: Vec<_> = requests.chain(replies).collect();
     let lanes = servers.iter().enumerate().map(|(lane, server)| {
@@ -106,7 +106,7 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
         async move {
             for (number, at) in breaks.iter().enumerate().skip(lane).step_by(LANES) {
                 let run = timeout(SOON * 3, scenario(server, number + 2, Some(*at))).await;
-                run.unwrap_or_else(|_| panic!("{at:?} of {asked} and {answered}: a task hangs"));
+                run.unwrap_or_else(|_| panic!("{at:?} of {sent} and {answered}: a task hangs"));
             }
             let left = server.with_data(|data| (data.without_end(), data.keys()));
             assert_eq!(left.0, Vec::<String>::new(), "keys without an end");
@@ -114,8 +114,8 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
         }
     });
     join_all(lanes).await;
-    println!("{} breaks in {asked} bytes asked and {answered} answered, by {scripts:?}", breaks.len());
-    assert!(asked > 50 && answered > 3, "{asked} bytes asked, {answered} answered: nothing was counted");
+    println!("{} breaks in {sent} bytes sent and {answered} received, by {scripts:?}", breaks.len());
+    assert!(sent > 50 && answered > 3, "{sent} bytes sent, {answered} received: nothing was counted");
 }
 
 /// The scripts of local tiers. Each call of them has an id or a stamp that no other call has, and is never repeated; `local::fleet` closes

@@ -1,5 +1,5 @@
 //! A test server for the real client: it speaks RESP2 on a socket, learns the scripts from EVAL, and breaks connections at a
-//! chosen byte.
+//! given byte.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::data::{Answer, Data};
 use super::lua;
 
-/// The byte at which the next connection for commands is broken, counted from [`Server::arm`] on.
+/// The byte at which the next connection for commands is broken, from [`Server::arm`] on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Break {
     /// After so many bytes of requests.
@@ -80,7 +80,7 @@ impl Server {
         redis::Client::open(("127.0.0.1", self.ports[1].0)).expect("an address")
     }
 
-    /// Begins to count bytes, and breaks a connection at `at`, if given.
+    /// Begins to count bytes, and breaks a connection at `at`, if it is set.
     pub(super) fn arm(&self, at: Option<Break>) {
         let port = &self.ports[0].1;
         port.received.store(0, Ordering::SeqCst);
@@ -153,7 +153,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>, port: Arc<Port>) {
             }
         };
         let Ok(n @ 1..) = read else { break };
-        // A connection with a subscription is the inbox; its bytes are not counted.
+        // A connection with a subscription is the inbox; its bytes do not count.
         let inbox = !subscribed.is_empty() || contains(&buffer[..n], b"SUBSCRIBE");
         let (mut taken, mut broken) = (n, false);
         if !inbox && port.counts.load(Ordering::SeqCst) {

@@ -5,7 +5,7 @@ use super::*;
 
 /// The connections of the processes, as their proxies have accepted them.
 pub(super) struct Opened {
-    /// For each place, when each connection was accepted, in order.
+    /// For each slot, when each connection was accepted, in order.
     pub(super) at: Vec<Vec<u64>>,
     /// From when until when there was no fault.
     pub(super) calm: (u64, u64),
@@ -22,7 +22,7 @@ const IN_A_SECOND: usize = 30;
 /// happen anywhere.
 const IN_TEN_SECONDS: usize = 8;
 
-/// How long a fault explains connections after its end: a provider of credentials that has failed is asked again after five seconds
+/// How long a fault explains connections after its end: a provider of credentials that has failed is called again after five seconds
 /// at the latest, and connections are opened again half a second later at the latest.
 const AFTER: Duration = Duration::from_secs(8);
 
@@ -33,10 +33,10 @@ pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarn
         ..Row::default()
     };
     let (mut calm, mut unexplained, mut most) = (0, 0, 0);
-    for (place, all) in opened.at.iter().enumerate() {
+    for (slot, all) in opened.at.iter().enumerate() {
         let strikes: Vec<_> = events
             .iter()
-            .filter(|event| event.whom.is_none_or(|whom| incarnations[whom].place == place))
+            .filter(|event| event.whom.is_none_or(|whom| incarnations[whom].slot == slot))
             .collect();
         let explained = |at: u64| {
             at < opened.calm.0
@@ -50,8 +50,7 @@ pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarn
         for (times, window, bound) in [(all, 1, IN_A_SECOND), without_fault] {
             let found = most_within(times, Duration::from_secs(window));
             if found > bound {
-                row.broken
-                    .push(format!("place {place}: {found} in {window} s, at most {bound} are explained"));
+                row.broken.push(format!("slot {slot}: {found} in {window} s, at most {bound} are explained"));
             }
         }
     }
@@ -72,24 +71,24 @@ fn most_within(times: &[u64], window: Duration) -> usize {
 #[test]
 fn connections_without_a_fault_are_a_storm_when_each_token_costs_some() {
     let second = ns(Duration::from_secs(1));
-    let judge = |at: Vec<u64>, events: &[Event]| {
-        let incarnations = [Incarnation { log: String::new(), place: 0, killed: false }];
+    let evaluate = |at: Vec<u64>, events: &[Event]| {
+        let incarnations = [Incarnation { log: String::new(), slot: 0, killed: false }];
         let opened = Opened { at: vec![at], calm: (second, 10 * second), tokens: Some(9) };
         no_storm(&opened, events, &incarnations).broken
     };
     let (first, at) = (vec![0, 1], |from: u64, every: u64, n: u64| (0..n).map(move |i| from + i * every));
-    assert!(judge(first.clone(), &[]).is_empty());
+    assert!(evaluate(first.clone(), &[]).is_empty());
     // Two of a machine that stood still.
     let stall: Vec<_> = first.iter().copied().chain(at(5 * second, 1, 2)).collect();
-    assert!(judge(stall, &[]).is_empty());
+    assert!(evaluate(stall, &[]).is_empty());
     // Two with each token.
     let each: Vec<_> = first.iter().copied().chain(at(2 * second, second * 7 / 10, 40)).collect();
-    let broken = judge(each.clone(), &[]);
+    let broken = evaluate(each.clone(), &[]);
     assert!(broken.len() == 1 && broken[0].contains("15 in 10 s"), "{broken:?}");
     // The same while the server is away.
     let fault = Event { what: "", whom: None, from: 2 * second, until: 25 * second, loses_data: false };
-    assert!(judge(each, &[fault]).is_empty());
+    assert!(evaluate(each, &[fault]).is_empty());
     // Attempts without a pause.
     let fast: Vec<_> = at(2 * second, second / 100, 100).collect();
-    assert_eq!(judge(fast, &[fault]).len(), 1);
+    assert_eq!(evaluate(fast, &[fault]).len(), 1);
 }

@@ -47,20 +47,20 @@ struct Plan {
     ill: (f64, f64),
 }
 
-/// Whether the process at this place keeps copies in its memory: all but the last.
-const fn keeps(place: usize) -> bool {
-    place + 1 < PROCESSES
+/// Whether the process in this slot keeps copies in its memory: all but the last.
+const fn keeps(slot: usize) -> bool {
+    slot + 1 < PROCESSES
 }
 
 async fn run(plan: Plan) -> Verdict {
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let from_env = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = from_env.unwrap_or_else(|| fastrand::u64(..));
     let tokens = std::env::var("TOKENS").is_ok().then(|| seconds("TOKENS", 2));
     println!("SG_SEED={seed} TOKENS={tokens:?}: {plan:?}");
     let mut nemesis = Nemesis::start(seed, tokens).await;
     nemesis.rest(plan.lasts / 10).await;
     nemesis.rage(Plan { lasts: plan.lasts * 9 / 10, ..plan }).await;
-    let verdict = nemesis.heal_and_judge().await;
+    let verdict = nemesis.heal_and_evaluate().await;
     let mut text = String::new();
     write!(text, "{verdict}").expect("a text");
     println!("{text}");
@@ -68,8 +68,8 @@ async fn run(plan: Plan) -> Verdict {
 }
 
 fn seconds(name: &str, otherwise: u64) -> Duration {
-    let given = std::env::var(name).ok().map(|given| given.parse().expect("a number of seconds"));
-    Duration::from_secs(given.unwrap_or(otherwise))
+    let from_env = std::env::var(name).ok().map(|text| text.parse().expect("a number of seconds"));
+    Duration::from_secs(from_env.unwrap_or(otherwise))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -25,8 +25,8 @@ pub(super) struct Nemesis {
     tokens: Option<Tokens>,
     truth: Truth,
     files: Scratch,
-    /// The running process of each place, and its number among all processes so far.
-    places: Vec<(Fleet, usize)>,
+    /// The running process of each slot, and its number among all processes so far.
+    slots: Vec<(Fleet, usize)>,
     incarnations: Vec<Incarnation>,
     events: Vec<Event>,
     /// When the first processes had started, and when the first fault could strike.
@@ -50,31 +50,31 @@ impl Nemesis {
             tokens,
             truth: Truth::start(KEYS).await,
             files: Scratch::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
             incarnations: Vec::new(),
             events: Vec::new(),
             calm: (0, 0),
             witness,
             random: fastrand::Rng::with_seed(seed),
         };
-        for place in 0..PROCESSES {
-            let process = nemesis.spawn(place);
-            nemesis.places.push(process);
+        for slot in 0..PROCESSES {
+            let process = nemesis.spawn(slot);
+            nemesis.slots.push(process);
         }
-        for (fleet, _) in &nemesis.places {
+        for (fleet, _) in &nemesis.slots {
             fleet.wait_ready().await;
         }
         nemesis
     }
 
-    fn spawn(&mut self, place: usize) -> (Fleet, usize) {
+    fn spawn(&mut self, slot: usize) -> (Fleet, usize) {
         let process = self.incarnations.len();
         let log = self.files.text(&format!("log-{process}"));
-        let redis = format!("redis://minimal:pw@127.0.0.1:{}/", self.proxies[place].port());
-        let (origin, keeps) = (self.truth.addr.clone(), keeps(place));
+        let redis = format!("redis://minimal:pw@127.0.0.1:{}/", self.proxies[slot].port());
+        let (origin, keeps) = (self.truth.addr.clone(), keeps(slot));
         let issuer = self.tokens.as_ref().map(Tokens::addr);
         let config = Config { redis, origin, log: log.clone(), process, keeps, issuer };
-        self.incarnations.push(Incarnation { log, place, killed: false });
+        self.incarnations.push(Incarnation { log, slot, killed: false });
         (Fleet::spawn(1, "soak", &config), process)
     }
 
@@ -99,22 +99,22 @@ impl Nemesis {
     }
 
     async fn strike(&mut self, plan: Plan) {
-        let place = self.random.usize(..PROCESSES);
-        let process = self.places[place].1;
+        let slot = self.random.usize(..PROCESSES);
+        let process = self.slots[slot].1;
         let ill = self.within(plan.ill);
         let from = wall_ns();
         let (what, whom, loses_data) = match self.random.u8(..10) {
             0 => {
-                self.places[place].0.member(0).kill();
+                self.slots[slot].0.member(0).kill();
                 self.incarnations[process].killed = true;
-                self.places[place] = self.spawn(place);
-                self.places[place].0.wait_ready().await;
+                self.slots[slot] = self.spawn(slot);
+                self.slots[slot].0.wait_ready().await;
                 ("SIGKILL of a process", Some(process), false)
             }
             1 | 2 => {
-                self.places[place].0.member(0).pause();
+                self.slots[slot].0.member(0).pause();
                 sleep(ill).await;
-                self.places[place].0.member(0).resume();
+                self.slots[slot].0.member(0).resume();
                 ("SIGSTOP of a process", Some(process), false)
             }
             3 => {
@@ -156,7 +156,7 @@ impl Nemesis {
                     Mode::Trickle(8),
                 ][self.random.usize(..8)];
                 let set = |mode| {
-                    let ill = self.proxies.iter().enumerate().filter(|(at, _)| all || *at == place);
+                    let ill = self.proxies.iter().enumerate().filter(|(at, _)| all || *at == slot);
                     ill.for_each(|(_, proxy)| proxy.set(mode));
                 };
                 set(mode);
@@ -169,15 +169,15 @@ impl Nemesis {
     }
 
     /// Stops the load after the last fault, checks that everything works, and judges the logs.
-    pub(super) async fn heal_and_judge(mut self) -> Verdict {
+    pub(super) async fn heal_and_evaluate(mut self) -> Verdict {
         sleep(Duration::from_secs(2)).await;
         let mut counts = Vec::new();
-        for (fleet, _) in &self.places {
+        for (fleet, _) in &self.slots {
             fleet.member(0).send("stop");
         }
-        for (fleet, _) in &self.places {
-            let told = fleet.member(0).wait_event("stopped").await;
-            counts.push(serde_json::from_value::<Counts>(told).expect("counts"));
+        for (fleet, _) in &self.slots {
+            let event = fleet.member(0).wait_event("stopped").await;
+            counts.push(serde_json::from_value::<Counts>(event).expect("counts"));
         }
         if self.tokens.is_some() {
             let sum = |of: fn(&Counts) -> u64| counts.iter().map(of).sum::<u64>();
@@ -188,10 +188,10 @@ impl Nemesis {
             );
         }
         let mut healed = Vec::new();
-        for (fleet, _) in &self.places {
+        for (fleet, _) in &self.slots {
             fleet.member(0).send("heal");
-            let told = fleet.member(0).wait_event("healed").await;
-            healed.push(serde_json::from_value::<(bool, usize)>(told).expect("what is right"));
+            let event = fleet.member(0).wait_event("healed").await;
+            healed.push(serde_json::from_value::<(bool, usize)>(event).expect("what is right"));
         }
         // One lease after the last load.
         sleep(LEASE + Duration::from_millis(200)).await;
@@ -200,7 +200,7 @@ impl Nemesis {
         let (inside, outside) = self.witness.end();
         let opened: Vec<_> = self.proxies.iter().map(Proxy::accepted_at).collect();
         let tokens = self.tokens.as_ref().map(Tokens::issued);
-        oracle::judge(&oracle::Evidence {
+        oracle::evaluate(&oracle::Evidence {
             incarnations: &self.incarnations,
             events: &self.events,
             loads: &self.truth.loads(),

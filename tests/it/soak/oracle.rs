@@ -12,7 +12,7 @@ use super::*;
 #[derive(Clone, Debug)]
 pub(super) struct Incarnation {
     pub(super) log: String,
-    pub(super) place: usize,
+    pub(super) slot: usize,
     pub(super) killed: bool,
 }
 
@@ -77,7 +77,7 @@ impl Verdict {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Call {
     process: usize,
     key: usize,
     at: u64,
@@ -89,7 +89,7 @@ struct Asked {
 struct Changed {
     process: usize,
     key: usize,
-    asked_at: u64,
+    sent_at: u64,
     confirmed_at: u64,
     version: u64,
     confirmed: bool,
@@ -98,7 +98,7 @@ struct Changed {
 #[derive(Default)]
 struct Logs {
     begun: HashMap<(usize, usize, u64), usize>,
-    asked: Vec<Asked>,
+    calls: Vec<Call>,
     changed: Vec<Changed>,
     failures: HashMap<(usize, u64), String>,
 }
@@ -123,12 +123,12 @@ fn read(incarnations: &[Incarnation]) -> Logs {
                     if version.is_none() {
                         logs.failures.insert((process, at), words[4..].join(" "));
                     }
-                    logs.asked.push(Asked { process, key, at, answered, version });
+                    logs.calls.push(Call { process, key, at, answered, version });
                 }
                 "I" => logs.changed.push(Changed {
                     process,
                     key,
-                    asked_at: number(2),
+                    sent_at: number(2),
                     confirmed_at: number(3),
                     version: number(4),
                     confirmed: number(5) == 1,
@@ -152,7 +152,7 @@ impl Evidence<'_> {
     }
 }
 
-pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
+pub(super) fn evaluate(evidence: &Evidence<'_>) -> Verdict {
     let logs = read(evidence.incarnations);
     let mut events: Vec<(&'static str, usize)> = Vec::new();
     for event in evidence.events {
@@ -178,7 +178,7 @@ pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
 }
 
 fn answered(evidence: &Evidence<'_>, logs: &Logs) -> Row {
-    let answers: HashSet<_> = logs.asked.iter().map(|asked| (asked.process, asked.key, asked.at)).collect();
+    let answers: HashSet<_> = logs.calls.iter().map(|call| (call.process, call.key, call.at)).collect();
     let mut row = Row { promise: "every request is answered".into(), ..Row::default() };
     for &(process, key, at) in logs.begun.keys() {
         if evidence.incarnations[process].killed {
@@ -197,12 +197,12 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const BOUND: Duration = Duration::from_millis(5_000 + 500 + 200 + 5_000);
     let mut row = Row { promise: format!("within {BOUND:?}"), ..Row::default() };
     let mut times = Vec::new();
-    for asked in &logs.asked {
-        let took = asked.answered - asked.at;
-        let took = took - evidence.stopped(asked.process, asked.at, asked.answered).min(took);
+    for call in &logs.calls {
+        let took = call.answered - call.at;
+        let took = took - evidence.stopped(call.process, call.at, call.answered).min(took);
         times.push(took);
         if took > ns(BOUND) {
-            row.broken.push(format!("{asked:?}: {:?}", Duration::from_nanos(took)));
+            row.broken.push(format!("{call:?}: {:?}", Duration::from_nanos(took)));
         }
     }
     times.sort_unstable();
@@ -217,19 +217,19 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
 
 /// The origin never fails. A load may fail only if its process was stopped past `load_timeout`.
 fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
-    let mut row = Row { promise: "without a failure".into(), checked: logs.asked.len(), ..Row::default() };
+    let mut row = Row { promise: "without a failure".into(), checked: logs.calls.len(), ..Row::default() };
     let mut excused = 0;
-    for asked in logs.asked.iter().filter(|asked| asked.version.is_none()) {
+    for call in logs.calls.iter().filter(|call| call.version.is_none()) {
         let long_stop = evidence.events.iter().any(|event| {
             event.what == "SIGSTOP of a process"
                 && event.until - event.from > ns(Duration::from_millis(500))
-                && event.from < asked.answered
-                && asked.at < event.until + ns(LOAD_TIMEOUT + LEASE)
+                && event.from < call.answered
+                && call.at < event.until + ns(LOAD_TIMEOUT + LEASE)
         });
         if long_stop {
             excused += 1;
         } else {
-            row.broken.push(format!("{asked:?}: {:?}", logs.failures.get(&(asked.process, asked.at))));
+            row.broken.push(format!("{call:?}: {:?}", logs.failures.get(&(call.process, call.at))));
         }
     }
     row.worst = format!("{excused} after a stop");
@@ -243,15 +243,15 @@ fn own_invalidations(logs: &Logs) -> Row {
     for change in logs.changed.iter().filter(|change| change.confirmed) {
         changes.entry((change.process, change.key)).or_default().push(change);
     }
-    for asked in &logs.asked {
-        let (Some(version), Some(changes)) = (asked.version, changes.get(&(asked.process, asked.key))) else {
+    for call in &logs.calls {
+        let (Some(version), Some(changes)) = (call.version, changes.get(&(call.process, call.key))) else {
             continue;
         };
-        let before = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+        let before = changes.iter().filter(|change| change.confirmed_at <= call.at);
         let Some(newest) = before.map(|change| change.version).max() else { continue };
         row.checked += 1;
         if version < newest {
-            row.broken.push(format!("{asked:?}, confirmed {newest}"));
+            row.broken.push(format!("{call:?}, confirmed {newest}"));
         }
     }
     row
@@ -267,30 +267,29 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         changes.entry(change.key).or_default().push(change);
     }
     let mut within = 0;
-    for asked in &logs.asked {
-        let (Some(version), Some(changes)) = (asked.version, changes.get(&asked.key)) else { continue };
-        let heard = |change: &&&Changed| {
-            let illness = evidence.about(asked.process);
-            let illness =
-                illness.filter(|event| event.until >= change.confirmed_at && event.from <= asked.at);
+    for call in &logs.calls {
+        let (Some(version), Some(changes)) = (call.version, changes.get(&call.key)) else { continue };
+        let is_known = |change: &&&Changed| {
+            let illness = evidence.about(call.process);
+            let illness = illness.filter(|event| event.until >= change.confirmed_at && event.from <= call.at);
             let well = illness.map(|event| event.until).max().unwrap_or(0).max(change.confirmed_at);
-            well + ns(GRACE) <= asked.at
+            well + ns(GRACE) <= call.at
         };
-        if let Some(newest) = changes.iter().filter(heard).map(|change| change.version).max() {
+        if let Some(newest) = changes.iter().filter(is_known).map(|change| change.version).max() {
             row.checked += 1;
             if version < newest {
-                row.broken.push(format!("{asked:?}, confirmed {newest}"));
+                row.broken.push(format!("{call:?}, confirmed {newest}"));
             }
         }
-        let at_once = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+        let at_once = changes.iter().filter(|change| change.confirmed_at <= call.at);
         within += usize::from(at_once.map(|change| change.version).max() > Some(version));
     }
     row.worst = format!("{within} before that");
     row
 }
 
-/// P16: once an invalidation is confirmed, no caller in any process is given an older value, from memory or otherwise. A load
-/// without the store is not told of changes, and callers that join it in its process are given its value.
+/// P16: once an invalidation is confirmed, no caller in any process receives an older value, from memory or otherwise. A load
+/// without the store is not notified of changes, and callers that join it in its process receive its value.
 fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     /// From the end of a load at the origin until no caller joins it any more.
     const DETACHED: Duration = Duration::from_millis(300);
@@ -300,29 +299,29 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         changes.entry(change.key).or_default().push(change);
     }
     let mut joined = 0;
-    for asked in &logs.asked {
-        let (Some(version), Some(changes)) = (asked.version, changes.get(&asked.key)) else { continue };
-        let before = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+    for call in &logs.calls {
+        let (Some(version), Some(changes)) = (call.version, changes.get(&call.key)) else { continue };
+        let before = changes.iter().filter(|change| change.confirmed_at <= call.at);
         let Some(newest) = before.max_by_key(|change| change.version) else { continue };
         row.checked += 1;
         if version >= newest.version {
             continue;
         }
-        let own = |load: &&Load| (load.key, load.process) == (asked.key, asked.process);
+        let own = |load: &&Load| (load.key, load.process) == (call.key, call.process);
         let runs = |load: &Load| {
-            let stopped = evidence.stopped(asked.process, load.started, asked.at);
-            load.started <= asked.at && asked.at <= load.ended + stopped + ns(DETACHED)
+            let stopped = evidence.stopped(call.process, load.started, call.at);
+            load.started <= call.at && call.at <= load.ended + stopped + ns(DETACHED)
         };
         if evidence.loads.iter().filter(own).any(runs) {
             joined += 1;
         } else {
-            row.broken.push(format!("{asked:?}, {newest:?}"));
+            row.broken.push(format!("{call:?}, {newest:?}"));
         }
     }
     let hits: Vec<_> = evidence.counts.iter().map(|counts| counts.local_hits).collect();
-    for (place, hits) in hits.iter().enumerate().filter(|(place, _)| keeps(*place)) {
+    for (slot, hits) in hits.iter().enumerate().filter(|(slot, _)| keeps(*slot)) {
         if *hits == 0 {
-            row.broken.push(format!("no hits from memory at place {place}"));
+            row.broken.push(format!("no hits from memory in slot {slot}"));
         }
     }
     row.worst = format!("{joined} joined a running load; hits from memory {hits:?}");
@@ -330,7 +329,7 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
 }
 
 /// B2: each load has a reason. Since the previous load of the key, the value expired, was invalidated or was lost with other data;
-/// or a process has counted this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
+/// or a process has recorded this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
 /// killed processes are left out, because their counts are unknown.
 fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let killed = |process: usize| evidence.incarnations[process].killed;
@@ -354,7 +353,7 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
             let expired = load.started >= before.ended + ns(FRESH) * 9 / 10 - ns(Duration::from_millis(50));
             let between = |from: u64, until: u64| until >= before.started && from <= load.started;
             let of_key = changes.get(key).map(Vec::as_slice).unwrap_or_default();
-            let changed = of_key.iter().any(|change| between(change.asked_at, change.confirmed_at));
+            let changed = of_key.iter().any(|change| between(change.sent_at, change.confirmed_at));
             let lost =
                 evidence.events.iter().any(|event| event.loses_data && between(event.from, event.until));
             unexplained += usize::from(!(expired || changed || lost));
@@ -363,7 +362,7 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let more: u64 =
         evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
     let mut row = Row { promise: "loads are explained".into(), checked, ..Row::default() };
-    row.worst = format!("{unexplained} by no expiry, change or loss; {more} were counted as such");
+    row.worst = format!("{unexplained} by no expiry, change or loss; {more} were recorded as such");
     // An unstored load needs no other reason, and nor does the load after it.
     if unexplained > 2 * more as usize {
         row.broken.push(row.worst.clone());

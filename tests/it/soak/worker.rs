@@ -124,7 +124,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     }
                     child.report().event_with("healed", &(connected, right));
                 }
-                line => panic!("told `{line}`"),
+                line => panic!("unknown command `{line}`"),
             }
         }
     })
@@ -148,21 +148,21 @@ async fn ask_steadily(guard: StampedeGuard, config: Config, log: Log) {
 }
 
 async fn request(guard: StampedeGuard, config: Config, log: Log, key: usize) {
-    let asked = wall_ns();
-    log.line(&format!("B {key} {asked}"));
+    let began = wall_ns();
+    log.line(&format!("B {key} {began}"));
     let (origin, process) = (config.origin, config.process);
     let load = move || async move { truth::ask(&origin, format!("load {key} {process}\n")).await };
     let answer = guard.get_or_load(("k", key), load).await;
     let answered = wall_ns();
     match answer {
-        Ok(version) => log.line(&format!("R {key} {asked} {answered} {version}")),
-        Err(error) => log.line(&format!("F {key} {asked} {answered} {error}")),
+        Ok(version) => log.line(&format!("R {key} {began} {answered} {version}")),
+        Err(error) => log.line(&format!("F {key} {began} {answered} {error}")),
     }
 }
 
 async fn change(guard: StampedeGuard, config: Config, log: Log, key: usize) {
     let Ok(version) = truth::ask(&config.origin, format!("change {key}\n")).await else { return };
-    let asked = wall_ns();
+    let began = wall_ns();
     let confirmed = guard.invalidate(("k", key)).await.is_ok();
-    log.line(&format!("I {key} {asked} {} {version} {}", wall_ns(), u8::from(confirmed)));
+    log.line(&format!("I {key} {began} {} {version} {}", wall_ns(), u8::from(confirmed)));
 }

@@ -26,7 +26,7 @@ fn all(guard: &StampedeGuard) -> impl Future<Output = Result<(), Error>> + Send 
     KEYS.into_iter().fold(guard.invalidation().keys(KEYS), |all, key| all.tag(("tag", key))).send()
 }
 
-async fn assert_gone(two: &Two) {
+async fn assert_invalidated(two: &Two) {
     for key in KEYS {
         assert_eq!(get(&two.other, key).await, None, "{key}");
         assert_eq!(two.other.get::<u32>(("tagged", key)).await.expect("answered"), None, "{key}");
@@ -50,7 +50,7 @@ async fn an_error_names_all_that_is_not_confirmed_after_one_deadline() {
     two.heal().await;
     assert_eq!(get(&two.cut, "c").await, None, "this process serves none of them");
     two.eventually_sent().await;
-    assert_gone(&two).await;
+    assert_invalidated(&two).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -67,7 +67,7 @@ async fn a_cancelled_invalidation_loses_none() {
         assert_eq!(two.cut.stats().kept_invalidations, 6, "{patience:?}");
         two.heal().await;
         two.eventually_sent().await;
-        assert_gone(&two).await;
+        assert_invalidated(&two).await;
     }
 }
 
@@ -111,7 +111,7 @@ async fn a_target_that_is_named_twice_is_invalidated_once() {
     assert_eq!(unconfirmed.collect::<Vec<_>>(), [[key("b")], [key("b")]]);
 }
 
-/// On the in-memory store and on one that is cut off: all others are invalidated, or kept.
+/// On the in-memory store and on one that is cut off: all others are invalidated, or retained.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_none_is_an_error_and_keeps_back_no_other() {
     let guard = StampedeGuard::new(MemoryStore::new());

@@ -86,7 +86,7 @@ async fn the_first_waiter_is_notified_of_a_free_key_and_with_the_holder_of_a_los
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
 }
 
-/// After a loss of messages all waiters but the first are looked up in the queue. Those that are not in it must ask, unless
+/// After a loss of messages all waiters but the first are searched in the queue. Those that are not in it must ask, unless
 /// they have sent a take meanwhile.
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
@@ -112,11 +112,11 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     assert!(take(&one));
     absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
     assert!(notified(&two).await.is_some_and(|hints| hints.missed && hints.is_silent));
-    assert!(!take(&two), "it has no place to be looked for");
+    assert!(!take(&two), "it has no position to search for");
     assert_eq!(
         (notified(&three).await, notified(&four).await),
         (None, None),
-        "one has a place, one has not asked yet"
+        "one has a position, one has sent no request yet"
     );
 
     let Ok([absent_waiters]) = <[AbsentWaiters; 1]>::try_from(grants.all_absent_waiters()) else {
@@ -129,7 +129,7 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     assert_eq!(notified(&three).await, None, "it will be");
 }
 
-/// The first has been granted the lock, so the second is notified, and leaves without having asked.
+/// The first has been granted the lock, so the second is notified, and leaves without a request.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));

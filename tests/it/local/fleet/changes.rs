@@ -17,7 +17,7 @@ use crate::support::os::wall_ns;
 pub(super) struct Change {
     pub(super) kind: String,
     pub(super) process: usize,
-    /// What no caller may be given less of, once it was acknowledged.
+    /// The least that callers may receive once it was acknowledged.
     pub(super) claims: Vec<(Subject, u64)>,
     pub(super) began: u64,
     pub(super) acknowledged: u64,

@@ -44,6 +44,6 @@ async fn no_process_gives_an_older_value_while_slots_move() {
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
     println!("{moved} slots were moved");
-    let verdict = stage.judge("slots move", &changes, &[]).await;
+    let verdict = stage.evaluate("slots move", &changes, &[]).await;
     verdict.keeps_the_promise(100).takes_at_most(MOVED + TERM + SLACK);
 }

@@ -35,7 +35,7 @@ async fn closes(
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
     println!("{closed} connections were closed");
-    let verdict = stage.judge(scene, &changes, &[]).await;
+    let verdict = stage.evaluate(scene, &changes, &[]).await;
     verdict.keeps_the_promise(50).takes_at_most(reopened + TERM + SLACK);
 }
 

@@ -34,5 +34,5 @@ async fn the_first_change_waits_one_term_for_a_killed_process_and_the_next_does_
         changes.extend([well, first, next]);
     }
     stage.are_served_from_memory().await;
-    stage.judge("two are killed", &changes, &[]).await.keeps_the_promise(6);
+    stage.evaluate("two are killed", &changes, &[]).await.keeps_the_promise(6);
 }

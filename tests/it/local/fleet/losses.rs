@@ -42,7 +42,7 @@ async fn no_process_gives_an_older_value_after_the_registry_or_the_log_was_lost(
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
     println!("{lost} losses");
-    let verdict = stage.judge("registry and log are lost", &changes, &[]).await;
+    let verdict = stage.evaluate("registry and log are lost", &changes, &[]).await;
     verdict.keeps_the_promise(100).takes_at_most(TERM + SLACK).acknowledges_all();
 }
 
@@ -60,7 +60,7 @@ async fn restarts(scene: &'static str, server: &RedisServer) {
     sleep(2 * TERM).await;
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
-    let verdict = stage.judge(scene, &changes, &[]).await;
+    let verdict = stage.evaluate(scene, &changes, &[]).await;
     verdict.keeps_the_promise(50).takes_at_most(DOWN + TERM + SLACK);
 }
 
@@ -123,6 +123,6 @@ async fn no_process_gives_an_older_value_a_term_after_the_registry_was_set_back(
     sleep(2 * TERM).await;
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
-    let verdict = stage.judge("the registry is set back", &changes, &[loss]).await;
+    let verdict = stage.evaluate("the registry is set back", &changes, &[loss]).await;
     verdict.keeps_the_promise(100).takes_at_most(DOWN + TERM + SLACK);
 }

@@ -1,4 +1,4 @@
-//! Compares what callers were given with what was acknowledged before they began.
+//! Compares what callers received with what was acknowledged before they began.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -29,7 +29,7 @@ impl Loss {
     }
 }
 
-/// What a scene has shown.
+/// The result of a scene.
 #[derive(Debug)]
 pub(super) struct Verdict {
     scene: &'static str,
@@ -72,7 +72,12 @@ fn lasted(change: &Change) -> Duration {
 }
 
 /// Judges the changes and the reports of all processes.
-pub(super) fn judge(scene: &'static str, changes: &[Change], reports: &[Report], losses: &[Loss]) -> Verdict {
+pub(super) fn evaluate(
+    scene: &'static str,
+    changes: &[Change],
+    reports: &[Report],
+    losses: &[Loss],
+) -> Verdict {
     let mut kinds = BTreeMap::<String, (usize, Duration)>::new();
     let mut claims = HashMap::<Subject, Vec<(u64, u64, &Change)>>::new();
     for change in changes.iter().filter(|change| change.error.is_none()) {
@@ -88,16 +93,16 @@ pub(super) fn judge(scene: &'static str, changes: &[Change], reports: &[Report],
     }
     let mut older = Vec::new();
     for (process, report) in reports.iter().enumerate() {
-        for given in &report.given {
-            let of_subject = claims.get(&given.subject).map(Vec::as_slice).unwrap_or_default();
+        for received in &report.received {
+            let of_subject = claims.get(&received.subject).map(Vec::as_slice).unwrap_or_default();
             let newer = of_subject
                 .iter()
-                .filter(|(from, version, _)| *from < given.began && *version > given.version);
+                .filter(|(from, version, _)| *from < received.began && *version > received.version);
             // The earliest that was missed: it shows how long the older value was served.
             if let Some((from, version, change)) = newer.min_by_key(|(from, ..)| *from) {
-                let late = Duration::from_nanos(given.began - from);
+                let late = Duration::from_nanos(received.began - from);
                 older.push(format!(
-                    "{process} was given less than version {version}, {late:?} after that counted: {given:?}, {change:?}"
+                    "{process} received less than version {version}, {late:?} after that counted: {received:?}, {change:?}"
                 ));
             }
         }

@@ -97,13 +97,13 @@ async fn a_post_at_one_server_invalidates_the_pages_of_all() {
     let mut slowest = Duration::ZERO;
     for round in 1..=ROUNDS {
         let posted = Instant::now();
-        // Others ask meanwhile: these may be given either version.
+        // Others ask meanwhile: these may receive either version.
         let post = send(http.clone(), "POST", addrs[round % PROCESSES].clone());
         tokio::join!(post, pages());
         slowest = slowest.max(posted.elapsed());
         for _ in 0..3 {
-            let shown = pages().await;
-            assert!(shown.iter().all(|version| *version == round as u64), "round {round}: {shown:?}");
+            let versions = pages().await;
+            assert!(versions.iter().all(|version| *version == round as u64), "round {round}: {versions:?}");
         }
     }
     let hits = hits().await;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::TERM;
 use super::changes::{self, Changer};
-use super::readers::{self, Given};
+use super::readers::{self, Received};
 use super::truth::{Guards, Truth};
 use crate::support::os::wall_ns;
 use crate::support::processes::Child;
@@ -36,11 +36,11 @@ pub(super) struct Report {
     pub(super) failures: Vec<String>,
     /// How many callers joined a load that was running in their process.
     pub(super) joined: u64,
-    pub(super) given: Vec<Given>,
+    pub(super) received: Vec<Received>,
     /// `None` if the process keeps no copies.
     pub(super) local_hits: Option<u64>,
     pub(super) fail_open: u64,
-    /// How much longer the process has lived by the wall clock than by the monotonic clock.
+    /// How much longer the process has run by the wall clock than by the monotonic clock.
     pub(super) skew_ns: i64,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
         let monotonic = Instant::now();
-        let apart = clocks_apart(monotonic);
+        let skew = clock_skew(monotonic);
         let of = |tag| policy(config.keeps, tag);
         let builder = crate::redis::builder(&config.redis).policy(of(None)).local_term(TERM);
         let guards = Guards::new(builder.build().expect("valid"), of);
@@ -124,19 +124,19 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
                 }
                 ["stop"] => {
                     over.store(true, Ordering::SeqCst);
-                    let mut told = Report::default();
+                    let mut totals = Report::default();
                     while let Some(read) = callers.join_next().await {
-                        told.add(read.expect("no panic"));
+                        totals.add(read.expect("no panic"));
                     }
                     let stats = guards.any().stats();
-                    told.local_hits = config.keeps.then_some(stats.local_hits);
-                    told.fail_open = stats.fail_open_loads;
-                    told.skew_ns = clocks_apart(monotonic) - apart;
-                    child.result(&told);
+                    totals.local_hits = config.keeps.then_some(stats.local_hits);
+                    totals.fail_open = stats.fail_open_loads;
+                    totals.skew_ns = clock_skew(monotonic) - skew;
+                    child.result(&totals);
                     guards.any().shutdown(Duration::from_secs(2)).await;
                     return;
                 }
-                _ => panic!("told `{line}`"),
+                _ => panic!("unknown command `{line}`"),
             }
         }
     })
@@ -144,10 +144,10 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
 
 /// The wall clock less the time since `began`, in nanoseconds. Read several times, because the process may be put aside between the two
 /// clocks, which makes the difference larger.
-fn clocks_apart(began: Instant) -> i64 {
+fn clock_skew(began: Instant) -> i64 {
     let read = || {
-        let lived = i64::try_from(began.elapsed().as_nanos()).expect("minutes");
-        wall_ns().cast_signed() - lived
+        let elapsed = i64::try_from(began.elapsed().as_nanos()).expect("minutes");
+        wall_ns().cast_signed() - elapsed
     };
     (0..32).map(|_| read()).min().expect("some")
 }

@@ -1,4 +1,4 @@
-//! The callers of a process: each asks again and again, and notes when it began and what it was given.
+//! The callers of a process: each asks again and again, and notes when it began and what it received.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::process::{Config, Report};
 use super::truth::{Guards, KEYS, Subject, Truth, Value};
 use crate::support::os::wall_ns;
 
-/// The latest caller that was given a version, of those that count for the oracle: an earlier one that was given the same can not be
+/// The latest caller that received a version, of those that count for the oracle: an earlier one that received the same can not be
 /// wrong if this one is right.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Given {
+pub(super) struct Received {
     pub(super) subject: Subject,
     pub(super) version: u64,
     pub(super) began: u64,
@@ -29,13 +29,13 @@ pub(super) struct Given {
 const CALLS: [&str; 6] =
     ["get_or_load", "load, get_shared", "get_or_load", "get", "get_or_load", "get_shared"];
 
-/// What the callers of one task were given.
+/// What the callers of one task received.
 #[derive(Default)]
 pub(super) struct Read {
     reads: u64,
     joined: u64,
     failures: Vec<String>,
-    given: HashMap<(Subject, u64), Given>,
+    received: HashMap<(Subject, u64), Received>,
 }
 
 pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc<AtomicBool>) -> Read {
@@ -49,8 +49,8 @@ pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc
             let value = ask(&guards, &truth, call, key).await;
             read.reads += 1;
             match value {
-                // A load without the store is not told of changes that other processes make meanwhile, and callers that join it are
-                // given its value (docs/decisions/005-who-may-have-a-value.md).
+                // A load without the store is not notified of changes that other processes make meanwhile, and callers that join it are
+                // sent its value (docs/decisions/005-who-may-have-a-value.md).
                 Ok(Some(value)) if !config.strict && value.by == config.process && began < value.ended => {
                     read.joined += 1;
                 }
@@ -83,11 +83,11 @@ async fn ask(guards: &Guards, truth: &Truth, call: &str, key: usize) -> Result<O
 impl Read {
     fn note(&mut self, began: u64, key: usize, call: &str, value: &Value) {
         for &(subject, version) in &value.versions {
-            let is_later = |given: &Given| given.began < began;
-            if self.given.get(&(subject, version)).is_none_or(is_later) {
+            let is_later = |received: &Received| received.began < began;
+            if self.received.get(&(subject, version)).is_none_or(is_later) {
                 let (call, by, ended) = (call.to_owned(), value.by, value.ended);
-                let given = Given { subject, version, began, key, call, by, ended };
-                self.given.insert((subject, version), given);
+                let received = Received { subject, version, began, key, call, by, ended };
+                self.received.insert((subject, version), received);
             }
         }
     }
@@ -95,16 +95,18 @@ impl Read {
 
 impl Report {
     pub(super) fn add(&mut self, read: Read) {
-        let Read { reads, joined, failures, given } = read;
+        let Read { reads, joined, failures, received } = read;
         self.reads += reads;
         self.joined += joined;
         self.failures.extend(failures);
-        for (_, given) in given {
-            let same = |other: &&mut Given| (other.subject, other.version) == (given.subject, given.version);
-            match self.given.iter_mut().find(same) {
-                Some(other) if other.began >= given.began => {}
-                Some(other) => *other = given,
-                None => self.given.push(given),
+        for (_, received) in received {
+            let same = |other: &&mut Received| {
+                (other.subject, other.version) == (received.subject, received.version)
+            };
+            match self.received.iter_mut().find(same) {
+                Some(other) if other.began >= received.began => {}
+                Some(other) => *other = received,
+                None => self.received.push(received),
             }
         }
     }

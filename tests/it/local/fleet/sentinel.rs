@@ -46,9 +46,9 @@ async fn fails_over(scene: &'static str, watch: Sentinels, fail_over: impl FnOnc
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
     println!("{:?} in which writes may be lost", Duration::from_nanos(until - from));
-    let counted = changes.iter().filter(|change| change.error.is_none() && change.began > until).count();
-    assert!(counted > 50, "{counted} changes after the failover");
-    let verdict = stage.judge(scene, &changes, &[Loss::OfEntries { from, until }]).await;
+    let made_later = changes.iter().filter(|change| change.error.is_none() && change.began > until).count();
+    assert!(made_later > 50, "{made_later} changes after the failover");
+    let verdict = stage.evaluate(scene, &changes, &[Loss::OfEntries { from, until }]).await;
     verdict.keeps_the_promise(100).takes_at_most(REACHED + TERM + SLACK);
 }
 

@@ -30,7 +30,7 @@ async fn a_change_waits_one_term_for_a_stopped_process_that_serves_nothing_older
     let changes = stage.changed(&CHANGERS).await;
     let waits = stage.counts(CHANGERS[0]).await.local_waits + stage.counts(CHANGERS[1]).await.local_waits;
     assert!(waits >= 4, "{waits} waits for four silences");
-    let verdict = stage.judge("one is stopped in turn", &changes, &[]).await;
+    let verdict = stage.evaluate("one is stopped in turn", &changes, &[]).await;
     verdict.keeps_the_promise(200).takes_at_most(TERM + SLACK).acknowledges_all();
 }
 
@@ -65,6 +65,6 @@ async fn a_change_waits_one_term_for_a_process_that_is_cut_off_and_serves_nothin
     }
     stage.halt(&CHANGERS);
     let changes = stage.changed(&CHANGERS).await;
-    let verdict = stage.judge("one is cut off in turn", &changes, &[]).await;
+    let verdict = stage.evaluate("one is cut off in turn", &changes, &[]).await;
     verdict.keeps_the_promise(100).takes_at_most(TERM + SLACK).acknowledges_all();
 }

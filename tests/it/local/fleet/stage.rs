@@ -62,7 +62,7 @@ impl Stage {
     }
 
     /// The processes that keep copies and are alive.
-    fn keepers(&self) -> impl Iterator<Item = usize> + '_ {
+    fn with_copies(&self) -> impl Iterator<Item = usize> + '_ {
         let keeps = |process: &Process| process.keeps && !process.killed;
         self.processes.iter().enumerate().filter(move |(_, process)| keeps(process)).map(|(number, _)| number)
     }
@@ -78,15 +78,15 @@ impl Stage {
 
     /// Waits for further hits from memory in each process.
     pub(super) async fn are_served_from_memory(&self) {
-        for process in self.keepers() {
+        for process in self.with_copies() {
             self.is_served_from_memory(process).await;
         }
     }
 
     pub(super) async fn is_served_from_memory(&self, process: usize) {
-        let (before, asked) = (self.counts(process).await, Instant::now());
+        let (before, began) = (self.counts(process).await, Instant::now());
         while self.counts(process).await.local_hits <= before.local_hits + 20 {
-            assert!(asked.elapsed() < PATIENCE, "process {process}: {:?}", self.counts(process).await);
+            assert!(began.elapsed() < PATIENCE, "process {process}: {:?}", self.counts(process).await);
             sleep(TERM / 50).await;
         }
     }
@@ -104,7 +104,7 @@ impl Stage {
         }
     }
 
-    /// Ends the changes, except that those which were given a number of changes make all of them.
+    /// Ends the changes, except that tasks with a number of changes make all of them.
     pub(super) fn halt(&self, processes: &[usize]) {
         for process in processes {
             self.member(*process).send("halt");
@@ -139,7 +139,7 @@ impl Stage {
     }
 
     /// Ends the fleet and judges.
-    pub(super) async fn judge(self, scene: &'static str, changes: &[Change], losses: &[Loss]) -> Verdict {
+    pub(super) async fn evaluate(self, scene: &'static str, changes: &[Change], losses: &[Loss]) -> Verdict {
         let mut reports = Vec::new();
         for process in self.processes.iter().filter(|process| !process.killed) {
             process.fleet.member(0).send("stop");
@@ -147,6 +147,6 @@ impl Stage {
         for process in self.processes.iter().filter(|process| !process.killed) {
             reports.push(process.fleet.member(0).result::<Report>().await);
         }
-        oracle::judge(scene, changes, &reports, losses)
+        oracle::evaluate(scene, changes, &reports, losses)
     }
 }

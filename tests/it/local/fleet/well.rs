@@ -30,6 +30,6 @@ async fn no_process_gives_an_older_value_after_an_acknowledged_change() {
     stage.read().await;
     stage.change(&CHANGERS, 4, CHANGES / 8, 15);
     let changes = stage.changed(&CHANGERS).await;
-    let verdict = stage.judge("all are well", &changes, &[]).await;
+    let verdict = stage.evaluate("all are well", &changes, &[]).await;
     verdict.keeps_the_promise(CHANGES).takes_at_most(WELL).acknowledges_all();
 }

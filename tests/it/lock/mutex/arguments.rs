@@ -55,7 +55,10 @@ async fn a_ttl_may_be_a_fraction_and_zero_is_refused_before_any_command() {
     let locks = node(&server).await;
     for ttl in [Duration::ZERO, Duration::from_micros(500), Duration::from_nanos(1)] {
         let refused = locks.mutex("m").ttl(ttl).build();
-        assert!(matches!(&refused, Err(LockError::InvalidTtl { ttl: told }) if *told == ttl), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(LockError::InvalidTtl { ttl: reported }) if *reported == ttl),
+            "{refused:?}"
+        );
     }
     assert_eq!(server.keys(), Vec::<String>::new());
     let a = with(&locks, |builder| builder.ttl(ms(59_500)));
@@ -92,8 +95,8 @@ async fn the_acquire_timeout_is_not_the_ttl() {
 #[tokio::test]
 async fn no_call_leaves_a_key_without_a_ttl() {
     const CALLS: usize = 600;
-    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let from_env = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = from_env.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let server = RedisServer::start();
@@ -121,7 +124,7 @@ async fn no_call_leaves_a_key_without_a_ttl() {
             continue;
         };
         if random.u8(..8) == 0 {
-            // Foreign data in place of the lock, its queue or its fence, of a type that no script expects.
+            // Foreign data instead of the lock, its queue or its fence, of a type that no script expects.
             let tag = mutex
                 .key()
                 .strip_prefix("sg1:m:")

@@ -48,9 +48,9 @@ async fn bumping_holders_take_turns() {
 }
 
 /// S1.23 for a bump: the server grants the mutex to the next waiter, and the answer is lost with the connection. The
-/// bump is sent again with the same tokens: it has one place in the queue, and is granted after the other waiter.
+/// bump is sent again with the same tokens: it has one position in the queue, and is granted after the other waiter.
 #[tokio::test]
-async fn a_bump_with_a_lost_answer_has_one_place() {
+async fn a_bump_with_a_lost_answer_has_one_position() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));

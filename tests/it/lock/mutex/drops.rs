@@ -1,4 +1,4 @@
-//! A waiter that leaves gives up its place in the queue, and a grant on its way to it is not lost.
+//! A waiter that leaves gives up its position in the queue, and a grant on its way to it is not lost.
 
 use redis::aio::MultiplexedConnection;
 
@@ -105,10 +105,10 @@ async fn waiters_that_give_up_at_random_leave_the_others_alone() {
     free(&server, AT_ONCE).await;
 }
 
-/// A waiter that leaves while the mutex is held gives up its place: it would be in the way of the next release, and
+/// A waiter that leaves while the mutex is held gives up its position: it would be in the way of the next release, and
 /// stay as long as the queue.
 #[tokio::test]
-async fn a_waiter_that_leaves_gives_up_its_place() {
+async fn a_waiter_that_leaves_gives_up_its_position() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;

@@ -1,4 +1,4 @@
-//! A holder that is gone costs the waiters the rest of its TTL, however it ended, and whatever happened to the
+//! A holder that has died costs the waiters the rest of its TTL, however it ended, and whatever happened to the
 //! messages, the queue and the server's own expiry.
 
 use stampede_guard::lock::Waiting;
@@ -6,7 +6,7 @@ use stampede_guard::lock::Waiting;
 use super::*;
 use crate::support::processes::Fleet;
 
-/// Sets the key of a holder that is gone.
+/// Sets the key of a holder that has died.
 fn left_behind(server: &RedisServer, ttl: Duration) {
     let token = format!("{}:{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     server.run::<()>(&["SET", "sg1:m:{default:m}", &token, "PX", &ttl.as_millis().to_string()]);
@@ -15,21 +15,21 @@ fn left_behind(server: &RedisServer, ttl: Duration) {
 /// S0.11: the holder is killed by SIGKILL, with a TTL of three seconds; with and without automatic renewal.
 #[tokio::test]
 async fn a_killed_holder_costs_its_time_to_live() {
-    let lanes = ["lock 3000", "renewed 3000"].map(|tell| async move {
+    let lanes = ["lock 3000", "renewed 3000"].map(|command| async move {
         let server = RedisServer::start();
         let locks = node(&server).await;
         let fleet = Fleet::spawn(1, "mutex.holder", &Config { redis: server.minimal_user() });
         fleet.wait_ready().await;
-        held_by(fleet.member(0), tell).await;
+        held_by(fleet.member(0), command).await;
         let next = waiter(&locks);
         queued(&server, 1).await;
-        if tell.starts_with("renewed") {
+        if command.starts_with("renewed") {
             tokio::time::sleep(ms(3_200)).await;
             assert!(!next.is_finished(), "it is renewed");
         }
         fleet.member(0).kill();
         let (next, took) = granted(next).await;
-        assert!(took <= ms(3_000) + A_MOMENT, "{tell}: {took:?}");
+        assert!(took <= ms(3_000) + A_MOMENT, "{command}: {took:?}");
         assert!(next.is_owned().await.expect("asks"));
     });
     futures_util::future::join_all(lanes).await;
@@ -108,17 +108,17 @@ async fn waiters_outlive_a_restart_of_the_server() {
 async fn a_paused_holder_leaves_the_next_holder_alone() {
     let server = RedisServer::start();
     let locks = node(&server).await;
-    for tell in ["lock 500", "renewed 500"] {
+    for command in ["lock 500", "renewed 500"] {
         let fleet = Fleet::spawn(1, "mutex.holder", &Config { redis: server.minimal_user() });
         fleet.wait_ready().await;
-        held_by(fleet.member(0), tell).await;
+        held_by(fleet.member(0), command).await;
         fleet.member(0).pause();
         let (mut next, took) = granted(waiter(&locks)).await;
         assert!(took <= ms(500) + AT_ONCE, "{took:?}");
         fleet.member(0).resume();
         fleet.member(0).send("unlock");
-        assert_eq!(fleet.member(0).wait_event("unlocked").await, false, "{tell}");
-        assert!(next.is_owned().await.expect("asks"), "{tell}");
+        assert_eq!(fleet.member(0).wait_event("unlocked").await, false, "{command}");
+        assert!(next.is_owned().await.expect("asks"), "{command}");
         assert!(next.unlock().await.expect("asks"));
     }
 }

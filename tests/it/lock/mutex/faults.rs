@@ -87,7 +87,7 @@ async fn without_the_right_to_subscribe_a_waiter_asks_twice_a_second() {
     server.run::<()>(&[
         "ACL",
         "SETUSER",
-        "deaf",
+        "unsubscribed",
         "on",
         ">pw",
         "~sg1:*",
@@ -96,10 +96,10 @@ async fn without_the_right_to_subscribe_a_waiter_asks_twice_a_second() {
         "+@all",
         "-subscribe",
     ]);
-    let deaf = connected(&format!("redis://deaf:pw@127.0.0.1:{}/", server.port())).await;
+    let unsubscribed = connected(&format!("redis://unsubscribed:pw@127.0.0.1:{}/", server.port())).await;
     for _ in 0..2 {
         let mut holder = locked(&mutex(&one)).await;
-        let next = waiter(&deaf);
+        let next = waiter(&unsubscribed);
         queued(&server, 1).await;
         holder.unlock().await.expect("asks");
         let (mut next, took) = granted(next).await;
@@ -134,7 +134,7 @@ async fn a_failed_unlock_can_be_repeated() {
     assert!(guard.unlock().await.is_err_and(|error| error.is_store()));
     server.start_again();
     eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
-    assert!(!guard.unlock().await.expect("asks"), "the server has forgotten it");
+    assert!(!guard.unlock().await.expect("asks"), "the server has lost it");
     assert!(!a.is_held());
     drop(locked(&a).await);
 }

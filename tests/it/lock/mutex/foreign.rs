@@ -46,7 +46,7 @@ async fn another_programs_lock_is_busy() {
         assert!(matches!(refused(&impatient).await, LockError::AcquireTimeout { .. }));
         assert_eq!(server.run::<String>(&["GET", "lock:m"]), token);
         assert!(foreign_unlock(&server, token));
-        // `lock` may have to wait: a place in the queue may just be given up.
+        // `lock` may have to wait: a position in the queue may just be abandoned.
         assert!(locked(&a).await.unlock().await.expect("asks"));
     }
 }

@@ -1,6 +1,6 @@
 //! A process that forks after `Locks::new` and before the first call: parent and child are two nodes.
 //!
-//! Both once had the identity of the parent, so a release told both that the mutex was theirs: 97 to 121 of 300
+//! Both once had the identity of the parent, so a release reported to both that the mutex was theirs: 97 to 121 of 300
 //! sections overlapped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ async fn a_forked_process_excludes_its_parent() {
 pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
-        let counted = std::thread::spawn(move || {
+        let worker = std::thread::spawn(move || {
             let client = ::redis::Client::open(redis).expect("a URL");
             let locks = Locks::new(client.clone());
             match fork().expect("a second process") {
@@ -42,7 +42,7 @@ pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
                 }
             }
         });
-        child.result(&counted.join().expect("no panic"));
+        child.result(&worker.join().expect("no panic"));
     })
 }
 
@@ -56,12 +56,12 @@ fn overlaps(locks: &Locks, client: &::redis::Client) -> usize {
         for _ in 0..SECTIONS {
             let mut guard = locked(&mutex).await;
             let inside: usize =
-                ::redis::cmd("INCR").arg("inside").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("INCR").arg("inside").query_async(&mut counter).await.expect("answered");
             tokio::task::yield_now().await;
             let _: usize =
-                ::redis::cmd("INCR").arg("sections").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("INCR").arg("sections").query_async(&mut counter).await.expect("answered");
             let _: isize =
-                ::redis::cmd("DECR").arg("inside").query_async(&mut counter).await.expect("counted");
+                ::redis::cmd("DECR").arg("inside").query_async(&mut counter).await.expect("answered");
             overlaps += usize::from(inside > 1);
             guard.unlock().await.expect("asks");
         }

@@ -120,8 +120,8 @@ async fn without_the_right_to_config_waiters_poll() {
             let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
             let waits = tokio::spawn(async move { mutex.lock().await });
             // One more than its attempts: at the first, the server may not know the script.
-            let asked = scripts_run(&server) + 4;
-            eventually("it asks again and again", SOON, async || scripts_run(&server) >= asked).await;
+            let enough = scripts_run(&server) + 4;
+            eventually("it asks again and again", SOON, async || scripts_run(&server) >= enough).await;
             assert!(!waits.is_finished());
             server.run::<()>(&["DEL", "lock:m"]);
             let (mut guard, took) = granted(waits).await;
@@ -148,9 +148,9 @@ async fn another_waiter_watches_the_queues_clock_for_a_polling_one() {
     server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "4000"]);
     let polls = waits(Waiting::Keyspace);
     queued_for(&server, "sg1:pq:{lock:m}", 1).await;
-    let told = waits(Waiting::Notify);
+    let notified = waits(Waiting::Notify);
     queued_for(&server, "sg1:pq:{lock:m}", 2).await;
-    for next in [polls, told] {
+    for next in [polls, notified] {
         let (mut guard, took) = granted(next).await;
         assert!(took < SOON, "{took:?}");
         assert!(guard.unlock().await.expect("asks"));

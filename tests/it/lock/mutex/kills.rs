@@ -9,7 +9,7 @@ use crate::support::processes::Fleet;
 use crate::support::proxy::{Mode, Proxy};
 
 /// Acquirers per process; they die with it.
-const CROWD: usize = 40;
+const ACQUIRERS: usize = 40;
 /// How many processes are killed at a time, and how many times.
 const PROCESSES: [usize; 2] = [4, 5];
 /// How often a process loses all its connections, with all commands in flight.
@@ -22,7 +22,7 @@ const TTL: Duration = Duration::from_millis(1_500);
 /// drops guards, which are released in the background.
 async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     loop {
-        let builder = locks.mutex(("crowd", fastrand::usize(..MUTEXES))).ttl(TTL);
+        let builder = locks.mutex(("contended", fastrand::usize(..MUTEXES))).ttl(TTL);
         let builder = builder.acquire_timeout(ms(fastrand::u64(..30))).auto_renew(fastrand::u8(..8) == 0);
         let mutex = builder.build().expect("valid");
         let acquired =
@@ -43,20 +43,20 @@ async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     }
 }
 
-/// Starts a crowd of acquirers; returns when they have made one call each on average.
+/// Starts many acquirers; returns when they have made one call each on average.
 async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let crowd = (0..CROWD).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
-    eventually("they are at it", SOON, async || calls.load(Ordering::Relaxed) >= CROWD).await;
-    (crowd, calls)
+    let acquirers = (0..ACQUIRERS).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
+    eventually("they are at it", SOON, async || calls.load(Ordering::Relaxed) >= ACQUIRERS).await;
+    (acquirers, calls)
 }
 
 /// A child process whose many callers take and free the mutex until it is killed.
-pub(super) fn crowd(child: Child) -> BoxFuture<'static, ()> {
+pub(super) fn acquirers(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
         let locks = connected(&redis).await;
-        let _crowd = start(&locks).await;
+        let _acquirers = start(&locks).await;
         child.ready();
         std::future::pending().await
     })
@@ -67,7 +67,7 @@ async fn nothing_is_stuck(server: &RedisServer) {
     let locks = node(server).await;
     let started = Instant::now();
     for name in 0..MUTEXES {
-        let mutex = locks.mutex(("crowd", name)).acquire_timeout(SOON).build().expect("valid");
+        let mutex = locks.mutex(("contended", name)).acquire_timeout(SOON).build().expect("valid");
         let mut guard = locked(&mutex).await;
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         assert!(guard.unlock().await.expect("asks"));
@@ -82,25 +82,26 @@ async fn nothing_is_stuck(server: &RedisServer) {
 #[tokio::test]
 async fn a_thousand_killed_acquirers_leave_no_key_for_ever() {
     let [at_a_time, times] = PROCESSES;
-    assert_eq!(CROWD * (at_a_time * times + CUTS), 1_000);
+    assert_eq!(ACQUIRERS * (at_a_time * times + CUTS), 1_000);
     let server = RedisServer::start();
 
     let proxy = Proxy::start(server.port()).await;
     let cut = connected(&format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port())).await;
-    let (cut_crowd, calls) = start(&cut).await;
+    let (cut_acquirers, calls) = start(&cut).await;
     for _ in 0..CUTS {
         let before = calls.load(Ordering::Relaxed);
         proxy.set(Mode::Reset);
         proxy.set(Mode::Pass);
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         eventually("it is back", SOON, async || cut.connect().await.is_ok()).await;
-        eventually("they go on", SOON, async || calls.load(Ordering::Relaxed) >= before + 5 * CROWD).await;
+        eventually("they go on", SOON, async || calls.load(Ordering::Relaxed) >= before + 5 * ACQUIRERS)
+            .await;
     }
-    cut_crowd.iter().for_each(JoinHandle::abort);
+    cut_acquirers.iter().for_each(JoinHandle::abort);
     nothing_is_stuck(&server).await;
 
     for _ in 0..times {
-        let fleet = Fleet::spawn(at_a_time, "mutex.crowd", &Config { redis: server.minimal_user() });
+        let fleet = Fleet::spawn(at_a_time, "mutex.acquirers", &Config { redis: server.minimal_user() });
         fleet.wait_ready().await;
         for member in fleet.members() {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(..20_000))).await;

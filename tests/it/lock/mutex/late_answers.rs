@@ -19,11 +19,11 @@ async fn proxied(server: &RedisServer, command_timeout: Duration) -> (Proxy, Loc
 
 /// Waits until the server has run the TAKE.
 async fn taken(server: &RedisServer) {
-    eventually("the server has given it away", SOON, async || pttl(server, KEY) > 0).await;
+    eventually("the server has granted it", SOON, async || pttl(server, KEY) > 0).await;
 }
 
 /// The key is deleted (within a second on an idle machine), and no command still on its way sets it again.
-async fn gone(server: &RedisServer) {
+async fn released(server: &RedisServer) {
     eventually("the orphaned lock is released", AT_ONCE, async || pttl(server, KEY) == -2).await;
     let until = Instant::now() + ms(400);
     while Instant::now() < until {
@@ -36,7 +36,7 @@ fn is_store<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(result.as_ref().is_err_and(LockError::is_store), "{result:?}");
 }
 
-/// S1.23, S5.4, S5.5: the proxy keeps the answers back until the caller has given up. That is a store error, and not
+/// S1.23, S5.4, S5.5: the proxy withholds the answers until the caller gives up. That is a store error, and not
 /// "busy"; and the mutex that the server granted is released.
 #[tokio::test]
 async fn an_acquisition_with_a_lost_answer_is_released() {
@@ -45,12 +45,12 @@ async fn an_acquisition_with_a_lost_answer_is_released() {
         let (proxy, locks) = proxied(&server, ms(200)).await;
         proxy.set(Mode::NoReplies);
         let a = with(&locks, |builder| builder.ttl(LONG).acquire_timeout(ms(500)));
-        let asked =
+        let call =
             tokio::spawn(async move { if waits { a.lock().await.map(Some) } else { a.try_lock().await } });
         taken(&server).await;
-        is_store(asked.await.expect("joined"));
+        is_store(call.await.expect("joined"));
         proxy.set(Mode::Pass);
-        gone(&server).await;
+        released(&server).await;
         let mut guard = retried(async || mutex(&locks).lock().await).await;
         assert!(retried(async || guard.is_owned().await).await, "the ghost's release did not take it");
         retried(async || guard.unlock().await).await;
@@ -65,18 +65,18 @@ async fn a_repeated_acquisition_is_the_same_one() {
     let (proxy, locks) = proxied(&server, Duration::from_secs(5)).await;
     proxy.set(Mode::NoReplies);
     let a = with(&locks, |builder| builder.ttl(LONG));
-    let asked = tokio::spawn(async move { a.lock().await });
+    let call = tokio::spawn(async move { a.lock().await });
     taken(&server).await;
     let token: String = server.run(&["GET", KEY]);
-    // The answers kept back are lost, and a new connection works.
+    // The withheld answers are lost, and a new connection works.
     proxy.set(Mode::Reset);
     eventually_eq("all is cut", SOON, 0, async || server.client_count()).await;
     proxy.set(Mode::Pass);
-    let (mut guard, _) = granted(asked).await;
+    let (mut guard, _) = granted(call).await;
     assert_eq!(guard.token(), token);
     assert!(guard.is_owned().await.expect("asks"));
     assert!(guard.unlock().await.expect("asks"));
-    gone(&server).await;
+    released(&server).await;
 }
 
 /// S1.23: the caller leaves before the answer arrives: its future is dropped by hand, by a timeout, or with its task.
@@ -90,27 +90,27 @@ async fn an_abandoned_acquisition_is_released() {
         let a = with(&locks, |builder| builder.ttl(LONG));
         match way {
             0 => {
-                let mut asked = Box::pin(a.lock());
+                let mut call = Box::pin(a.lock());
                 tokio::select! {
-                    _ = &mut asked => panic!("nothing is answered"),
-                    () = taken(&server) => drop(asked),
+                    _ = &mut call => panic!("nothing is answered"),
+                    () = taken(&server) => drop(call),
                 }
             }
             1 => {
-                let asked = tokio::time::timeout(ms(100), a.lock()).await;
-                assert!(asked.is_err(), "nothing is answered");
+                let call = tokio::time::timeout(ms(100), a.lock()).await;
+                assert!(call.is_err(), "nothing is answered");
             }
             _ => {
-                let asked = tokio::spawn(async move { a.lock().await.map(drop) });
+                let call = tokio::spawn(async move { a.lock().await.map(drop) });
                 taken(&server).await;
-                asked.abort();
+                call.abort();
             }
         }
-        gone(&server).await;
+        released(&server).await;
     }
 }
 
-/// S1.23: a delayed command runs long after its caller was told that it failed. Its lock (the ghost) is released, also
+/// S1.23: a delayed command runs long after its caller received an error. Its lock (the ghost) is released, also
 /// if the command arrives on another connection than the release.
 #[tokio::test]
 async fn an_acquisition_that_runs_late_is_released() {
@@ -124,7 +124,7 @@ async fn an_acquisition_that_runs_late_is_released() {
         eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
         eventually("the ghost is released", AT_ONCE, async || pttl(&server, KEY) == -2).await;
     }
-    gone(&server).await;
+    released(&server).await;
 }
 
 /// S1.23: the acquisition is stuck on one connection, and its release is answered on another one before it runs. A
@@ -164,7 +164,7 @@ async fn an_unreachable_store_is_not_a_busy_lock() {
     is_store(a.lock().await);
     is_store(a.is_locked().await);
     server.resume();
-    gone(&server).await;
+    released(&server).await;
 
     server.kill();
     let started = Instant::now();
@@ -177,12 +177,12 @@ async fn an_unreachable_store_is_not_a_busy_lock() {
     eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
     is_store(a.try_lock().await);
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:*"]);
-    // Foreign data of another type in the lock's place is an error too.
+    // Foreign data of another type instead of the lock is an error too.
     server.run::<()>(&["SADD", KEY, "x"]);
     is_store(a.try_lock().await);
 }
 
-/// S1.24: a grant that arrives after its TTL has ended is given back. A grant that used part of its TTL reports the
+/// S1.24: a grant that arrives after its TTL has ended is released. A grant that used part of its TTL reports the
 /// rest: 60 s, less 300 ms on the way, less 602 ms (1 % and 2 ms).
 #[tokio::test]
 async fn a_late_grant_counts_from_its_sending() {
@@ -194,18 +194,18 @@ async fn a_late_grant_counts_from_its_sending() {
     let late = with(&locks, |builder| builder.ttl(ms(200))).lock().await;
     let Err(LockError::GrantedTooLate { elapsed, ttl }) = late else { panic!("{late:?}") };
     assert!(elapsed >= LATE && ttl == ms(200), "{elapsed:?} of {ttl:?}");
-    gone(&server).await;
+    released(&server).await;
 
     let guard = locked(&with(&locks, |builder| builder.ttl(LONG))).await;
     let left = guard.remaining().expect("it expires");
     assert!(left <= ms(59_098), "{left:?}");
     drop(guard);
-    gone(&server).await;
+    released(&server).await;
 
     // The lock has almost a minute left on the server.
     let late = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200))).try_lock().await;
     assert!(matches!(late, Err(LockError::GrantedTooLate { .. })), "{late:?}");
-    gone(&server).await;
+    released(&server).await;
     proxy.set(Mode::Pass);
     let in_time = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200)));
     let mut tries = 0;

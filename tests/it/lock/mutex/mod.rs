@@ -6,7 +6,6 @@
 
 mod arguments;
 mod bumps;
-mod crowds;
 mod drops;
 mod expiry;
 mod fairness;
@@ -16,6 +15,7 @@ mod forks;
 mod keyspace;
 mod kills;
 mod late_answers;
+mod many_waiters;
 mod names;
 mod polling;
 mod processes;
@@ -48,7 +48,7 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.holder", holder),
     ("mutex.increments", processes::increments),
     ("mutex.acquisitions", processes::acquisitions),
-    ("mutex.crowd", kills::crowd),
+    ("mutex.acquirers", kills::acquirers),
     ("mutex.forks", forks::forks),
 ];
 
@@ -71,7 +71,7 @@ async fn warmed(server: &RedisServer) {
     eventually("it has left", SOON, async || server.client_count() <= before).await;
 }
 
-/// How many scripts the server was told to run.
+/// How many scripts the server has run.
 fn scripts_run(server: &RedisServer) -> usize {
     commands(server, "evalsha")
 }
@@ -176,17 +176,17 @@ fn holder(mut child: Child) -> BoxFuture<'static, ()> {
                     child.report().event_with("locked", &wall_ns());
                 }
                 ["unlock"] => {
-                    let guard = guard.as_mut().expect("told to lock before");
+                    let guard = guard.as_mut().expect("locked before");
                     child.report().event_with("unlocked", &guard.unlock().await.expect("asks"));
                 }
-                _ => panic!("told `{line}`"),
+                _ => panic!("unknown command `{line}`"),
             }
         }
     })
 }
 
-/// Tells a child in the role `mutex.holder` to acquire the mutex.
-async fn held_by(member: &Member, tell: &str) {
-    member.send(tell);
+/// Makes a child in the role `mutex.holder` acquire the mutex.
+async fn held_by(member: &Member, command: &str) {
+    member.send(command);
     member.wait_event("locked").await;
 }

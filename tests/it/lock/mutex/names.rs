@@ -56,7 +56,7 @@ async fn parts_are_joined_unambiguously() {
             None => assert!(same, "{name} is excluded by another name"),
         }
     }
-    assert!(guards.len() >= 7, "only {} of them are apart", guards.len());
+    assert!(guards.len() >= 7, "only {} of them are distinct", guards.len());
 }
 
 /// S1.1
@@ -101,7 +101,7 @@ async fn the_longest_key_is_handed_over() {
         eventually("it waits", SOON, async || server.keys().len() == 3).await;
         assert!(guard.unlock().await.expect("asks"));
         let (mut next, took) = granted(next).await;
-        assert!(took < AT_ONCE && next.attempts() == 1, "it heard of it after {took:?}");
+        assert!(took < AT_ONCE && next.attempts() == 1, "it was notified after {took:?}");
         assert!(next.unlock().await.expect("asks"));
         server.flush_all();
     }
@@ -131,8 +131,8 @@ async fn databases_are_separate_and_each_hears_its_own_grants() {
     let [five, also_five, six] = [connected(&five).await, connected(&also_five).await, connected(&six).await];
     warm(&five).await;
     let mut holder = locked(&mutex(&five)).await;
-    let mut apart = mutex(&six).try_lock().await.expect("asks").expect("another database");
-    assert!(apart.unlock().await.expect("asks"));
+    let mut elsewhere = mutex(&six).try_lock().await.expect("asks").expect("another database");
+    assert!(elsewhere.unlock().await.expect("asks"));
     let next = waiter(&also_five);
     let queue = "return redis.call('SELECT', 5) and redis.call('LLEN', 'sg1:mq:{default:m}')";
     eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["EVAL", queue, "0"])).await;

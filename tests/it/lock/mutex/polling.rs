@@ -74,8 +74,8 @@ async fn a_wait_ends_on_time_in_each_way_of_waiting() {
     free(&server, AT_ONCE).await;
 }
 
-/// S5.1: redlock-rb's settings: three retries, 200 ms apart with up to 50 ms on top. The remaining time is reduced by
-/// 1 % and 2 ms, and counted from the sending of the command. Times are exact on the memory store's paused clock.
+/// S5.1: redlock-rb's settings: three retries, one every 200 ms with up to 50 ms on top. The remaining time is reduced by
+/// 1 % and 2 ms, and measured from the sending of the command. Times are exact on the memory store's paused clock.
 #[tokio::test(start_paused = true)]
 async fn a_mutex_can_be_configured_like_redlock() {
     let locks = Locks::in_memory();

@@ -64,7 +64,7 @@ pub(super) fn acquisitions(mut child: Child) -> BoxFuture<'static, ()> {
 }
 
 /// S5.8: the flaw of a lock made of timestamps, under which one process starves the other. Two processes make 1,000
-/// acquisitions each: all succeed, the processes take turns, and no fence is given twice.
+/// acquisitions each: all succeed, the processes take turns, and no fence is issued twice.
 #[tokio::test]
 async fn two_processes_take_turns() {
     let server = RedisServer::start();
@@ -82,7 +82,7 @@ async fn two_processes_take_turns() {
         all.extend(fences.iter().map(|&fence| (fence, process)));
     }
     all.sort();
-    assert!(all.windows(2).all(|two| two[0].0 < two[1].0), "a fence was given twice");
+    assert!(all.windows(2).all(|two| two[0].0 < two[1].0), "a fence was issued twice");
     let turns = all.windows(2).filter(|two| two[0].1 != two[1].1).count();
     println!("{turns} of 1,999 turns went to the other process");
     // A process may start or end alone, and may acquire again before the other has queued again.

@@ -28,7 +28,7 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
                 let first = one.mutex(("race", lane)).ttl(ms(fastrand::u64(10..20))).build().expect("valid");
                 let mut first = match first.lock().await {
                     Ok(guard) => guard,
-                    // On a busy machine a grant may come too late. It was given back, and is no race.
+                    // On a busy machine a grant may come too late. It was released, and is no race.
                     Err(LockError::GrantedTooLate { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
                 };
@@ -121,7 +121,7 @@ async fn a_grant_and_a_timer_that_meet_are_one_acquisition() {
                 let second = other.mutex(("meet", lane)).build().expect("valid");
                 let mut first = match first.lock().await {
                     Ok(guard) => guard,
-                    // On a busy machine a grant may come too late. It was given back.
+                    // On a busy machine a grant may come too late. It was released.
                     Err(LockError::GrantedTooLate { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
                 };

@@ -9,12 +9,12 @@ const TTL: Duration = Duration::from_secs(1);
 /// The delay that a silent waiter adds to its TTL.
 const MOMENT: Duration = Duration::from_millis(500);
 
-fn brief(locks: &Locks) -> Mutex {
+fn short_mutex(locks: &Locks) -> Mutex {
     with(locks, |builder| builder.ttl(TTL).acquire_timeout(Duration::MAX))
 }
 
 fn waits(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
-    let mutex = brief(locks);
+    let mutex = short_mutex(locks);
     tokio::spawn(async move { mutex.lock().await })
 }
 
@@ -26,7 +26,7 @@ async fn unpolled_futures_do_not_starve_the_next_waiter() {
     let mut holder = locked(&with(&locks, |builder| builder.ttl(LONG))).await;
     let mut silent: Vec<BoxFuture<'_, _>> = Vec::new();
     for waiters in 1..=2 {
-        let mutex = brief(&locks);
+        let mutex = short_mutex(&locks);
         silent.push(Box::pin(async move { mutex.lock().await }));
         tokio::select! {
             _ = &mut silent[waiters - 1] => panic!("it has to wait"),
@@ -51,26 +51,26 @@ async fn unpolled_futures_do_not_starve_the_next_waiter() {
 async fn a_busy_thread_does_not_starve_waiters_of_other_threads() {
     let server = RedisServer::start();
     let locks = node(&server).await;
-    let mut holder = locked(&brief(&locks)).await;
+    let mut holder = locked(&short_mutex(&locks)).await;
     let (busy, gets_busy) = oneshot::channel();
     let (is_busy, got_busy) = oneshot::channel();
     let (free, gets_free) = std::sync::mpsc::channel::<()>();
-    let mutex = brief(&locks);
+    let mutex = short_mutex(&locks);
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
             let waits = tokio::spawn(async move { mutex.lock().await });
-            gets_busy.await.expect("told");
+            gets_busy.await.expect("sent");
             is_busy.send(()).expect("listening");
-            gets_free.recv().expect("told");
+            gets_free.recv().expect("sent");
             waits.await.expect("joined").expect("its turn comes").unlock().await
         })
     });
     queued(&server, 1).await;
     busy.send(()).expect("listening");
-    got_busy.await.expect("told");
+    got_busy.await.expect("sent");
     let next = waits(&locks);
-    // The holder's TTL may have ended by now: then the next waiter has asked already, or is about to.
+    // The holder's TTL may have ended by now: then the next waiter has sent its request, or is about to.
     let _ = holder.unlock().await.expect("asks");
     let (mut next, took) = granted(next).await;
     assert!(took <= TTL + MOMENT + A_MOMENT, "{took:?}");

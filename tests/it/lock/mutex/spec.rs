@@ -34,9 +34,9 @@ impl Stage {
 }
 
 /// Long enough for a busy machine to check the held lock, short enough to wait for.
-const BRIEF: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(2);
 
-/// Waits until the key is gone.
+/// Waits until the key no longer exists.
 async fn expired(mutex: &Mutex) {
     eventually("it has expired", SOON, async || !mutex.is_locked().await.expect("asks")).await;
 }
@@ -73,7 +73,7 @@ async fn any_client_sees_whether_the_mutex_is_held(stage: Stage) {
 
 /// S1.10: the owner does, another guard does not, and after expiry no guard does.
 async fn only_the_holder_owns(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let guard = locked(&a).await;
     assert!(guard.is_owned().await.expect("asks"));
     guard.ensure().await.expect("owned");
@@ -124,7 +124,7 @@ async fn two_tasks_on_one_handle_do_not_both_acquire(stage: Stage) {
 
 /// S1.3: with a TTL.
 async fn a_lock_expires(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let guard = a.try_lock().await.expect("asks").expect("free");
     assert!(guard.is_owned().await.expect("asks"));
     expired(&b).await;
@@ -158,7 +158,7 @@ async fn attempts_run_out(stage: Stage) {
     assert_eq!(locked(&b).await.attempts(), 1);
 }
 
-/// S1.13: ten retries, 10 ms apart, behind a holder that unlocks after 15 ms.
+/// S1.13: ten retries, one every 10 ms, behind a holder that unlocks after 15 ms.
 async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -174,7 +174,7 @@ async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
 
 /// S0.6, S1.15: true if the mutex was held; false the second time, and after expiry. A caller that never acquired has
 /// no guard to unlock.
-async fn unlocking_tells_whether_it_was_held(stage: Stage) {
+async fn unlocking_returns_whether_it_was_held(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut guard = locked(&b).await;
     assert!(guard.unlock().await.expect("asks"));
@@ -196,7 +196,7 @@ async fn unlocking_clears_all_predicates(stage: Stage) {
 
 /// S1.16: an unlock that returns false frees the handle, and the handle acquires again.
 async fn unlocking_a_lost_mutex_frees_the_handle(stage: Stage) {
-    let [a, _] = stage.handles_of(BRIEF);
+    let [a, _] = stage.handles_of(SHORT);
     let mut guard = locked(&a).await;
     expired(&a).await;
     assert!(!guard.unlock().await.expect("asks"));
@@ -250,7 +250,7 @@ async fn synchronize_excludes_others_and_lets_them_in_after(stage: Stage) {
 
 /// S1.19: the flaw of returning the unlock's result. Another client holds the mutex by then, and is not disturbed.
 async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
-    let [a, b] = stage.handles_of(BRIEF);
+    let [a, b] = stage.handles_of(SHORT);
     let mut other = None;
     let work = async |held: stampede_guard::lock::Held| {
         held.expired().await;
@@ -285,7 +285,7 @@ async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
 
 /// S5.3, S5.12: any client can read the rest of the holder's TTL. The holder's own estimate is lower, and costs no
 /// command.
-async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
+async fn a_busy_mutex_reports_how_long_it_may_take(stage: Stage) {
     let [a, b] = stage.handles_of(ms(50_000));
     assert_eq!(b.remaining().await.expect("asks"), None);
     let guard = locked(&a).await;
@@ -296,14 +296,14 @@ async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
     assert!(own <= there && own > ms(40_000) && own <= ms(50_000 - 502), "{own:?}");
 }
 
-/// S5.7, S5.10: by any client, once. The holder is told, and does not unlock the next holder's lock.
+/// S5.7, S5.10: by any client, once. The holder is notified, and does not unlock the next holder's lock.
 async fn any_client_unlocks_by_force(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!b.force_unlock().await.expect("asks"), "it is free");
     let mut guard = locked(&a).await;
     let lost = guard.lost();
     assert!(b.force_unlock().await.expect("asks"));
-    tokio::time::timeout(AT_ONCE, lost).await.expect("the holder is told");
+    tokio::time::timeout(AT_ONCE, lost).await.expect("the holder is notified");
     assert!(!b.force_unlock().await.expect("asks"));
     let next = locked(&b).await;
     assert!(!guard.unlock().await.expect("asks"));
@@ -346,7 +346,7 @@ cases! {
     a_non_expiring_lock_does_not_expire,
     attempts_run_out,
     a_mutex_unlocked_between_retries_is_acquired,
-    unlocking_tells_whether_it_was_held,
+    unlocking_returns_whether_it_was_held,
     unlocking_clears_all_predicates,
     unlocking_a_lost_mutex_frees_the_handle,
     unlocking_lets_others_acquire,
@@ -355,7 +355,7 @@ cases! {
     synchronize_excludes_others_and_lets_them_in_after,
     synchronize_keeps_the_value_of_work_that_took_too_long,
     extending_starts_the_time_anew_and_creates_nothing,
-    a_busy_mutex_tells_how_long_it_may_take,
+    a_busy_mutex_reports_how_long_it_may_take,
     any_client_unlocks_by_force,
     busy_and_unreachable_are_different_answers,
 }

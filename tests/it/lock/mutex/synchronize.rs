@@ -8,8 +8,8 @@ use super::*;
 use crate::support::gate::Gate;
 use crate::support::probe::DropAt;
 
-/// S0.5, S1.18, S1.19: the flaws of returning the unlock's result in place of the value, and of a lock that stays when
-/// the work fails. The work is told of one attempt, and its value is returned.
+/// S0.5, S1.18, S1.19: the flaws of returning the unlock's result instead of the value, and of a lock that stays when
+/// the work fails. The work receives the number of attempts, one, and its value is returned.
 #[tokio::test]
 async fn the_value_is_returned_and_the_mutex_unlocked() {
     let server = RedisServer::start();
@@ -25,7 +25,7 @@ async fn the_value_is_returned_and_the_mutex_unlocked() {
     free(&server, AT_ONCE).await;
 }
 
-/// S0.5, S1.19: with a TTL of 60 s, the lock is gone at once.
+/// S0.5, S1.19: with a TTL of 60 s, the lock is removed at once.
 #[tokio::test]
 async fn work_that_panics_unlocks() {
     let server = RedisServer::start();

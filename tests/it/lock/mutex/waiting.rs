@@ -56,7 +56,7 @@ async fn the_first_subscription_is_no_retry() {
     let before = scripts_run(&server);
     let late = with(&unconnected(&server.minimal_user()), |builder| builder.retries(1));
     let waits = tokio::spawn(async move { late.lock().await });
-    eventually_eq("it has asked twice", SOON, before + 2, async || scripts_run(&server)).await;
+    eventually_eq("it has sent two requests", SOON, before + 2, async || scripts_run(&server)).await;
     assert!(holder.unlock().await.expect("asks"));
     let (mut guard, took) = granted(waits).await;
     assert!(took < AT_ONCE, "{took:?}");
@@ -98,7 +98,7 @@ async fn a_waiter_sends_one_command_however_long_it_waits() {
 async fn a_waiter_is_woken_at_once() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
-    let (mut took, mut asked) = (Vec::new(), Vec::new());
+    let (mut took, mut round_trips) = (Vec::new(), Vec::new());
     for _ in 0..100 {
         let mut holder = locked(&mutex(&one)).await;
         let next = waiter(&other);
@@ -109,12 +109,12 @@ async fn a_waiter_is_woken_at_once() {
         next.unlock().await.expect("asks");
         let since = Instant::now();
         assert!(!mutex(&other).is_locked().await.expect("asks"));
-        asked.push(since.elapsed());
+        round_trips.push(since.elapsed());
     }
     took.sort();
-    asked.sort();
-    println!("median {:?}, p99 {:?}; of a question {:?}", took[50], took[99], asked[50]);
-    assert!(took[50] <= ms(20).max(5 * asked[50]), "{took:?}, and {asked:?}");
+    round_trips.sort();
+    println!("median {:?}, p99 {:?}; of a question {:?}", took[50], took[99], round_trips[50]);
+    assert!(took[50] <= ms(20).max(5 * round_trips[50]), "{took:?}, and {round_trips:?}");
     assert!(took[99] < AT_ONCE, "{took:?}");
 }
 

@@ -152,8 +152,8 @@ async fn processes_that_disagree_on_the_number_get_an_error() {
     five.send("ensure s 5");
     assert_eq!(five.wait_event("ensured").await["Ok"], true);
     three.send("ensure s 3");
-    let told = three.wait_event("ensured").await;
-    assert!(told["Err"].as_str().is_some_and(|text| text.contains('5') && text.contains('3')), "{told}");
+    let answer = three.wait_event("ensured").await;
+    assert!(answer["Err"].as_str().is_some_and(|text| text.contains('5') && text.contains('3')), "{answer}");
     for taken_already in 0..5 {
         three.send(&format!("take {taken_already} s 3 60000 now"));
         taken(three, &taken_already.to_string()).await.token.expect("there are five");

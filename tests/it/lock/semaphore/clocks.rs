@@ -18,9 +18,9 @@ async fn clients_with_different_clocks_are_served_in_order_of_request() {
         let [late, early, right] = [late, early, right].map(|locks| semaphore(&locks, 2));
         let mut held = [free(&late).await, free(&early).await];
         assert!(none_is_free(&right).await, "nothing is stale");
-        let asked = [&early, &late, &right, &late, &early, &right];
+        let in_order = [&early, &late, &right, &late, &early, &right];
         let mut waiters = Vec::new();
-        for semaphore in asked {
+        for semaphore in in_order {
             waiters.push(waiter(semaphore));
             queued(&right, waiters.len() as u32).await;
             assert_eq!(semaphore.release_stale().await.expect("asks"), 0);

@@ -212,7 +212,7 @@ async fn free_behind(behind: &Semaphore) -> Permit {
 
 /// A permit is granted and the answer lost: the caller gets an error, and the permit is free again at once.
 #[tokio::test]
-async fn a_permit_is_given_back_when_the_answer_to_its_grant_is_lost() {
+async fn a_permit_is_released_when_the_answer_to_its_grant_is_lost() {
     let unanswered = async |wait: Wait| {
         let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
         proxy.set(Mode::NoReplies);
@@ -222,7 +222,7 @@ async fn a_permit_is_given_back_when_the_answer_to_its_grant_is_lost() {
         let error = acquired.await.expect("joined");
         assert!(error.as_ref().is_err_and(LockError::is_store), "{wait:?}: {error:?}");
         proxy.set(Mode::Pass);
-        eventually_eq("it is given back", SOON / 2, 2, async || available(&direct).await).await;
+        eventually_eq("it is released", SOON / 2, 2, async || available(&direct).await).await;
         there_are_exactly(2, &direct).await;
     };
     tokio::join!(unanswered(Wait::Now), unanswered(Wait::For(ms(200))), unanswered(Wait::Forever));

@@ -25,15 +25,15 @@ async fn waiters_of_four_processes_are_served_in_their_order() {
         }
         held.release().await.expect("asks");
         for (waiter, member) in members.iter().enumerate() {
-            let as_told = format!("{run}-{waiter}");
-            let token = taken(member, &as_told).await.token.expect("it is granted");
+            let waiter_name = format!("{run}-{waiter}");
+            let token = taken(member, &waiter_name).await.token.expect("it is granted");
             let holders = semaphore.holders().await.expect("asks");
             assert_eq!(holders.len(), 1);
             assert_eq!(holders[0].token, token, "run {run}: waiter {waiter} is next");
             for (later, member) in members.iter().enumerate().skip(waiter + 1) {
                 assert_eq!(member.events(&format!("{run}-{later}")), 0, "run {run}: {later} before {waiter}");
             }
-            member.send(&format!("give {as_told}"));
+            member.send(&format!("give {waiter_name}"));
             assert_eq!(member.wait_event("gave").await[0], true);
         }
         eventually_eq("it is free", AT_ONCE, 1, async || available(&semaphore).await).await;

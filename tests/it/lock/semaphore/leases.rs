@@ -163,7 +163,7 @@ async fn a_holder_learns_that_its_permit_is_lost(stage: Stage) {
         lost.await;
         expired.await;
     };
-    tokio::time::timeout(LEASE + AT_ONCE, both).await.expect("it is told");
+    tokio::time::timeout(LEASE + AT_ONCE, both).await.expect("it is notified");
     assert!(!held.refresh().await.expect("asks"));
     assert!(!b.exists().await.expect("asks"), "a refresh creates nothing");
 }
@@ -197,20 +197,21 @@ async fn a_semaphore_expires_after_its_idle_time(stage: Stage) {
         let since = Instant::now();
         // A held permit keeps the semaphore for twice its lease and a second, if that is longer.
         let mut lasts = LEASE * 2;
-        let mut forgotten = None;
+        let mut unreleased = None;
         match name {
             "created" => assert!(a.ensure_created().await.expect("asks")),
             "released" => assert!(free(&a).await.release().await.expect("asks").was_held),
             "added to" => assert_eq!(a.add_permits(1).await.expect("asks"), 3),
-            _ => (forgotten, lasts) = (Some(free(&a).await), ms(3_000)),
+            _ => (unreleased, lasts) = (Some(free(&a).await), ms(3_000)),
         }
         assert!(b.exists().await.expect("asks"), "{name}");
-        eventually(format!("{name}, it is gone"), SOON, async || !b.exists().await.expect("asks")).await;
+        eventually(format!("{name}, it is removed"), SOON, async || !b.exists().await.expect("asks")).await;
         stage.took(since, lasts - ms(2));
         assert_eq!(b.capacity().await.expect("asks"), 2);
-        forgotten
+        unreleased
     };
-    let _forgotten = tokio::join!(uses("created"), uses("released"), uses("added to"), uses("forgotten"));
+    let _unreleased =
+        tokio::join!(uses("created"), uses("released"), uses("added to"), uses("never released"));
     stage.keys(&[]);
 }
 

@@ -1,4 +1,4 @@
-//! Waiters that leave: a dropped future takes neither a permit nor a place in the queue with it.
+//! Waiters that leave: a dropped future takes neither a permit nor a position in the queue with it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
                 async move { DropAt::new(n, a.acquire(Wait::Forever)).await.is_some() }
             });
             if busy && !dropped.is_finished() {
-                eventually("it waits, or has gone", SOON, async || {
+                eventually("it waits, or has left", SOON, async || {
                     dropped.is_finished() || b.waiting().await.expect("asks") == 1
                 })
                 .await;
@@ -73,9 +73,9 @@ async fn waiters_that_leave_at_random_lose_no_permit(stage: Stage) {
                     let (semaphore, left) = (semaphore.clone(), left.clone());
                     let patience = Duration::from_micros(fastrand::u64(..4_000));
                     tokio::spawn(async move {
-                        let told = if dropped { Wait::Forever } else { Wait::For(patience) };
+                        let wait = if dropped { Wait::Forever } else { Wait::For(patience) };
                         let limit = if dropped { patience } else { SOON };
-                        let acquired = tokio::time::timeout(limit, semaphore.acquire(told)).await;
+                        let acquired = tokio::time::timeout(limit, semaphore.acquire(wait)).await;
                         if acquired.map_or(true, |acquired| acquired.expect("asks").is_none()) {
                             drop(left.start());
                         }

@@ -68,7 +68,7 @@ fn with(locks: &Locks, permits: u32, set: impl FnOnce(SemaphoreBuilder) -> Semap
 async fn free(semaphore: &Semaphore) -> Permit {
     for _ in 0..100 {
         match semaphore.acquire(Wait::Now).await {
-            // The grant arrived when most of its lease had passed, and was given back.
+            // The grant arrived when most of its lease had passed, and was released.
             Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {
                 tokio::time::sleep(ms(50)).await;
             }
@@ -151,7 +151,7 @@ impl Stage {
     fn took(&self, since: Instant, expected: Duration) {
         let slack = if self.server.is_some() { AT_ONCE } else { ms(10) };
         let took = since.elapsed();
-        assert!((expected..=expected + slack).contains(&took), "{took:?} in place of {expected:?}");
+        assert!((expected..=expected + slack).contains(&took), "{took:?} instead of {expected:?}");
     }
 
     /// On a server: these keys exist and no others.
@@ -217,9 +217,9 @@ fn permits(mut child: Child) -> BoxFuture<'static, ()> {
                     };
                     tasks.insert(name.to_owned(), tokio::spawn(task));
                 }
-                ["leave", name] => tasks.remove(name).expect("told to take before").abort(),
+                ["leave", name] => tasks.remove(name).expect("taken before").abort(),
                 ["give", name] => {
-                    let permit = tasks.remove(name).expect("told to take before").await.expect("joined");
+                    let permit = tasks.remove(name).expect("taken before").await.expect("joined");
                     let released = permit.expect("acquired").release().await.expect("asks");
                     report.event_with("gave", &(released.was_held, released.available));
                 }
@@ -228,7 +228,7 @@ fn permits(mut child: Child) -> BoxFuture<'static, ()> {
                     let ensured = semaphore.build().expect("valid").ensure_created().await;
                     report.event_with("ensured", &ensured.map_err(|error| error.to_string()));
                 }
-                _ => panic!("told `{line}`"),
+                _ => panic!("unknown command `{line}`"),
             }
         }
     })
@@ -241,7 +241,7 @@ async fn processes(server: &RedisServer, n: usize) -> Fleet {
     fleet
 }
 
-/// The outcome of an acquisition that a child was told to make.
+/// The outcome of an acquisition that a child made on command.
 async fn taken(member: &Member, name: &str) -> Taken {
     serde_json::from_value(member.wait_event(name).await).expect("what the role sends")
 }

@@ -155,7 +155,7 @@ async fn work_that_fails_or_panics_gives_its_permit_back(stage: Stage) {
 
     let panics = a.clone();
     let panicked = tokio::spawn(async move {
-        let work = |_| async { panic!("told to panic") };
+        let work = |_| async { panic!("panics on command") };
         panics.with_permit(Wait::Now, work).await.map(|_: Option<()>| ())
     });
     assert!(panicked.await.expect_err("it panics").is_panic());

@@ -93,8 +93,11 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let (least, most) = (permits().min().expect("there are some"), permits().max().expect("there are some"));
     assert!(least * 100 >= most * of_100, "in turn, all get the same: {least} to {most}");
     // Where the server paused and a subscription was renewed, some permits are granted a second time.
-    let (grants, heard) = (transcript.grants, permits().sum::<u32>() as usize);
-    assert!((heard..=heard + heard / 10).contains(&grants), "each of {grants} grants is heard: {heard}");
+    let (grants, received) = (transcript.grants, permits().sum::<u32>() as usize);
+    assert!(
+        (received..=received + received / 10).contains(&grants),
+        "each of {grants} grants is received: {received}"
+    );
     assert_eq!(transcript.stale, 0);
     let semaphore = semaphore(&locks, PERMITS);
     assert_eq!((available(&semaphore).await, semaphore.waiting().await.expect("asks")), (PERMITS, 0));

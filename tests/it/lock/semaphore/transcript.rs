@@ -1,7 +1,7 @@
 //! Replays the calls that scripts made on one semaphore and checks two invariants: never more holders than permits,
 //! and no grant past the head of the queue.
 //!
-//! A client only knows when it *heard* of a permit; the order and the counts that matter are the server's.
+//! A client only knows when it *received* a permit; the order and the counts that matter are the server's.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -23,7 +23,7 @@ pub(super) struct Transcript {
     holders: HashMap<String, u64>,
     /// The token that left the queue last and has no permit yet.
     head: Option<String>,
-    /// How many places the script has passed of those that it read with `lrange` and will remove together.
+    /// How many entries the script has passed of those that it read with `lrange` and will remove together.
     read: Option<usize>,
     /// The nodes that did not hear a grant of the present script.
     dead: HashSet<String>,
@@ -72,7 +72,7 @@ impl Transcript {
                         self.waited += 1;
                     }
                     (None, Some(read)) => {
-                        self.read = Some(self.place_of(token, read) + 1);
+                        self.read = Some(self.position_of(token, read) + 1);
                         self.waited += 1;
                     }
                     (None, None) => assert!(self.queue.is_empty(), "{token} went before {:?}", self.queue),
@@ -98,23 +98,23 @@ impl Transcript {
         }
     }
 
-    /// The position of the token among the places that were read. Only dead waiters and holders may stand before it.
-    fn place_of(&self, token: &str, read: usize) -> usize {
-        let places = self.queue.iter().enumerate().skip(read);
-        for (at, place) in places {
-            if place == token {
+    /// The position of the token among the entries that were read. Only dead waiters and holders may stand before it.
+    fn position_of(&self, token: &str, read: usize) -> usize {
+        let entries = self.queue.iter().enumerate().skip(read);
+        for (at, entry) in entries {
+            if entry == token {
                 return at;
             }
-            let is_passed = self.dead.contains(&place[..32]) || self.holders.contains_key(place);
-            assert!(is_passed, "it was the head's: {place}, and went to {token}");
+            let is_passed = self.dead.contains(&entry[..32]) || self.holders.contains_key(entry);
+            assert!(is_passed, "it was the head's: {entry}, and went to {token}");
         }
         panic!("{token} was not in the queue");
     }
 
     fn queue(&mut self, words: &[&str]) {
-        // A place in the queue is a token of 65 characters and a lease.
+        // An entry of the queue is a token of 65 characters and a lease.
         match *words {
-            ["rpush", _, place] => self.queue.push_back(place[..65].to_owned()),
+            ["rpush", _, entry] => self.queue.push_back(entry[..65].to_owned()),
             ["lpop", _] => {
                 self.dead.clear();
                 self.head = self.queue.pop_front();
@@ -122,11 +122,11 @@ impl Transcript {
             ["lrange", _, "0", "499"] => self.read = (!self.queue.is_empty()).then_some(0),
             ["lpop", _, count] => {
                 let (count, read) = (count.parse().expect("a number"), self.read.take());
-                assert!(read.is_some_and(|read| read <= count), "{count} places of {read:?}");
+                assert!(read.is_some_and(|read| read <= count), "{count} entries of {read:?}");
                 self.queue.drain(..count);
             }
-            ["lrem", _, "1", place] => {
-                let at = self.queue.iter().position(|token| *token == place[..65]);
+            ["lrem", _, "1", entry] => {
+                let at = self.queue.iter().position(|token| *token == entry[..65]);
                 let _ = at.and_then(|at| self.queue.remove(at));
             }
             ["llen" | "lpos" | "lrange" | "pexpire", ..] => {}
@@ -135,18 +135,18 @@ impl Transcript {
     }
 }
 
-/// Calls as scripts make them; a token is a letter.
+/// Calls as scripts make them; a token is one character.
 fn calls(calls: &str) -> Vec<Vec<String>> {
     let call = |call: &str| {
         let (what, who) = call.split_once(' ').unwrap_or((call, ""));
         let (token, [holders, queue]) = (who.repeat(65), ["sg1:sh:{t}", "sg1:sq:{t}"]);
-        let place = format!("{token}60000");
+        let entry = format!("{token}60000");
         let words: &[&str] = match what {
-            "queue" => &["rpush", queue, &place],
+            "queue" => &["rpush", queue, &entry],
             "next" => &["lpop", queue],
             "read" => &["lrange", queue, "0", "499"],
             "drop" => &["lpop", queue, who],
-            "leave" => &["lrem", queue, "1", &place],
+            "leave" => &["lrem", queue, "1", &entry],
             "grant" => &["zadd", holders, "100", &token],
             "free" => &["zrem", holders, &token],
             "now" => &["zremrangebyscore", holders, "-inf", who],
@@ -158,7 +158,7 @@ fn calls(calls: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn a_transcript_in_order_is_counted() {
+fn a_transcript_in_order_is_accepted() {
     let seen =
         "grant a, grant b, queue c, queue d, queue e, free a, next, grant c, leave d, now 100, next, grant e";
     let transcript = replay(&calls(seen), "t", 2);

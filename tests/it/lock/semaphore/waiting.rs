@@ -57,8 +57,8 @@ async fn waiters_learn_that_the_semaphore_was_deleted() {
     let since = Instant::now();
     assert!(handles[3].delete().await.expect("asks"));
     for waiter in waiters {
-        let told = ended(waiter).await;
-        assert!(matches!(told, Err(LockError::Closed)), "{told:?}");
+        let outcome = ended(waiter).await;
+        assert!(matches!(outcome, Err(LockError::Closed)), "{outcome:?}");
     }
     assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
     assert_eq!(server.keys(), Vec::<String>::new(), "without a trace");
@@ -84,7 +84,7 @@ async fn fifty_waiters_wait_and_release_through_one_connection() {
         })
         .collect();
     queued(&semaphore, 50).await;
-    assert_eq!((server.client_count(), server.pubsub_clients()), (2, 1), "commands, and what is heard");
+    assert_eq!((server.client_count(), server.pubsub_clients()), (2, 1), "commands, and notifications");
     for permit in &mut held {
         permit.release().await.expect("asks");
     }
@@ -112,7 +112,7 @@ async fn a_wait_may_outlast_the_command_timeout() {
     assert!(granted(next).await.waited() >= ms(2_000));
 }
 
-/// S4.1, S4.36: polling is optional, at the given interval.
+/// S4.1, S4.36: polling is optional, at the configured interval.
 #[tokio::test(start_paused = true)]
 async fn polling_asks_once_per_interval() {
     let poll = stampede_guard::lock::Waiting::Poll { interval: ms(100), jitter: 0.1 };

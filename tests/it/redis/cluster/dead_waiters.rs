@@ -3,19 +3,19 @@
 
 use super::*;
 
-/// Fills the queue of the held lock with this prefix with `places` places, each of another dead node.
-fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, places: usize, ttl: Duration) {
-    let home = cluster.nodes().iter().find_map(|node| {
+/// Fills the queue of the held lock with this prefix with that many `entries`, each of another dead node.
+fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, entries: usize, ttl: Duration) {
+    let master = cluster.nodes().iter().find_map(|node| {
         let keys: Vec<String> = node.run(&["KEYS", &format!("{lock}*")]);
         Some((node, keys.into_iter().next()?))
     });
-    let (home, key) = home.expect("it is held");
+    let (master, key) = master.expect("it is held");
     let queue = key.replacen(lock, queue, 1);
-    for number in 0..places {
-        let place = format!("{:032x}:{:032x}{}", number + 0xdead_0000, number, ttl.as_millis());
-        home.run::<()>(&["RPUSH", &queue, &place]);
+    for number in 0..entries {
+        let entry = format!("{:032x}:{:032x}{}", number + 0xdead_0000, number, ttl.as_millis());
+        master.run::<()>(&["RPUSH", &queue, &entry]);
     }
-    home.run::<()>(&["PEXPIRE", &queue, "600000"]);
+    master.run::<()>(&["PEXPIRE", &queue, "600000"]);
 }
 
 /// Twenty processes have died while they waited. Their claims of 1 s each do not run one after the other.

@@ -305,10 +305,10 @@ async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_findin
     }
     let warnings = crate::support::warnings::Warnings::default();
     let _listens = warnings.listen();
-    is_told(&guard, "takes no commands").await;
-    let told = warnings.about("refuses a command");
-    assert!(!told.is_empty(), "{:?}", warnings.about(""));
-    assert!(told.iter().all(|told| told.contains("redis-cli --cluster check")), "{told:?}");
+    connect_advises(&guard, "takes no commands").await;
+    let warned = warnings.about("refuses a command");
+    assert!(!warned.is_empty(), "{:?}", warnings.about(""));
+    assert!(warned.iter().all(|warned| warned.contains("redis-cli --cluster check")), "{warned:?}");
     let report = examined(&guard).await;
     let down = report.findings.iter().find(|finding| finding.found.contains("CLUSTERDOWN"));
     let down = down.unwrap_or_else(|| panic!("it is not said:\n{report}"));

@@ -4,7 +4,7 @@ use super::*;
 
 /// As with a node that joined later, or restarted without its ACL file.
 #[tokio::test]
-async fn each_master_is_asked_what_the_user_may_do_there() {
+async fn each_master_is_queried_for_the_rights_of_the_user_there() {
     let cluster = Cluster::patient();
     for lacking in 0..3 {
         let node = cluster.node(lacking);
@@ -15,8 +15,8 @@ async fn each_master_is_asked_what_the_user_may_do_there() {
         ] {
             node.run::<()>(&["ACL", "SETUSER", "spread", &format!("-{right}")]);
             let guard = unconnected(&cluster.url(), lease_of(LEASE));
-            is_told(&guard, named).await;
-            is_told(&guard, &format!("the master at {address}")).await;
+            connect_advises(&guard, named).await;
+            connect_advises(&guard, &format!("the master at {address}")).await;
             let report = examined(&guard).await;
             let of = |finding: &&Finding| finding.check == "rights" && finding.severity == Severity::Problem;
             let found: Vec<_> = report.findings.iter().filter(of).collect();
@@ -36,7 +36,7 @@ async fn each_master_is_asked_what_the_user_may_do_there() {
 
 /// `connect` succeeds with the other masters, and the health reports `Breaker::Partly`.
 #[tokio::test]
-async fn a_master_that_is_down_is_not_asked() {
+async fn a_master_that_is_down_is_not_queried() {
     let cluster = Cluster::patient();
     cluster.node(1).kill();
     let guard = connected(&cluster, LEASE).await;

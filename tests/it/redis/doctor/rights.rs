@@ -110,8 +110,8 @@ async fn required_replicas_that_are_missing_are_a_problem() {
     assert!(replicas.found.contains("may not WAIT") && replicas.advice.contains("+wait"), "{report}");
     let error = guard.invalidate("k").await.expect_err("as it says");
     let causes = std::iter::successors(std::error::Error::source(&error), |error| error.source());
-    let told = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    assert!(told.contains("doctor()"), "{told}");
+    let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(text.contains("doctor()"), "{text}");
 
     follow(&server, &report);
     let report = doctor(&guard).await;

@@ -5,7 +5,7 @@ use store_down::{BUDGET, RECOVERY, stores_again_as};
 
 use super::*;
 use crate::redis::ailments::{
-    CAN_NOT_SAVE, NEED_NOT_SAVE, has_failed_to_save, is_kept_busy, is_loading, run, with_a_slow_dump,
+    CAN_NOT_SAVE, NEED_NOT_SAVE, has_failed_to_save, is_loading, run, run_endless_script, with_a_slow_dump,
     without_a_folder,
 };
 use crate::support::rounds::{Rounds, Timing};
@@ -93,7 +93,7 @@ async fn a_server_without_room_for_connections_is_used_a_second_after_it_has_som
 }
 
 #[tokio::test]
-async fn rights_are_used_a_second_after_they_are_given_back() {
+async fn rights_are_used_a_second_after_they_are_restored() {
     is_used_a_second_after_commands(
         &[&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]],
         &["ACL", "SETUSER", "minimal", "+evalsha", "+eval"],
@@ -125,7 +125,7 @@ async fn a_server_that_was_busy_is_used_a_second_after_its_script_has_ended() {
     // The old name of `busy-reply-threshold`, which Redis 6.2 has, too.
     let server = RedisServer::with_args(["--lua-time-limit", "100"]);
     let (mut admin, mut other) = (server.conn(), server.conn());
-    let fall = async || drop(is_kept_busy(&server, &mut admin).await);
+    let fall = async || drop(run_endless_script(&server, &mut admin).await);
     // SCRIPT KILL works because the script has written nothing.
     is_used_a_second_after(&server, fall, async || run(&mut other, &["SCRIPT", "KILL"])).await;
 }

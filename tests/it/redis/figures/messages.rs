@@ -42,7 +42,7 @@ async fn without_the_right_to_subscribe_waits_end_half_a_second_late() {
 }
 
 /// A leading node, and a waiting node behind a proxy that can block its messages.
-async fn deaf() -> (RedisServer, Proxy, [StampedeGuard; 2]) {
+async fn with_a_proxied_waiter() -> (RedisServer, Proxy, [StampedeGuard; 2]) {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let guards = [local(&server, lease_of(LEASE)).await, unconnected(&proxy.url(), lease_of(LEASE))];
@@ -57,7 +57,7 @@ fn hears(guard: &StampedeGuard, state: LinkState) -> impl Future<Output = ()> + 
 
 #[tokio::test]
 async fn where_messages_do_not_come_waits_end_half_a_second_late() {
-    let (server, proxy, guards) = deaf().await;
+    let (server, proxy, guards) = with_a_proxied_waiter().await;
     hears(&guards[1], LinkState::Up).await;
     proxy.set(Mode::BlackHoleSubscriptions);
     hears(&guards[1], LinkState::Down).await;
@@ -69,7 +69,7 @@ async fn where_messages_do_not_come_waits_end_half_a_second_late() {
 
 #[tokio::test]
 async fn where_messages_cease_waits_end_two_seconds_late() {
-    let (server, proxy, guards) = deaf().await;
+    let (server, proxy, guards) = with_a_proxied_waiter().await;
     let mut rounds = Rounds::of("messages cease");
     while let Some(round) = rounds.next() {
         hears(&guards[1], LinkState::Up).await;

@@ -76,7 +76,7 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
     assert_eq!(guards[1].get::<u32>("k").await.expect("a store"), Some(1));
     connected_to(watch.first(), 4).await;
     let report = examined(&guards[0]).await;
-    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("checked");
     assert_eq!(of("sentinels").severity, Severity::Ok, "{report}");
     let primary = format!("127.0.0.1:{}", watch.first().tls_port().expect("it has one"));
     assert!(of("topology").found.contains(&primary), "{report}");
@@ -98,10 +98,10 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
         [Trust { at_sentinels: Some(&another), ..right }, Trust { at_servers: Some(&another), ..right }]
     {
         let guard = guarded(trust.client(&watch.tls_ports()), Policy::default());
-        is_gone_without(&guard, "name it as `root_cert`").await;
+        loads_go_on_without(&guard, "name it as `root_cert`").await;
     }
     let unencrypted = "if they want TLS";
-    let told = [
+    let checks = [
         (Trust { at_servers: None, ..right }, watch.tls_ports(), unencrypted),
         (Trust { at_sentinels: None, ..right }, watch.tls_ports(), unencrypted),
         (right, watch.ports(), "ports for TLS"),
@@ -115,7 +115,7 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
         })
         .await;
     });
-    join_all(told).await;
+    join_all(checks).await;
     for server in [watch.first(), watch.second()] {
         connected_to(server, 0).await;
     }

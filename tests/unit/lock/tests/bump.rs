@@ -81,7 +81,7 @@ async fn a_bump_that_times_out_holds_nothing() {
     settle().await;
     assert!(next.unlock().await.expect("asks"));
     settle().await;
-    assert!(!a.is_locked().await.expect("asks"), "its place was given up");
+    assert!(!a.is_locked().await.expect("asks"), "its position was abandoned");
 }
 
 #[tokio::test(start_paused = true)]

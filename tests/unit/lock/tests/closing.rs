@@ -6,7 +6,7 @@ use crate::{MemoryStore, StampedeGuard};
 
 async fn ended<T>(waits: JoinHandle<Result<T, LockError>>) {
     settle().await;
-    assert!(waits.is_finished(), "it was not told");
+    assert!(waits.is_finished(), "it was not notified");
     let refused = waits.await.expect("no panic").map(drop);
     assert!(matches!(refused, Err(LockError::Closed)), "{refused:?}");
 }

@@ -57,7 +57,7 @@ async fn an_acquisition_without_an_answer_fails_and_is_released() {
     pass(ms(500)).await;
     assert!(!target.is_locked().await);
     pass(ms(60_000)).await;
-    assert_eq!(target.commands()[2..], ["free"; 5], "three that failed, one answered, one for stragglers");
+    assert_eq!(target.commands()[2..], ["free"; 5], "three that failed, one answered, one for late commands");
 }
 
 /// A TAKE that runs after its compensating FREE, because a connection broke between them.
@@ -192,7 +192,7 @@ async fn an_unlock_without_an_answer_can_be_repeated() {
     assert!(hold.free().await.is_err());
     drop(hold);
     pass(ms(500)).await;
-    assert!(!target.is_locked().await, "dropped, it is tried on in the background");
+    assert!(!target.is_locked().await, "dropped, it is retried in the background");
 }
 
 /// A command that was never sent may be sent again, once there is a connection.
@@ -351,7 +351,7 @@ async fn a_bump_without_an_answer_is_repeated() {
     let (took, again) = timed(acquire(&Arc::clone(&old.hold_state.target), &TERMS, Some(&mut old))).await;
     let mut again = again.expect("acquired");
     assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
-    assert!(old.is_freed() && !old.was_held(), "no answer tells any more");
+    assert!(old.is_freed() && !old.was_held(), "no answer says so any more");
     let between = next.await.expect("joined");
     assert!(old.hold_state.grant.fence < between && between < again.hold_state.grant.fence);
     drop(old);

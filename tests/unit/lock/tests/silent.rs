@@ -178,7 +178,7 @@ async fn a_silent_waiter_that_is_polled_again_has_its_turn() {
 
 /// A waiter that asks because another is silent was not woken in vain.
 #[tokio::test(start_paused = true)]
-async fn asking_in_place_of_a_silent_waiter_is_no_retry() {
+async fn asking_for_a_silent_waiter_is_no_retry() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, TTL)).await;
     let quiet = patient(&locks, 2 * TTL);

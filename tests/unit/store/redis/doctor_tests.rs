@@ -110,7 +110,7 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
 fn failing_persistence_and_replicas_are_reported() {
     let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";
     let findings = super::server::examine(&Value::BulkString(info.into()), Value::Nil);
-    let of = |check| findings.iter().find(|finding| finding.check == check).expect("it is looked at");
+    let of = |check| findings.iter().find(|finding| finding.check == check).expect("it is checked");
     assert_eq!(of("memory").severity, Severity::Warning);
     assert_eq!(of("persistence").severity, Severity::Warning);
     assert!(of("persistence").cost.contains("MISCONF"));

@@ -50,7 +50,7 @@ impl Source {
 }
 
 async fn present(login: &Login) -> Issue {
-    login.present().await.expect("given").expect("by a provider")
+    login.present().await.expect("credentials").expect("by a provider")
 }
 
 fn password(issue: &Issue) -> &str {
@@ -156,7 +156,7 @@ async fn while_the_latest_credentials_are_refused_new_connections_use_the_previo
         login.refused(second.number);
         assert_eq!(password(&present(&login).await), "secret-1", "they have not ended");
     }
-    let third = timeout(LAST_PAUSE, login.later_than(first.number)).await.expect("asked again soon");
+    let third = timeout(LAST_PAUSE, login.later_than(first.number)).await.expect("requested again soon");
     login.refused(third.number);
     assert_eq!(password(&present(&login).await), "secret-1", "those between were refused");
     assert_eq!((source.calls(), login.failures()), (3, 2));

@@ -74,11 +74,11 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     second.says(&[]);
     let key = key_in(0);
     first.will_answer([sent_on("MOVED", &key, &second), NIL.to_owned()]);
-    let before = first.asked();
+    let before = first.slot_queries();
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
     assert_eq!(master(&cluster, slot_of(&key)), Some(second.address.clone()));
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 2, "it is known");
-    eventually("the nodes are queried", || first.asked() > before).await;
+    eventually("the nodes are queried", || first.slot_queries() > before).await;
     cluster.moved(8_192, &third.address).expect("an address");
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 3, "it is new");
     assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
@@ -171,8 +171,8 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until a node reports another");
 
     // A master for those slots is found, even without commands.
-    let before = node.asked();
-    eventually("it is queried again and again", || node.asked() >= before + 4).await;
+    let before = node.slot_queries();
+    eventually("it is queried again and again", || node.slot_queries() >= before + 4).await;
     node.says(&[(16_383, Some(&node))]);
     eventually("all is well", || cluster.link().1 == Breaker::Closed).await;
     assert_eq!(cluster.coverage().expect("a map").unserved, 0);
@@ -211,23 +211,24 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
 async fn a_suspicion_examines_masters_and_slots() {
     let (nodes, cluster) = halves().await;
     let layout = cluster.state().slot_map.layout().expect("a map").expect("a map");
-    let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
+    let before = nodes.each_ref().map(|node| (node.slot_queries(), node.time_queries()));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(nodes[0].asked(), before[0].0, "there is no reason to look");
+    assert_eq!(nodes[0].slot_queries(), before[0].0, "there is no reason to look");
     cluster.suspect();
     for (node, (slot_requests, time_requests)) in nodes.iter().zip(before) {
-        eventually("both", || node.asked() > slot_requests && node.looked_at() > time_requests).await;
+        eventually("both", || node.slot_queries() > slot_requests && node.time_queries() > time_requests)
+            .await;
     }
     sleep(Duration::from_millis(50)).await;
     let again = cluster.state().slot_map.layout().expect("a map").expect("a map");
     assert!(Arc::ptr_eq(&layout, &again), "it is the same");
     // The number of examinations is limited, even if there is news all the time.
-    let before = nodes[0].asked();
+    let before = nodes[0].slot_queries();
     for _ in 0..50 {
         cluster.looks.news();
         sleep(Duration::from_millis(10)).await;
     }
-    assert!(nodes[0].asked() - before <= 10, "{}", nodes[0].asked() - before);
+    assert!(nodes[0].slot_queries() - before <= 10, "{}", nodes[0].slot_queries() - before);
 }
 
 #[tokio::test]
@@ -283,9 +284,9 @@ async fn the_connection_to_a_node_without_slots_is_retained_for_a_while() {
     let (mut both, rest) = (nodes.each_ref().map(|node| node.address.clone()), [nodes[1].address.clone()]);
     both.sort();
     let looks = async || {
-        let before = nodes[1].asked();
+        let before = nodes[1].slot_queries();
         cluster.suspect();
-        eventually("it is queried", || nodes[1].asked() > before).await;
+        eventually("it is queried", || nodes[1].slot_queries() > before).await;
         sleep(Duration::from_millis(50)).await;
     };
     let pass = async || {
@@ -313,8 +314,8 @@ async fn the_connection_to_a_node_without_slots_is_retained_for_a_while() {
 async fn a_failed_command_examines_the_slots() {
     let ([first, second], cluster) = halves().await;
     sleep(Duration::from_millis(400)).await;
-    let before = second.asked();
+    let before = second.slot_queries();
     first.will_answer([String::new()]);
     get(&cluster, &key_in(0), Duration::from_millis(50)).await.expect_err("it is not answered");
-    eventually("the other is queried", || second.asked() > before).await;
+    eventually("the other is queried", || second.slot_queries() > before).await;
 }

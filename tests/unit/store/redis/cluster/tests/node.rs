@@ -120,11 +120,11 @@ impl Node {
         lock(&self.said).answers = answers.into();
     }
 
-    pub(super) fn asked(&self) -> usize {
+    pub(super) fn slot_queries(&self) -> usize {
         self.slot_requests.load(Ordering::Relaxed)
     }
 
-    pub(super) fn looked_at(&self) -> usize {
+    pub(super) fn time_queries(&self) -> usize {
         self.time_requests.load(Ordering::Relaxed)
     }
 

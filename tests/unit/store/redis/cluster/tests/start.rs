@@ -27,12 +27,12 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
         let (cluster, key) = (Arc::clone(&cluster), key.clone());
         tokio::spawn(async move { if all { cluster.until_up().await } else { cluster.reach(&key).await } })
     });
-    let before = node.asked();
-    eventually("it is queried again", || node.asked() > before + 2).await;
+    let before = node.slot_queries();
+    eventually("it is queried again", || node.slot_queries() > before + 2).await;
     assert_eq!(warnings.about("which slot").len(), 1);
-    let before = node.asked();
+    let before = node.slot_queries();
     sleep(Duration::from_millis(200)).await;
-    assert!(node.asked() - before < 50, "{} times at once", node.asked() - before);
+    assert!(node.slot_queries() - before < 50, "{} times at once", node.slot_queries() - before);
     // The latest reason is reported.
     lock(&node.said).refuses = false;
     let reason = || cluster.link().2.unwrap_or_default();
@@ -43,9 +43,9 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
         timeout(SOON, wait).await.expect("in time").expect("no panic").expect("it is up");
     }
     // In a cluster of one node, the task does not query again and again for other nodes' views.
-    let before = node.asked();
+    let before = node.slot_queries();
     sleep(Duration::from_millis(300)).await;
-    assert!(node.asked() <= before + 2, "{} times", node.asked() - before);
+    assert!(node.slot_queries() <= before + 2, "{} times", node.slot_queries() - before);
 }
 
 /// The first answer is used at once, and only until the other nodes have answered.
@@ -126,9 +126,9 @@ async fn another_runtime_starts_over() {
         eventually("there is no refresh task", is_over).await;
     }
     assert!(matches!(unknown.state().slot_map, SlotMap::Blank), "no task refreshes the map any more");
-    let before = node.asked();
+    let before = node.slot_queries();
     assert!(get(&known_layout, "k", SOON).await.is_ok());
-    eventually("it is queried", || node.asked() > before).await;
+    eventually("it is queried", || node.slot_queries() > before).await;
     blank.says(&[(16_383, Some(&node))]);
     assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a map as the first does");
 }

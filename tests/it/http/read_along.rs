@@ -9,8 +9,8 @@ use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, replicas, request, respond, secs, settle,
-    shop, whole,
+    Boxed, Feed, Inner, Shop, all, ask, get, policy, read, replicas, request, respond, secs, send_many,
+    settle, shop, whole,
 };
 
 type Streamed = GuardedBody<Boxed>;
@@ -41,7 +41,7 @@ async fn waiters_read_arrived_bytes_and_the_last_byte_after_the_commit() {
     let replicas = replicas(2, &inner);
     let leader = start(&replicas[0]);
     settle().await;
-    let elsewhere = crowd(&replicas[1], 5, "/");
+    let elsewhere = send_many(&replicas[1], 5, "/");
     let early: Vec<_> = (0..3).map(|_| start(&replicas[0])).collect();
     settle().await;
     feed.data("abc");
@@ -113,7 +113,7 @@ async fn without_a_length_waiters_wait_for_the_whole() {
 
 /// A response that takes longer than a load may is not stored, but its readers get the whole of it.
 #[tokio::test(start_paused = true)]
-async fn a_slow_body_is_kept_to_its_end_for_all_its_readers() {
+async fn a_slow_body_is_buffered_to_its_end_for_all_its_readers() {
     let (feed, body) = Feed::new();
     let headers = [("content-length", "6")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("secret"))]);
@@ -136,7 +136,7 @@ async fn a_slow_body_is_kept_to_its_end_for_all_its_readers() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
-/// More chunks than are kept of one response: it is not stored, but its readers get the whole of it. From there on
+/// More chunks than are buffered of one response: it is not stored, but its readers get the whole of it. From there on
 /// small chunks are merged, so that a body of single bytes does not take a hundred times its length.
 #[tokio::test(start_paused = true)]
 async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
@@ -185,7 +185,7 @@ async fn a_silent_body_is_whole_for_its_own_client() {
     }
 }
 
-/// The body is not kept for ever, nor without a reader.
+/// The body is not buffered for ever, nor without a reader.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
     for silent in [false, true] {
@@ -209,7 +209,7 @@ async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_for_another_variant_does_not_read_an_arriving_body() {
+async fn a_request_for_another_variant_does_not_read_an_incomplete_body() {
     let (english, body) = Feed::new();
     let headers = [("content-length", "3"), ("vary", "accept-language")];
     let german = respond(200, &[("vary", "accept-language")], whole("de".to_owned()));
@@ -250,9 +250,9 @@ async fn a_waiter_that_leaves_or_is_slow_delays_no_other_client() {
     assert_eq!(read(slow).await.text(), "abcdef", "from memory");
 }
 
-/// The response may be invalidated by a tag before it is complete, and a later client must not be given it.
+/// The response may be invalidated by a tag before it is complete, and a later client must not receive it.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_response_is_given_to_others_only_after_its_tags_were_checked() {
+async fn a_tagged_response_reaches_others_only_after_its_tags_were_checked() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([
         respond(200, &[("content-length", "3")], body),
@@ -267,7 +267,7 @@ async fn a_tagged_response_is_given_to_others_only_after_its_tags_were_checked()
     settle().await;
     let mut leading = leader.await.unwrap();
     StampedeGuard::new(store).invalidate_tag("t").await.unwrap();
-    let later = crowd(&shop, 3, "/");
+    let later = send_many(&shop, 3, "/");
     settle().await;
     feed.data("ld");
     drop(feed);

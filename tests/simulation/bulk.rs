@@ -16,10 +16,10 @@ use tokio::time::sleep;
 use crate::testing::ChaosStore;
 use crate::{Policy, StampedeGuard};
 
-/// Sets this world's random stream apart from that of the plans.
+/// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x6372_6f77_6473;
 
-/// The violations of the seed's world of crowds.
+/// The violations of the seed's world of bulk loads.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -34,7 +34,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     chaos.command_time(Duration::from_micros(random.u64(500..=1_000)));
     let warms = random.bool();
     let loads = Arc::new(AtomicU64::new(0));
-    let asked = guards.iter().map(async |guard| {
+    let calls = guards.iter().map(async |guard| {
         let loads = Arc::clone(&loads);
         let load = move |keys: Vec<u64>| {
             loads.fetch_add(keys.len() as u64, Ordering::Relaxed);
@@ -56,7 +56,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
         }
     };
     let answered = tokio::select! {
-        answered = join_all(asked) => answered,
+        answered = join_all(calls) => answered,
         () = hot => Vec::new(),
     };
     chaos.command_time(Duration::ZERO);

@@ -36,14 +36,14 @@ fn killed(table: &mut Table, freed: bool) {
     let mut guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
     let waiters = wait(&stage, &mutex);
     let what = if freed { ", the mutex freed meanwhile" } else { "" };
-    let crowd = Crowd::begin(&stage);
+    let round = Round::begin(&stage);
     stage.run::<()>(redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("pubsub"));
     if freed {
         stage.runtime.block_on(guard.unlock()).expect("an answer");
     }
     stage.runtime.block_on(quiet(&stage));
-    crowd.end(&stage, table, &format!("CLIENT KILL TYPE pubsub, {WAITERS} waiters{what}"));
-    assert_eq!(length(&stage) + usize::from(freed), WAITERS, "each has a place, and one the mutex");
+    round.end(&stage, table, &format!("CLIENT KILL TYPE pubsub, {WAITERS} waiters{what}"));
+    assert_eq!(length(&stage) + usize::from(freed), WAITERS, "each has a position, and one the mutex");
     for waiter in waiters {
         waiter.abort();
     }
@@ -55,24 +55,24 @@ fn timed_out(table: &mut Table) {
     let mutex = mutex(&stage, Duration::from_secs(20));
     let guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
     let waiters = wait(&stage, &mutex);
-    let crowd = Crowd::begin(&stage);
+    let round = Round::begin(&stage);
     stage.runtime.block_on(async {
         for waiter in waiters {
             assert!(waiter.await.expect("joined").is_err(), "it is held");
         }
         let since = Instant::now();
         while length(&stage) > 0 {
-            assert!(since.elapsed() < SOON, "places are left");
+            assert!(since.elapsed() < SOON, "entries are left");
             sleep(Duration::from_millis(20)).await;
         }
     });
-    crowd.end(&stage, table, &format!("{WAITERS} time-outs at once"));
+    round.end(&stage, table, &format!("{WAITERS} time-outs at once"));
     stage.runtime.block_on(async { drop(guard) });
 }
 
 /// A mutex with `patience` as its `acquire_timeout`.
 fn mutex(stage: &Stage, patience: Duration) -> Mutex {
-    let builder = stage.guard().locks().mutex("crowded").ttl(TTL);
+    let builder = stage.guard().locks().mutex("contended").ttl(TTL);
     builder.acquire_timeout(patience).build().expect("a name")
 }
 
@@ -94,7 +94,7 @@ fn wait(stage: &Stage, mutex: &Mutex) -> Vec<Waiter> {
 }
 
 fn length(stage: &Stage) -> usize {
-    stage.run(redis::cmd("LLEN").arg("sg1:mq:{default:crowded}"))
+    stage.run(redis::cmd("LLEN").arg("sg1:mq:{default:contended}"))
 }
 
 /// Waits until no script has run for a while.
@@ -125,13 +125,13 @@ fn scripts(stage: &Stage) -> (u64, f64) {
 }
 
 /// PINGs from a separate thread, and the cost of scripts meanwhile.
-struct Crowd {
+struct Round {
     ends: Arc<AtomicBool>,
     worst: thread::JoinHandle<f64>,
     ping: f64,
 }
 
-impl Crowd {
+impl Round {
     fn begin(stage: &Stage) -> Self {
         let ping = stage.ping();
         stage.run::<()>(redis::cmd("CONFIG").arg("RESETSTAT"));

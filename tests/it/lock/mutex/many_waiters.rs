@@ -5,7 +5,7 @@ use super::*;
 
 const MANY: usize = 400;
 
-async fn crowd(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>> {
+async fn queue_many(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>> {
     let visitors = (0..MANY)
         .map(|_| visitor(with(locks, |builder| builder.ttl(LONG).acquire_timeout(Duration::MAX))))
         .collect();
@@ -14,7 +14,7 @@ async fn crowd(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>> {
 }
 
 /// Cuts the subscriptions and waits until they are made again.
-async fn heard_again(server: &RedisServer) {
+async fn resubscribed(server: &RedisServer) {
     assert!(server.kill_pubsub() >= 1);
     eventually("it hears again", SOON, async || server.pubsub_clients() >= 2).await;
 }
@@ -26,12 +26,12 @@ async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     let (one, other) = (node(&server).await, node(&server).await);
     warm(&one).await;
     let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
-    let visitors = crowd(&server, &other).await;
+    let visitors = queue_many(&server, &other).await;
     let before = scripts_run(&server);
-    heard_again(&server).await;
+    resubscribed(&server).await;
     tokio::time::sleep(ms(300)).await;
-    let asked = scripts_run(&server) - before;
-    assert!(asked <= 12, "{asked} scripts: the first asks, twice, and a look at all places");
+    let sent = scripts_run(&server) - before;
+    assert!(sent <= 12, "{sent} scripts: the first asks, twice, and a look at all positions");
     assert!(holder.unlock().await.expect("asks"));
     let attempts = visited(visitors).await;
     assert!(attempts as usize <= MANY + 12, "the others were granted it by message: {attempts}");
@@ -44,7 +44,7 @@ async fn waiters_that_were_passed_over_queue_again() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
-    let visitors = crowd(&server, &other).await;
+    let visitors = queue_many(&server, &other).await;
     assert!(server.kill_pubsub() >= 1);
     assert!(holder.unlock().await.expect("asks"));
     let started = Instant::now();
@@ -79,17 +79,17 @@ async fn one_waiter_asks_for_all_that_can_not_subscribe() {
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
     let other = unconnected(&url);
     let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
-    let visitors = crowd(&server, &other).await;
+    let visitors = queue_many(&server, &other).await;
     let before = scripts_run(&server);
     tokio::time::sleep(ms(1_600)).await;
-    let asked = scripts_run(&server) - before;
-    assert!((1..=12).contains(&asked), "{asked}");
+    let sent = scripts_run(&server) - before;
+    assert!((1..=12).contains(&sent), "{sent}");
     assert!(holder.unlock().await.expect("asks"));
     visited(visitors).await;
     free(&server, SOON).await;
 }
 
-/// The timeouts of many waiters end at one moment; a waiter of another process keeps its place among them.
+/// The timeouts of many waiters end at one moment; a waiter of another process keeps its position among them.
 #[tokio::test]
 async fn waiters_that_time_out_at_one_moment_leave_together() {
     let server = RedisServer::start();
@@ -115,8 +115,8 @@ async fn waiters_that_time_out_at_one_moment_leave_together() {
         assert!(waiter.await.expect("joined").is_err(), "it is held");
     }
     queued(&server, 1).await;
-    let asked = scripts_run(&server) - before;
-    assert!(asked < MANY / 2, "they go together: {asked} scripts for {MANY}");
+    let sent = scripts_run(&server) - before;
+    assert!(sent < MANY / 2, "they go together: {sent} scripts for {MANY}");
     assert!(pttl(&server, "sg1:mq:{default:m}") > 0, "the queue has an end");
     assert!(holder.unlock().await.expect("asks"));
     let (mut next, took) = granted(next).await;

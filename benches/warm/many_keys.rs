@@ -13,7 +13,7 @@ use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
 
-pub(crate) const ROLE: Role = ("crowd", crowd);
+pub(crate) const ROLE: Role = ("many_keys", ask_for_all);
 
 const KEYS: u64 = 20_000;
 const PROCESSES: usize = 3;
@@ -48,12 +48,12 @@ struct Round {
     failed: u64,
     stored: u64,
     took_ms: f64,
-    /// The median time of a hit beside the crowd, and before it.
+    /// The median time of a hit during the many calls, and before them.
     hit: [f64; 2],
     lost_hits: u64,
 }
 
-pub(crate) async fn crowds(table: &mut Table) {
+pub(crate) async fn measure(table: &mut Table) {
     let all = [
         ("by plain GETs", Asks::PlainGets),
         ("by one call for many keys each", Asks::OneCall),
@@ -73,7 +73,7 @@ pub(crate) async fn crowds(table: &mut Table) {
 }
 
 impl Round {
-    /// How much slower hits were beside the crowd.
+    /// How much slower hits were during the many calls.
     fn slower(&self) -> f64 {
         self.hit[0] / self.hit[1]
     }
@@ -83,7 +83,7 @@ async fn round(asks: Asks) -> Round {
     let server = RedisServer::start();
     let other = connected(&server.url()).await;
     other.insert("hot", &1_u64).await.expect("stored");
-    let fleet = Fleet::spawn(PROCESSES, "crowd", &Config { redis: server.url(), asks });
+    let fleet = Fleet::spawn(PROCESSES, "many_keys", &Config { redis: server.url(), asks });
     fleet.wait_ready().await;
     let (is_over, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let before = hits(&other, &lost, async || sleep(Duration::from_millis(500)).await).await;
@@ -169,7 +169,7 @@ async fn connected(url: &str) -> StampedeGuard {
     guard
 }
 
-fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
+fn ask_for_all(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
         let guard = connected(&config.redis).await;

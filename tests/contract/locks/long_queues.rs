@@ -20,7 +20,7 @@ on_servers! {
 /// Adds `waiters` waiters of `nodes` dead nodes to a queue.
 fn fill(world: &World, kind: &str, waiters: usize, nodes: usize) {
     let nodes: Vec<_> = (0..nodes).map(|_| uuid::Uuid::new_v4()).collect();
-    let mut conn = world.home(&mutex("k").tag).conn();
+    let mut conn = world.server_of(&mutex("k").tag).conn();
     let mut pipeline = redis::pipe();
     for number in 0..waiters {
         let token = Token::mint(nodes[number % nodes.len()]);
@@ -30,15 +30,15 @@ fn fill(world: &World, kind: &str, waiters: usize, nodes: usize) {
     pipeline.query::<()>(&mut conn).expect("filled");
 }
 
-/// How many calls of this command the server has counted.
+/// How many calls of this command the server has recorded.
 fn calls(world: &World, command: &str) -> u64 {
-    let stats: String = world.home(&mutex("k").tag).run(&["INFO", "commandstats"]);
+    let stats: String = world.server_of(&mutex("k").tag).run(&["INFO", "commandstats"]);
     let head = format!("cmdstat_{command}:calls=");
     let line = stats.lines().find_map(|line| line.strip_prefix(head.as_str()));
     line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// How many script calls the server has counted.
+/// How many script calls the server has recorded.
 fn scripts(world: &World) -> u64 {
     calls(world, "evalsha") + calls(world, "eval")
 }
@@ -63,7 +63,7 @@ async fn ten_thousand_waiters_of_ten_dead_nodes_cost_ten_messages(world: &World)
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
     // With the LOOK above, and each script sent twice if the server does not know it yet.
-    assert!((6..=12).contains(&steps), "a call takes 2,000 places: {steps}");
+    assert!((6..=12).contains(&steps), "a call takes 2,000 entries: {steps}");
 }
 
 async fn a_call_tries_a_bounded_number_of_nodes(world: &World) {
@@ -82,9 +82,9 @@ async fn a_take_passes_the_dead_and_is_answered_once(world: &World) {
     if world.gives_claims() {
         return;
     }
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     fill(world, "mq", 5_000, 500);
-    let (one, two) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
+    let (one, two) = (Asker::separate(world, &mutex("k")).await, Asker::separate(world, &mutex("k")).await);
     one.must_take().await;
     assert_eq!(server.run::<i64>(&["EXISTS", &at("mq", "k")]), 0, "no dead waiter is left");
     two.must_wait().await;
@@ -126,12 +126,12 @@ async fn a_step_that_ends_halfway_is_continued_by_the_next_one(world: &World) {
         return;
     }
     let (holder, waiter) = behind_the_dead(world, 5_000, 5_000).await;
-    let server = world.home(&mutex("k").tag);
+    let server = world.server_of(&mutex("k").tag);
     let freeing = tokio::spawn(async move { holder.free().await });
     until(async || server.run::<i64>(&["LLEN", &at("mq", "k")]) < 5_001).await;
     freeing.abort();
     let _ = freeing.await;
-    let newcomer = Asker::apart(world, &mutex("k")).await;
+    let newcomer = Asker::separate(world, &mutex("k")).await;
     newcomer.must_wait().await;
     waiter.granted().await;
     assert!(waiter.owns().await, "in the order of coming");
@@ -144,7 +144,7 @@ async fn permits_pass_ten_thousand_waiters_of_ten_dead_nodes(world: &World) {
         return;
     }
     let name = semaphore("k");
-    let (holder, waiter) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
+    let (holder, waiter) = (Asker::separate(world, &name).await, Asker::separate(world, &name).await);
     holder.must_take_permit(1).await;
     fill(world, "sq", 10_000, 10);
     waiter.must_wait_for_permit(1).await;
@@ -153,7 +153,7 @@ async fn permits_pass_ten_thousand_waiters_of_ten_dead_nodes(world: &World) {
     waiter.granted().await;
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
-    assert!((5..=11).contains(&steps), "a call takes 2,000 places: {steps}");
+    assert!((5..=11).contains(&steps), "a call takes 2,000 entries: {steps}");
 }
 
 async fn a_permit_is_taken_behind_the_dead(world: &World) {
@@ -161,7 +161,7 @@ async fn a_permit_is_taken_behind_the_dead(world: &World) {
         return;
     }
     let name = semaphore("k");
-    let (one, two) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
+    let (one, two) = (Asker::separate(world, &name).await, Asker::separate(world, &name).await);
     one.must_take_permit(2).await;
     fill(world, "sq", 5_000, 500);
     let taken = two.must_take_permit(2).await;
@@ -182,7 +182,7 @@ async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     }
     let name = semaphore("k");
     let create = Create { capacity: 1, idle_ttl: LEASE };
-    let (holder, node) = (Asker::apart(world, &name).await, world.node().await);
+    let (holder, node) = (Asker::separate(world, &name).await, world.node().await);
     holder.must_take_permit(1).await;
     fill(world, "sq", 300, 300);
     let waiters: Vec<_> = (0..250).map(|_| Asker::on(&node, &name)).collect();
@@ -201,7 +201,7 @@ async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
 
 async fn a_thousand_waiters_are_notified_of_the_end(world: &World) {
     let name = semaphore("k");
-    let (holder, waiter) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
+    let (holder, waiter) = (Asker::separate(world, &name).await, Asker::separate(world, &name).await);
     holder.must_take_permit(1).await;
     fill(world, "sq", 1_200, 1_200);
     waiter.must_wait_for_permit(1).await;
@@ -210,11 +210,11 @@ async fn a_thousand_waiters_are_notified_of_the_end(world: &World) {
     assert_eq!((state.capacity, state.waiting, state.holders.len()), (1, 1_201, 1));
     assert!(waiter.notified().await.closed);
     assert!(holder.state().await.is_none());
-    assert!(scripts(world) - steps >= 3, "a call tells 500 waiters");
+    assert!(scripts(world) - steps >= 3, "a call notifies 500 waiters");
 }
 
 async fn of_a_thousand_nodes_a_hundred_are_notified_of_a_shorter_time(world: &World) {
-    let holder = Asker::apart(world, &mutex("k")).await;
+    let holder = Asker::separate(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
     let first = Asker::waiting(world, &mutex("k")).await;

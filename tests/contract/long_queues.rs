@@ -14,7 +14,7 @@ const QUEUE_LENGTH: usize = 1_700;
 
 /// Adds tokens of dead processes to the queue: `each` consecutive times the same token.
 fn enqueue_dead(world: &World, name: &str, each: usize) {
-    let server = world.home(key(name).name());
+    let server = world.server_of(key(name).name());
     let token = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
     let tokens: Vec<String> = (0..QUEUE_LENGTH / each).map(token).collect();
     let tokens: Vec<&str> = tokens.iter().flat_map(|token| std::iter::repeat_n(&**token, each)).collect();
@@ -38,7 +38,7 @@ async fn a_waiter_at_the_end_of_a_long_queue_is_notified_of_every_end(world: &Wo
         let hints = waiter.hints().await;
         let ends = matches!(end, "commit" | "fail" | "release").then(|| holder.token.clone());
         assert_eq!((hints.finished, hints.invalidated), (ends.clone(), ends.is_none()), "{end}");
-        let left: usize = world.home(holder.key.name()).run(&["EXISTS", &at("q", end)]);
+        let left: usize = world.server_of(holder.key.name()).run(&["EXISTS", &at("q", end)]);
         assert_eq!(left, 0, "{end}");
     }
 }
@@ -49,7 +49,7 @@ async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
         return;
     }
     for each in [1, 100] {
-        let name = format!("{each} places each");
+        let name = format!("{each} entries each");
         let holder = Flight::holding(world, &key(&name)).await;
         enqueue_dead(world, &name, each);
         let waiter = Flight::waiting(world, &key(&name)).await;

@@ -1,7 +1,7 @@
-//! The keeper: a process that knows the lab's children, and kills them when the lab is gone.
+//! The reaper: a process that knows the lab's children, and kills them when the lab has ended.
 //!
 //! The replicas end by themselves when their stdin closes, but a stopped one can not, and `redis-server` does not look. The
-//! keeper's own stdin closes when the lab ends, also by SIGKILL.
+//! reaper's own stdin closes when the lab ends, also by SIGKILL.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, Write as _};
@@ -11,18 +11,18 @@ use std::sync::{Mutex, PoisonError};
 use super::signals::{self, Signal};
 use crate::ROLE;
 
-/// The name of the keeper's role.
-pub(crate) const NAME: &str = "keeper";
+/// The name of the reaper's role.
+pub(crate) const NAME: &str = "reaper";
 
 /// The lab's end of the pipe.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Reaper {
     stdin: Mutex<Option<ChildStdin>>,
     process: Mutex<Child>,
 }
 
-impl Keeper {
-    /// Starts the keeper, before any child.
+impl Reaper {
+    /// Starts the reaper, before any child.
     pub(crate) fn start() -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         // Ctrl-C must not end it: it has to be the last.
@@ -32,22 +32,22 @@ impl Keeper {
         Ok(Self { stdin: Mutex::new(process.stdin.take()), process: Mutex::new(process) })
     }
 
-    pub(crate) fn keep(&self, pid: u32) {
-        self.tell(&format!("+{pid}\n"));
+    pub(crate) fn register(&self, pid: u32) {
+        self.send(&format!("+{pid}\n"));
     }
 
-    pub(crate) fn let_go(&self, pid: u32) {
-        self.tell(&format!("-{pid}\n"));
+    pub(crate) fn unregister(&self, pid: u32) {
+        self.send(&format!("-{pid}\n"));
     }
 
-    fn tell(&self, line: &str) {
+    fn send(&self, line: &str) {
         if let Some(stdin) = &mut *self.stdin.lock().unwrap_or_else(PoisonError::into_inner) {
-            // Fails if the keeper was killed: then the children end with their pipes only.
+            // Fails if the reaper was killed: then the children end with their pipes only.
             let _ = stdin.write_all(line.as_bytes());
         }
     }
 
-    /// Closes the pipe, and waits until the keeper has killed all children that are left.
+    /// Closes the pipe, and waits until the reaper has killed all children that are left.
     pub(crate) fn end(&self) {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = self.process.lock().unwrap_or_else(PoisonError::into_inner).wait();

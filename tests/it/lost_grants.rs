@@ -31,10 +31,10 @@ async fn has_it(holders: &AtomicUsize, most: usize) {
 async fn a_lost_grant_costs_the_rest_of_the_holders_ttl() {
     let chaos = chaos(1);
     let [holder, waiter] = [(); 2].map(|()| Locks::new(chaos.clone()));
-    let [held, wanted] = [&holder, &waiter].map(|locks| locks.mutex("m").ttl(TTL).build().expect("valid"));
+    let [held, contended] = [&holder, &waiter].map(|locks| locks.mutex("m").ttl(TTL).build().expect("valid"));
     let mut guard = held.lock().await.expect("free");
     let waiting = tokio::spawn(async move {
-        let mut guard = wanted.lock().await.expect("its turn comes");
+        let mut guard = contended.lock().await.expect("its turn comes");
         let had_it = Instant::now();
         guard.unlock().await.expect("answered");
         had_it

@@ -1,4 +1,4 @@
-//! One client of a lock: acquires and releases it repeatedly for a given time.
+//! One client of a lock: acquires and releases it repeatedly for a set time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -88,8 +88,8 @@ impl Client {
         let mut tally = Tally::default();
         sleep_until(turn.from.into()).await;
         loop {
-            let asked = Instant::now();
-            if asked >= until {
+            let began = Instant::now();
+            if began >= until {
                 self.leave().await;
                 return tally;
             }
@@ -101,7 +101,7 @@ impl Client {
                 tally.tries += u64::from(tries);
                 tally.acquires += 1;
             }
-            tally.waits.push(u32::try_from((acquired - asked).as_micros()).expect("less than an hour"));
+            tally.waits.push(u32::try_from((acquired - began).as_micros()).expect("less than an hour"));
             if !turn.hold.is_zero() {
                 sleep(turn.hold).await;
             }

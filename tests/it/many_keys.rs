@@ -9,7 +9,7 @@ use stampede_guard::StampedeGuard;
 type Loading = BoxFuture<'static, Result<Vec<(u64, u64)>, String>>;
 
 /// A loader of many keys that counts them.
-fn counted(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sync + 'static {
+fn counting_loader(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sync + 'static {
     let loads = Arc::clone(loads);
     move |keys: Vec<u64>| {
         loads.fetch_add(keys.len(), Ordering::Relaxed);
@@ -18,7 +18,7 @@ fn counted(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sy
 }
 
 pub(crate) async fn by_one_call(guard: &StampedeGuard, keys: u64, loads: &Arc<AtomicUsize>) {
-    let answers = guard.get_or_load_many(0..keys, counted(loads)).await;
+    let answers = guard.get_or_load_many(0..keys, counting_loader(loads)).await;
     assert!(answers.iter().zip(0..).all(|(answer, key)| matches!(answer, Ok(Some(found)) if *found == key)));
 }
 
@@ -35,7 +35,7 @@ pub(crate) async fn by_a_call_each(guard: &StampedeGuard, keys: u64, loads: &Arc
 }
 
 pub(crate) async fn by_a_warm_up(guard: &StampedeGuard, keys: u64, loads: &Arc<AtomicUsize>) {
-    let warmed = guard.warm(0..keys, keys as usize, counted(loads)).await;
+    let warmed = guard.warm(0..keys, keys as usize, counting_loader(loads)).await;
     assert_eq!((warmed.stored + warmed.found, warmed.failed), (keys, 0), "{warmed:?}");
 }
 
