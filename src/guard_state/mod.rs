@@ -98,7 +98,6 @@ pub(crate) struct GuardState {
 }
 
 /// What the guard's HTTP layers share.
-#[cfg(feature = "http")]
 #[derive(Debug, Default)]
 pub(crate) struct HttpState {
     /// Limits warnings about responses that arrive older than their lifetimes. Never reset, so there is one warning only.

@@ -158,7 +158,6 @@ impl LockName {
     }
 
     /// The mutex that has this key.
-    #[cfg(feature = "redis")]
     pub(crate) fn of_mutex_key(key: &str) -> Self {
         match key.strip_prefix("sg1:m:{").and_then(|tag| tag.strip_suffix('}')) {
             Some(tag) => Self::mutex(tag),
@@ -172,7 +171,6 @@ impl LockName {
     }
 
     /// The lock that has this key.
-    #[cfg(feature = "redis")]
     pub(crate) fn of_key(key: &str) -> Self {
         match key.strip_prefix("sg1:sh:{").and_then(|tag| tag.strip_suffix('}')) {
             Some(tag) => Self::semaphore(tag),
