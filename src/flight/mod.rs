@@ -76,8 +76,8 @@ where
         self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). With `has_looked_up`, the caller's look-up found nothing: the caller does not join a flight that has lost its
-    /// connection to the store, but starts another one in its place. That flight is not replaced again.
+    /// As [`join`](Self::join). If `has_looked_up` is set, the caller's own look-up found nothing: it does not join a flight that has lost
+    /// its connection to the store, but starts another in its place. The replacement is not itself replaced.
     pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,

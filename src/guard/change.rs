@@ -27,7 +27,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(2);
 /// A change of stored entries, from its beginning until the store has confirmed it and no process serves an older copy. It counts as
 /// unconfirmed unless that happens, also if its caller, which may have its own time limit, drops it.
 ///
-/// What [`guard_state::retained`](crate::guard_state::retained) and [`store::attempt`](crate::store::attempt) need of it:
+/// What [`guard_state::retained`](crate::guard_state::retained) and [`store::Attempts`](crate::store::Attempts) need of it:
 ///
 /// - *Its number is taken when it begins*, before its first command, so that it settles no invalidation that was retained after that
 ///   (invariant 1 there). So `expire` begins before its read: it may store again what it has read.

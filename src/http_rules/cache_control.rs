@@ -153,7 +153,7 @@ pub(crate) struct RequestDirectives {
 }
 
 impl RequestDirectives {
-    /// Adds one line. Of repeated numbers the most restrictive counts.
+    /// Adds one header line. If a directive with a number, such as `max-age`, is repeated, the most restrictive number is used.
     pub(crate) fn add(&mut self, line: &HeaderValue) {
         for_each_directive(line.as_bytes(), |directive| {
             let number = directive.number();

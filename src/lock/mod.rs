@@ -311,8 +311,8 @@ impl LockRegistry {
         }
     }
 
-    /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
-    /// guard's connections outlive this.
+    /// The store, for commands that release locks. They are allowed even after these locks are closed, as long as there are connections:
+    /// those of a guard stay open longer.
     fn last_locks(&self) -> &Store {
         &self.store
     }

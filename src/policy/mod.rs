@@ -201,7 +201,7 @@ impl Policy {
         self.load_timeout.saturating_add(self.lease).saturating_add(queued)
     }
 
-    /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
+    /// The lifetime that is stored for a value with this nominal lifetime: a random part less, the jitter.
     fn stored_for(&self, lifetime: Duration) -> Duration {
         // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
         lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)

@@ -169,8 +169,8 @@ impl Lease {
     }
 }
 
-/// If the key was invalidated, detaches the flight that loads outside the lease. That flight receives no such message, and later
-/// callers must not join a load that is older than an invalidation.
+/// If the key was invalidated, detaches the flight that loads outside the lease. That flight does not receive the invalidation itself, and
+/// later callers must not join a load that is older than an invalidation.
 pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
     if hints.invalidated {
         state.flights.detach(&FlightKey { key: key.clone(), mode: LoadMode::Unleased });

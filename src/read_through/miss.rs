@@ -53,7 +53,7 @@ impl<V, A> MissOutcome<V, A> {
 /// The end of a flight for one caller.
 struct FlightEnd {
     outcome: FlightOutcome,
-    /// Whether the caller may accept the outcome.
+    /// Whether the caller is allowed to take the flight's outcome; if not, it goes on by itself.
     accepts: bool,
     /// The caller's own loader, if the flight has not used it.
     own: Option<Loader>,

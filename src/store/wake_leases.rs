@@ -15,7 +15,7 @@ use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 pub(crate) struct Hints {
     /// A holder of the lease has ended; the waiter may wait behind it for its outcome.
     pub(crate) finished: Option<Token>,
-    /// The lease was handed to this waiter; the number of loads of this wave that have vanished.
+    /// Set if the lease was handed to this waiter. The number says how many loads of this wave ended without a result before.
     pub(crate) granted: Option<u8>,
     /// The key was invalidated.
     pub(crate) invalidated: bool,

@@ -385,8 +385,9 @@ pub(crate) enum Unstored {
     /// The answer says nothing about the resource: it is about one request or one client, or it is a failure for which no older
     /// value stands in. The older value stays, within `stale_while_revalidate`.
     SaysNothing,
-    /// The origin has failed. The older value may stand in, within `stale_if_error` and before this moment. After an answer, such
-    /// as a 503, the moment may be earlier than the end of that window, which can be longer for an origin that does not answer.
+    /// The origin has failed. The older value may stand in until `stale_if_error` ends or this moment comes, whichever is earlier. The
+    /// moment is earlier if the origin has answered, for example with a 503, and a longer window holds only for an origin that does not
+    /// answer at all.
     Failure { before: u64 },
 }
 

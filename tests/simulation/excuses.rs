@@ -25,7 +25,8 @@ impl World {
         let lease = self.chaos.holds(&node.replica, self.keys[usize::from(key)].name());
         let window = node.window(key, policy.coordination_budget + SOON, self.bound());
         let asks = if self.plan.tagged { policy.command_timeout } else { Duration::ZERO };
-        // The next loader may be one of many, which are collected for a moment, and until each of their flights has had its turn.
+        // The next loader may be part of a batch. Allows for the moment in which the batch collects its keys, and for one command per key
+        // until each flight has had its turn.
         let asks = asks + LATER + policy.command_timeout * self.plan.keys.into();
         let after = lock(&self.oracle.state).loads.taken_over(node.id, key, asks);
         let excuse = match (leaves, window) {

@@ -261,7 +261,7 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
     }
 }
 
-/// Does the expensive work at the origin of the test, from any process.
+/// Asks the test's origin to do the expensive work. Any process of the test can call this.
 pub(crate) async fn load(origin: &str, key: &str) -> Result<String, String> {
     let reply = async {
         let mut stream = TcpStream::connect(origin).await?;

@@ -71,7 +71,8 @@ pub trait IntoBackend: Into<Backend> {}
 impl<T: Into<Backend>> IntoBackend for T {}
 
 impl Backend {
-    /// A new node, on the connections of the nodes before it. A memory store has no commands that could time out.
+    /// A new node, which shares the connections of the nodes made earlier. A memory store ignores `command_timeout`: its commands cannot
+    /// time out.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
     pub(crate) fn node(&self, command_timeout: Duration) -> Store {
         match &self.kind {

@@ -136,7 +136,7 @@ impl MemoryStore {
         drop(self.shared.grants.notify_missed(key, None));
     }
 
-    /// Notifies a node's waiters for locks that messages may have been lost.
+    /// Notifies a node's lock waiters that they may have missed messages.
     pub(crate) fn notify_node_missed(&self, node: Uuid) {
         self.shared.grants.notify_node_missed(node);
     }

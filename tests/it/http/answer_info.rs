@@ -102,7 +102,8 @@ async fn a_waiter_of_a_failed_load_has_failed_and_a_response_for_one_client_is_n
     assert_eq!(outcome_of(&shop, get("/")).await, (Outcome::Led, 0, 0));
 }
 
-/// A 304 of the origin makes the stored response fresh again, and its client has led that load.
+/// A 304 from the origin makes the stored response fresh again, and the client whose request was validated counts as the leader of that
+/// load.
 #[tokio::test(start_paused = true)]
 async fn a_validated_response_is_led_and_fresh() {
     let headers = [("cache-control", "max-age=60"), ("etag", "\"1\"")];

@@ -1,5 +1,5 @@
-//! The runtime of the first use drives the connections. If it ends, such as a test's runtime or one of several in a process,
-//! the next caller's runtime takes over.
+//! The runtime that first uses the store drives its connections. If that runtime ends, as a test's runtime or one of several in a process
+//! may, the next caller's runtime takes over.
 
 use tokio::runtime::Runtime;
 

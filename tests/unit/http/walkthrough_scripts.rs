@@ -11,7 +11,7 @@ enum Finds {
     Stored(u16),
     /// A new response of the origin.
     Origin,
-    /// The stored response, confirmed by the origin, with this status.
+    /// The stored response, which the origin has confirmed; the client sees this status.
     Validated(u16),
     /// No response, because of an error.
     Nothing,

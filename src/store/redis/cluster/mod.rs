@@ -183,8 +183,8 @@ impl Cluster {
         self.changes.subscribe()
     }
 
-    /// What the clock showed that decides the age of entries. It is the clock of slot 0's master, so that all processes use
-    /// the same clock.
+    /// The reading, at `moment`, of the clock that decides the age of entries: that of slot 0's master, so that all processes use the same
+    /// clock.
     pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
         let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))

@@ -313,7 +313,7 @@ mod tests {
         assert!(silence.take_received(), "it is there, though slow");
     }
 
-    /// Regression: an hour without any command was treated as an hour of silence.
+    /// Regression: an hour in which no command was sent was counted as an hour in which the server did not answer.
     #[tokio::test(start_paused = true)]
     async fn the_time_between_two_slow_commands_is_not_silence() {
         let silence = Silence::new(ANSWER);

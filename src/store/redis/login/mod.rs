@@ -157,8 +157,8 @@ struct RotationState {
     latest: Option<Issue>,
     /// Whether the server has refused the latest.
     refused: bool,
-    /// The credentials before the latest, unless the server has refused them. Used if it refuses the latest, as while clocks
-    /// differ.
+    /// The credentials before the latest, unless the server has refused them. They are used if the server refuses the latest, which can
+    /// happen while clocks differ.
     before: Option<Issue>,
     /// The number of the latest issue.
     number: u64,
