@@ -88,6 +88,7 @@ mod error;
 mod flight;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
+#[path = "../tests/unit/fuzzed.rs"]
 pub mod fuzzed;
 mod guard;
 mod guard_state;

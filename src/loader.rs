@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::error::Failure;
-use crate::flight::order::CallerOrder;
+use crate::flight::CallerOrder;
 use crate::flight::waiter::Flight;
 use crate::key::Key;
 use crate::observe::FlightId;

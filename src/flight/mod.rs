@@ -15,7 +15,6 @@
 //! Locks nest in the order map, flight, slot. No waker and no user code (a loader's drop) runs under any of them. The slots are
 //! not iterated under the map's lock, except now and then to remove closed ones. A single flight is implemented in `waiter`.
 
-pub(crate) mod order;
 pub(crate) mod shared_read;
 pub(crate) mod waiter;
 
@@ -25,6 +24,7 @@ use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use waiter::{Flight, StoreLink, Waiter, WaiterSlot};
 
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
@@ -261,5 +261,50 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
     fn drop(&mut self) {
         self.detach();
         self.flight.end(&self.outcome);
+    }
+}
+
+/// How many questions this process has sent to the store whose answers may be older than a caller accepts. A counter gives the order of
+/// callers and questions; a clock cannot, because two instants may be equal.
+static QUESTIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// When a caller came. Costs one read of a counter that only misses change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallerOrder(u64);
+
+/// When a question was sent to the store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentAt {
+    order: u64,
+    pub(crate) at: Instant,
+}
+
+impl CallerOrder {
+    pub(crate) fn now() -> Self {
+        Self(QUESTIONS.load(std::sync::atomic::Ordering::SeqCst))
+    }
+
+    /// Whether the caller came after the question was sent, so that it may know of a change that the answer does not include.
+    pub(crate) fn is_after(self, question: SentAt) -> bool {
+        self.0 >= question.order
+    }
+}
+
+impl SentAt {
+    pub(crate) fn now() -> Self {
+        Self { order: QUESTIONS.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1, at: Instant::now() }
+    }
+}
+
+#[cfg(test)]
+mod order_tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_and_questions_at_one_instant_are_ordered() {
+        let (before, question, after) = (CallerOrder::now(), SentAt::now(), CallerOrder::now());
+        assert!(!before.is_after(question) && after.is_after(question));
+        let next = SentAt::now();
+        assert!(!after.is_after(next));
     }
 }

@@ -18,7 +18,7 @@ use tracing::Span;
 use super::batch::Attempt;
 use super::lease::{Lease, detach_unleased, release_later};
 use super::read::{current, unless_invalidated};
-use crate::flight::order::SentAt;
+use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::Servable;
 use crate::guard_state::turns::Turn;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use super::batch::Attempt;
-use crate::flight::order::CallerOrder;
+use crate::flight::CallerOrder;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
 use crate::key::Key;
 use crate::key::{FlightKey, LoadMode};

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
 use super::read::current;
-use crate::flight::order::SentAt;
+use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::LoadMode;

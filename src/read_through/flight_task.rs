@@ -28,7 +28,7 @@ use super::batch::{Attempt, BatchShare};
 use super::call::{Call, CallState};
 use super::lease::{Lease, LeaseEvent};
 use crate::error::{Error, ErrorKind, Failure};
-use crate::flight::order::SentAt;
+use crate::flight::SentAt;
 use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::{CacheKey, FlightKey, Key, LoadMode};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::flight::order::SentAt;
+use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
 use crate::key::{FlightKey, LoadMode};

@@ -29,6 +29,7 @@ mod doctor;
 mod endpoint;
 mod errors;
 #[cfg(any(test, fuzzing))]
+#[path = "../../../tests/unit/store/redis/fuzzed.rs"]
 pub(crate) mod fuzzed;
 mod inbox;
 mod keyspace;

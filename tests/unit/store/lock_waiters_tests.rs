@@ -110,7 +110,7 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     assert!(absent_waiters.name == LockName::mutex("a") && !absent_waiters.is_empty());
     absent_waiters.found(&three.waiter.token);
     assert!(take(&one));
-    absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
+    absent_waiters.absent().iter().for_each(Absent::notify);
     assert!(notified(&two).await.is_some_and(|hints| hints.missed && hints.is_silent));
     assert!(!take(&two), "it has no position to search for");
     assert_eq!(
@@ -124,7 +124,7 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     };
     assert!(take(&two));
     assert!(grants.begin_take(&three.waiter.token));
-    absent_waiters.absent().iter().for_each(absent_waiters::Absent::notify);
+    absent_waiters.absent().iter().for_each(Absent::notify);
     assert_eq!(notified(&two).await, None, "it was answered since");
     assert_eq!(notified(&three).await, None, "it will be");
 }
