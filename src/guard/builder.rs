@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::guard::StampedeGuard;
+use crate::guard::{DEFAULT_NAMESPACE, StampedeGuard};
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::DEFAULT_MOST_RETAINED;
 use crate::key::escape_namespace;
@@ -93,7 +93,7 @@ impl StampedeGuard {
 
 impl StampedeGuardBuilder {
     pub(crate) fn new(backend: Backend) -> Self {
-        let namespace = Self::DEFAULT_NAMESPACE.to_owned();
+        let namespace = DEFAULT_NAMESPACE.to_owned();
         Self {
             backend,
             namespace,
@@ -116,7 +116,6 @@ impl StampedeGuardBuilder {
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
-    pub(crate) const DEFAULT_NAMESPACE: &str = "default";
     /// With more different cold keys at once, memory becomes the limit: a caller and its flight take some 18 kB.
     const DEFAULT_MAX_FLIGHTS: usize = 50_000;
 

@@ -32,7 +32,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::builder::StampedeGuardBuilder;
 use crate::error::{Error, ErrorKind};
 use crate::guard_state::GuardState;
 use crate::health::{Finding, Health, LocalTierHealth, Report};
@@ -46,6 +45,9 @@ use crate::store::Examine;
 use crate::store::StoreError;
 use crate::sync::lock;
 use crate::value::EntryReader;
+
+/// The namespace of a guard that was given none.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
 /// store.
@@ -625,7 +627,7 @@ impl StampedeGuard {
 
     fn namespace(&self) -> Finding {
         let namespace = &self.state.namespace;
-        if **namespace == *StampedeGuardBuilder::DEFAULT_NAMESPACE {
+        if **namespace == *DEFAULT_NAMESPACE {
             Finding::note("namespace", format!("`{namespace}`, the default"))
                 .cost("two services that share this store would be given each other's values")
                 .advice("StampedeGuard::builder(..).namespace(\"your service\")")
