@@ -71,7 +71,8 @@ async fn a_server_that_hangs_under_thousands_of_keys_costs_a_bounded_time() {
     let began = Instant::now();
     let answers = guard.get_or_load_many(0..KEYS, load).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Some(_)))));
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // Two seconds on an idle machine. Waiting for a command per value would take minutes.
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     server.resume();
 }
 
