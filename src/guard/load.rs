@@ -18,8 +18,8 @@ use crate::observe::Outcome;
 use crate::read_through::call::passes_by;
 use crate::read_through::{OwnResult, answer, reload};
 use crate::store::volume::ChangedName;
-use crate::value::entry::{Entry, Freshness, Storage};
-use crate::value::{EntryReader, SharedValue};
+use crate::value::SharedValue;
+use crate::value::entry::{Entry, Storage};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers need it at
@@ -164,7 +164,7 @@ impl Load<'_> {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.answer(TimedReader(read_typed::<T>), load, |own| own).await
+        self.answer(read_typed::<T>, load, |own| own).await
     }
 
     /// As [`get`](Self::get), for values that are shared: the callers of this process receive one decoded value.
@@ -207,7 +207,7 @@ impl Load<'_> {
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        self.answer(TimedReader(read_shared::<T>), load, Arc::new).await
+        self.answer(read_shared::<T>, load, Arc::new).await
     }
 
     /// Loads the key now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
@@ -261,20 +261,19 @@ impl Load<'_> {
         guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
     }
 
-    async fn answer<T, E, F, Fut, R>(
+    async fn answer<T, E, F, Fut, V>(
         self,
-        reader: TimedReader<R>,
+        read: impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
         load: F,
-        own: impl FnOnce(T) -> R::Value,
-    ) -> Result<Loaded<R::Value>, LoadError<E>>
+        own: impl FnOnce(T) -> V,
+    ) -> Result<Loaded<V>, LoadError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
-        R: EntryReader,
     {
-        let Self { guard, key } = self;
+        let (Self { guard, key }, reader) = (self, timed(read));
         let audits = match guard.hit_at_once(&key, &reader) {
             Ok((value, times)) => return Ok(Loaded { value, info: times.with(Outcome::LocalHit) }),
             Err(audits) => audits,
@@ -334,26 +333,10 @@ impl Times {
 }
 
 /// Reads a value with its times.
-pub(super) struct TimedReader<R>(pub(super) R);
-
-impl<R: EntryReader> EntryReader for TimedReader<R> {
-    type Value = (R::Value, Times);
-
-    fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value> {
-        Some((self.0.open(entry, now, shared)?, Times::of(entry, now)))
-    }
-
-    fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
-        self.0.serves(entry, now, shared)
-    }
-
-    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        self.0.stands_in(entry, now)
-    }
-
-    fn goes_on_alone(&self) -> bool {
-        self.0.goes_on_alone()
-    }
+fn timed<V>(
+    read: impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
+) -> impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<(V, Times)> {
+    move |entry, now, shared| Some((read(entry, now, shared)?, Times::of(entry, now)))
 }
 
 impl StampedeGuard {
@@ -369,7 +352,7 @@ impl StampedeGuard {
     {
         let call = self.call(key);
         let own = |value, entry: Option<&Entry>| (with_storage(value, entry), Times::of_loaded(entry));
-        let (outcome, result, is_away) = reload(call, TimedReader(read_with_storage), loader, own).await;
+        let (outcome, result, is_away) = reload(call, timed(read_with_storage), loader, own).await;
         let loaded = |value, times: Times| Loaded { value, info: times.with(outcome) };
         let result = match result {
             // The store cannot be reached and has not stored the value: do not wait for it.
