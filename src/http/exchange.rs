@@ -423,8 +423,11 @@ struct MissHandler<'a, B, E> {
     own: OwnAnswer<ClientAnswer<B, E>>,
 }
 
-impl<B, E> MissHandler<'_, B, E> {
-    fn wants<'w>(&'w self, at: LookUpKey<'w>, status: fn(u64) -> CacheStatus) -> ResponseReader<'w> {
+impl<'a, B, E> MissHandler<'a, B, E> {
+    fn wants<'w>(&self, at: LookUpKey<'w>, status: fn(u64) -> CacheStatus) -> ResponseReader<'w>
+    where
+        'a: 'w,
+    {
         let LoadRequest { demands, headers, .. } = &**self.load_request;
         let (_, policy) = self.guard.parts();
         ResponseReader { demands, headers, http: &policy.http, at, status }
@@ -537,9 +540,7 @@ impl<B, E> MissHandler<'_, B, E> {
         if caller.look_up != LookUpState::Answered {
             self.load_request.set_purpose(Purpose::AnswerUnread);
         }
-        let LoadRequest { demands, headers, .. } = &**self.load_request;
-        let http = &self.guard.parts().1.http;
-        let wants = ResponseReader { demands, headers, http, at, status: CacheStatus::collapsed };
+        let wants = self.wants(at, CacheStatus::collapsed);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
             // If its loader was not used, the request waited for another request's load.
