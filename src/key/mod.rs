@@ -171,11 +171,20 @@ impl Key {
         self.derived(&format!("{REPORT}{digest}"))
     }
 
-    /// If this key was made by [`of_report`](Self::of_report), or was derived from such a key, the tag of the reports of its resource.
+    /// Whether this key was made by [`of_report`](Self::of_report), or was derived from such a key.
+    pub(crate) fn has_report(&self) -> bool {
+        self.resource_of_report().is_some()
+    }
+
+    /// The tag of all reports of the resource, if this key [has a report](Self::has_report).
     pub(crate) fn report_tag(&self) -> Option<Self> {
+        self.resource_of_report().map(|resource| Self::of_full(&format!("{resource}{REPORT}")))
+    }
+
+    fn resource_of_report(&self) -> Option<&str> {
         // No part of a key contains a `~`, and the report's suffix is the first.
         let (resource, suffix) = self.full().split_at(self.full().find('~')?);
-        suffix.starts_with(REPORT).then(|| Self::of_full(&format!("{resource}{REPORT}")))
+        suffix.starts_with(REPORT).then_some(resource)
     }
 
     /// Whether this key was derived from `above`, or equals it.

@@ -229,7 +229,7 @@ impl Policy {
 
     /// Whether the values of `key` have tags.
     pub(crate) fn has_tags(&self, key: &Key) -> bool {
-        self.is_tagged() || key.report_tag().is_some()
+        self.is_tagged() || key.has_report()
     }
 
     /// Whether the tags of two values may differ.
