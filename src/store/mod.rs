@@ -146,12 +146,20 @@ macro_rules! run {
         call!(
             $self,
             store => Box::pin(store.$method($($arg,)* $within)).await,
-            line => match Arc::clone(line).run($command, $within).await? {
-                CommandAnswer::$answer(answer) => Ok(answer),
-                _ => Err(StoreError::new(StoreErrorKind::Refused)),
-            },
+            line => on_line!(line, $within, $command => $answer),
             node => node.$method($($arg),*)
         )
+    };
+}
+
+/// The answer of this kind to a command that a command line runs.
+#[cfg(feature = "testing")]
+macro_rules! on_line {
+    ($line:ident, $within:ident, $command:expr => $answer:ident) => {
+        match Arc::clone($line).run($command, $within).await? {
+            CommandAnswer::$answer(answer) => Ok(answer),
+            _ => Err(StoreError::new(StoreErrorKind::Refused)),
+        }
     };
 }
 
@@ -190,11 +198,12 @@ impl Store {
     /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
     /// some 1.6 KB would cost a tenth of a hit.
     pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
-        #[cfg(feature = "redis")]
-        if let Self::Redis(store) = self {
-            return store.look_up(key, within).await;
-        }
-        run!(self, within, look_up(key), Command::Entry(key.clone(), EntryCommand::LookUp) => Found)
+        call!(
+            self,
+            store => store.look_up(key, within).await,
+            line => on_line!(line, within, Command::Entry(key.clone(), EntryCommand::LookUp) => Found),
+            node => node.look_up(key)
+        )
     }
 
     /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,

@@ -299,12 +299,10 @@ impl CommandLine for Wire {
     fn reaches(&self, within: Duration) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             self.condition.runs().await;
-            if !self.condition.is(ReplicaState::Cut) {
-                return Ok(());
+            match self.condition.is(ReplicaState::Cut) {
+                false => Ok(()),
+                true => Err(self.no_answer(within).await),
             }
-            sleep(within).await;
-            self.condition.runs().await;
-            Err(StoreError::new(StoreErrorKind::TimedOut))
         })
     }
 
