@@ -23,9 +23,9 @@ LABELS = {
 # How each one is used, as its own documentation shows it.
 USES = {
     "unguarded": "each call is a load",
-    "guard-loader": "`get_or_load` on Redis; `get_or_load_with` for the answer that may not be stored",
+    "guard-loader": "`get_or_load` on Redis; `load(key).get` for the answer that may not be stored",
     "guard-layer": "the tower layer on Redis around a handler; values are responses of 1 KiB JSON; a `DELETE` invalidates",
-    "guard-local": "`get_or_load_shared` with `local_for`: hits from memory",
+    "guard-local": "`load(key).get_shared` with `local_for`: hits from memory",
     "hitbox": "its tower layer on `RedisBackend` with `BroadcastConcurrencyManager`, concurrency 1 (the default is none), a response predicate for "
     "status 200 without `no-store`, and `OffloadRevalidate` for the stale window",
     "tower-http-cache": "its tower layer on `RedisBackend`, with the timeouts of its README (10 s for an answer, 5 s to connect)",

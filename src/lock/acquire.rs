@@ -356,7 +356,7 @@ struct ReleaseOnDrop<T: LockTarget> {
 }
 
 impl<T: LockTarget> PendingClaim<T> {
-    /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
+    /// Registers before the first TAKE: invariant 4 of locks in [`store`](crate::store).
     fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.registry().mint(target.ttl());
         let waiter = target.registry().store.await_grant(target.name(), &token);

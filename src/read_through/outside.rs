@@ -123,7 +123,7 @@ impl OwnLoad {
         loaded.await.ok()
     }
 
-    /// The guard's loader. If this caller's load cannot be used, another caller loads. `led` is told that the loader was used.
+    /// The guard's loader. If this caller's load cannot be used, another caller loads. `led` is notified that the loader was used.
     fn into_loader(self, led: OwnSender<()>) -> Loader {
         loader_of(led, async { self.begin().await.unwrap_or(LoadResult::OnlyForCaller) })
     }

@@ -22,7 +22,7 @@ pub(crate) struct KeySnapshot(Option<KeyRecord>);
 
 impl fmt::Debug for KeySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Picture")
+        f.write_str("KeySnapshot")
     }
 }
 

@@ -174,7 +174,7 @@ impl Recipient for Inbox {
             }
             Some(Message::Granted { token, fence, lock }) => {
                 let has_waiter = self.grants.notify(&token, LockHint::Granted { fence }).is_some();
-                // Invariant 5 of `lock_store`: no waiter received this grant, so this node gives it back.
+                // Invariant 5 of locks: no waiter received this grant, so this node gives it back.
                 if !has_waiter && self.is_own(&token) {
                     tokio::spawn(give_back(
                         self.commands.clone(),
