@@ -141,7 +141,7 @@ pub use error::{Error, ErrorKind, InvalidationTarget, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
-pub use policy::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+pub use policy::{AdaptiveLoads, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 #[cfg(feature = "redis")]
 pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;

@@ -329,8 +329,8 @@ struct ScopedLoad {
 /// Which limited permit a load holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadPermitId {
-    /// One of the `limit` permits of this namespace in this store, shared by all guards.
-    Permit { store_id: u64, namespace: Box<str>, limit: u32 },
+    /// One of the permits of the limit with this name in this namespace of this store, shared by all guards.
+    Permit { store_id: u64, namespace: Box<str>, limit: Arc<str> },
     /// One of a guard's slots for loads without the store.
     Store(Uuid),
 }

@@ -175,6 +175,16 @@ impl<L, O: Clone> Flight<L, O> {
         lock(&self.state).all.iter().any(is_awaited)
     }
 
+    /// How many callers wait for the flight; `None` if none waits and one has left its loader to the flight.
+    pub(crate) fn callers(&self) -> Option<usize> {
+        let state = lock(&self.state);
+        let waits = |slot: &&Arc<WaiterSlot<L, O>>| !slot.outcome.is_closed() && lock(&slot.loader).is_some();
+        match (state.all.iter().filter(waits).count(), &state.leftover) {
+            (0, LeftoverLoader::Left(..)) => None,
+            (callers, _) => Some(callers),
+        }
+    }
+
     pub(crate) fn is_awaited_by(&self, own: &Arc<WaiterSlot<L, O>>) -> bool {
         let is_attached = lock(&self.state).all.iter().any(|slot| Arc::ptr_eq(slot, own));
         is_attached && !own.outcome.is_closed()

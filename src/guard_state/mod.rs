@@ -5,6 +5,7 @@
 //! stored entries that this process could not use, by reason.
 
 #[cfg(feature = "metrics")]
+pub(crate) mod load_queue;
 mod publish;
 pub(crate) mod retained;
 pub(crate) mod turns;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use self::load_queue::LoadQueues;
 use self::retained::RetainedInvalidations;
 use self::turns::Turns;
 use crate::flight;
@@ -57,6 +59,8 @@ pub(crate) struct GuardState {
     pub(crate) retained: RetainedInvalidations,
     pub(crate) late_commits: LateCommits,
     pub(crate) turns: Turns,
+    /// The loads that wait for permits.
+    pub(crate) load_queues: LoadQueues,
     pub(crate) audits: Audits,
     pub(crate) unusable: UnusableEntries,
     /// Limits warnings about values that cannot be shared.
@@ -142,7 +146,7 @@ impl<F> ReadResult<F> {
 
 impl GuardState {
     /// Identifies the `limit` permits of this namespace: a load that holds one of them records it.
-    pub(crate) fn permit_id(&self, limit: u32) -> LoadPermitId {
+    pub(crate) fn permit_id(&self, limit: Arc<str>) -> LoadPermitId {
         LoadPermitId::Permit { store_id: self.store.store_id(), namespace: self.namespace.clone(), limit }
     }
 
@@ -171,6 +175,7 @@ impl GuardState {
             retained: RetainedInvalidations::new(&namespace, most_retained),
             late_commits: LateCommits::default(),
             turns: Turns::default(),
+            load_queues: LoadQueues::default(),
             audits: Audits::default(),
             unusable: UnusableEntries::default(),
             prober: Prober::new(&namespace),

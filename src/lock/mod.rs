@@ -82,10 +82,13 @@ pub use self::mutex::{Held, Mutex, MutexBuilder, MutexGuard, Synchronized};
 pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
 use crate::guard_state::GuardState;
+use crate::guard_state::load_queue::LoadQueue;
 use crate::observe::log;
 use crate::store::LockName;
+use crate::store::load_limit::{EndedLoad, LimitBounds, LoadEnd};
 use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
 use crate::store::{Store, StoreError, StoreErrorKind, Token};
+use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.
@@ -210,6 +213,17 @@ struct SemaphoreTarget {
     lease: Duration,
     /// Whether the warning was logged that the semaphore was created with another number of permits.
     warned: AtomicBool,
+    load: Option<LimitedLoad>,
+}
+
+/// The load under an adaptive limit that one permit is for.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitedLoad {
+    pub(crate) bounds: LimitBounds,
+    /// How it has ended; `None` if it did not run.
+    pub(crate) end: Arc<std::sync::Mutex<Option<LoadEnd>>>,
+    /// Where the limit is recorded.
+    pub(crate) queue: Arc<LoadQueue>,
 }
 
 impl LockTarget for SemaphoreTarget {
@@ -259,7 +273,17 @@ impl LockTarget for SemaphoreTarget {
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
-        self.registry.last_locks().free_permit(&self.name, token, self.lease, within).await
+        let store = self.registry.last_locks();
+        let ended = self.load.as_ref().and_then(|load| Some((load, (*lock(&load.end))?)));
+        let Some((load, end)) = ended else {
+            return store.free_permit(&self.name, token, self.lease, within).await;
+        };
+        let ended = EndedLoad { end, bounds: load.bounds };
+        let (freed, limit) = store.end_load(&self.name, token, (self.lease, ended), within).await?;
+        if let Some(limit) = limit {
+            load.queue.has_seen(limit);
+        }
+        Ok(freed)
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {

@@ -13,7 +13,9 @@ use std::time::Duration;
 use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
-use super::{LockError, LockRegistry, LockTarget as _, Locks, Scope, SemaphoreTarget, WaitTerms, Waiting};
+use super::{
+    LimitedLoad, LockError, LockRegistry, LockTarget as _, Locks, Scope, SemaphoreTarget, WaitTerms, Waiting,
+};
 use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
@@ -349,9 +351,16 @@ pub struct SemaphoreBuilder {
     idle_ttl: Duration,
     auto_renew: bool,
     waiting: Waiting,
+    load: Option<LimitedLoad>,
 }
 
 impl SemaphoreBuilder {
+    /// For one permit of an adaptive load limit.
+    pub(crate) fn for_load(mut self, load: LimitedLoad) -> Self {
+        self.load = Some(load);
+        self
+    }
+
     /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms
     /// to ten years: 1 % and 2 ms are reserved for clock drift, as for a mutex. Defaults to 60 s.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -386,7 +395,7 @@ impl SemaphoreBuilder {
     /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`], and [`LockError::InvalidOption`], also for zero
     /// permits and for [`Waiting::Keyspace`]: no other program knows the keys.
     pub fn build(self) -> Result<Semaphore, LockError> {
-        let Self { registry, scope, permits, lease, idle_ttl, auto_renew, waiting } = self;
+        let Self { registry, scope, permits, lease, idle_ttl, auto_renew, waiting, load } = self;
         let name = scope.semaphore(&registry.namespace)?;
         if permits == 0 {
             return Err(LockError::option("permits", "it is 0, so no caller would ever get one"));
@@ -398,8 +407,9 @@ impl SemaphoreBuilder {
         let lease = held_ttl("lease", lease)?;
         check_auto_renew(auto_renew, Some(lease))?;
         let create = Create { capacity: permits, idle_ttl: whole_ttl(idle_ttl)?.max(lease) };
-        let warned = AtomicBool::new(false);
-        let target = Arc::new(SemaphoreTarget { registry, name, create, lease, warned });
+        // Of a load limit the number is a start, and changes.
+        let warned = AtomicBool::new(load.is_some());
+        let target = Arc::new(SemaphoreTarget { registry, name, create, lease, warned, load });
         Ok(Semaphore { target, auto_renew, waiting })
     }
 }
@@ -417,6 +427,7 @@ impl Locks {
             idle_ttl: Duration::from_secs(86_400),
             auto_renew: false,
             waiting: Waiting::Notify,
+            load: None,
         }
     }
 }

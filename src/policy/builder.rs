@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use super::{AdaptiveLoads, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
@@ -284,6 +284,16 @@ setters! {
     /// [`OnOverload::LoadAnyway`] either, after `permit_timeout` or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights).
     max_concurrent_loads(loads: u32 => policy.max_concurrent_loads);
 
+    /// A limit of concurrent loads in the whole fleet that finds its own number: it rises while more loads at once make more of them
+    /// succeed per second, and falls while they do not, or while loads fail in most processes. So a fleet whose cache is lost asks its
+    /// origin for as much as the origin can do, and not for more, which would make it do less.
+    ///
+    /// As under [`max_concurrent_loads`](Self::max_concurrent_loads), which is its upper bound where both are set, each load takes a
+    /// permit: two commands to the store. Loads that wait get their permits by the number of their callers, most callers first, and
+    /// are dropped when all callers have left. While the store can not be reached, a process runs its share of the limit that it
+    /// has last seen. Defaults to `false`.
+    adaptive_loads(loads: impl Into<AdaptiveLoads> => policy.adaptive_loads);
+
     /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
     /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
     permit_timeout(permit_timeout: Duration => policy.permit_timeout, then: OnOverload => policy.on_overload);
@@ -477,7 +487,11 @@ fn number_out_of_range(policy: &Policy) -> Option<String> {
     let (audit, jitter) = (policy.audit.fraction, policy.ttl_jitter);
     let (waiters, body, fail_open) = (policy.max_waiters, policy.max_body, policy.max_fail_open_loads);
     let loads = policy.max_concurrent_loads.unwrap_or(1);
-    let limits: [(&str, &dyn Display, bool, &str); 8] = [
+    let AdaptiveLoads { start, min, max, .. } = &policy.adaptive_loads;
+    let limits: [(&str, &dyn Display, bool, &str); 11] = [
+        ("the min of adaptive_loads", min, *min > 0, "at least 1"),
+        ("the max of adaptive_loads", max, max >= min && *max <= 1_000_000, "from its min to 1,000,000"),
+        ("the start of adaptive_loads", start, (min..=max).contains(&start), "from its min to its max"),
         ("early_refresh", &early, (0.0..=100.0).contains(&early), "from 0 to 100"),
         ("refresh_ahead", &ahead, (0.0..1.0).contains(&ahead), "from 0 to less than 1"),
         (

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
-use super::{OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+use super::{AdaptiveLoads, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 use crate::key::CacheKey;
 use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
 use crate::value::codec::Codec;
@@ -29,6 +29,7 @@ static SETTINGS: &Table<PolicyBuilder> = &[
     setting!("lease", policy.lease),
     setting!("load_timeout", policy.load_timeout),
     setting!("max_concurrent_loads", policy.max_concurrent_loads),
+    setting!("adaptive_loads", policy.adaptive_loads),
     setting!("permit_timeout", policy.permit_timeout),
     setting!("permit_timeout_then", policy.on_overload),
     Setting {
@@ -93,6 +94,30 @@ impl FileValue for CacheKey {
             [part] => part.write(),
             parts => parts.to_vec().write(),
         }
+    }
+}
+
+/// True or false, or a table of the limit's name and bounds.
+impl FileValue for AdaptiveLoads {
+    fn read(value: Value) -> Result<Self, String> {
+        let Value::Table(settings) = value else { return bool::read(value).map(Self::from) };
+        settings.into_iter().try_fold(Self::new(), |limit, (name, value)| match name.as_str() {
+            "name" => String::read(value).map(|name| limit.name(name)),
+            "start" => u32::read(value).map(|loads| limit.start(loads)),
+            "min" => u32::read(value).map(|loads| limit.min(loads)),
+            "max" => u32::read(value).map(|loads| limit.max(loads)),
+            _ => Err(format!("there is no {name}, but name, start, min and max")),
+        })
+    }
+
+    fn write(&self) -> Option<Value> {
+        if !self.is_on {
+            return None;
+        }
+        let name = self.name.iter().map(|name| ("name", Value::Text(name.to_string())));
+        let numbers = [("start", self.start), ("min", self.min), ("max", self.max)];
+        let numbers = numbers.map(|(name, number)| (name, Value::Number(number.into())));
+        Some(Value::Table(name.chain(numbers).map(|(name, value)| (name.to_owned(), value)).collect()))
     }
 }
 

@@ -30,6 +30,7 @@ pub use self::builder::PolicyBuilder;
 use crate::error::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
+use crate::store::load_limit::LimitBounds;
 use crate::value::codec::Codec;
 use crate::value::entry;
 use crate::value::entry::{Encoding, Expiry, Lifetimes};
@@ -123,6 +124,7 @@ pub struct Policy {
     pub(crate) invalidate_all: bool,
     pub(crate) replicas: Option<(u32, Duration)>,
     pub(crate) max_concurrent_loads: Option<u32>,
+    pub(crate) adaptive_loads: AdaptiveLoads,
     pub(crate) permit_timeout: Duration,
     pub(crate) on_overload: OnOverload,
     pub(crate) max_waiters: usize,
@@ -197,8 +199,25 @@ impl Policy {
 
     /// The longest duration of a load, with its waits for the lease and the permit.
     pub(crate) fn longest_load(&self) -> Duration {
-        let queued = self.max_concurrent_loads.map_or(Duration::ZERO, |_| self.permit_timeout);
+        let queued = self.load_limit().map_or(Duration::ZERO, |_| self.permit_timeout);
         self.load_timeout.saturating_add(self.lease).saturating_add(queued)
+    }
+
+    /// The limit of concurrent loads in the fleet, if there is one.
+    pub(crate) fn load_limit(&self) -> Option<LoadLimitSettings> {
+        let cap = self.max_concurrent_loads;
+        let AdaptiveLoads { is_on, name, start, min, max } = &self.adaptive_loads;
+        if *is_on {
+            let (most, name) = (cap.map_or(*max, |cap| cap.min(*max)), name.as_ref().unwrap_or(&self.name));
+            let (name, bounds) =
+                (format!("loads:a:{name}").into(), LimitBounds { least: (*min).min(most), most });
+            return Some(LoadLimitSettings {
+                name,
+                start: (*start).clamp(bounds.least, most),
+                bounds: Some(bounds),
+            });
+        }
+        cap.map(|cap| LoadLimitSettings { name: format!("loads:{cap}").into(), start: cap, bounds: None })
     }
 
     /// The lifetime that is stored for a value with this nominal lifetime: a random part less, the jitter.
@@ -354,6 +373,8 @@ impl Default for Policy {
             invalidate_all: false,
             replicas: None,
             max_concurrent_loads: None,
+            // It costs two commands per load.
+            adaptive_loads: AdaptiveLoads::off(),
             // Longer than a client wants to wait in a queue before the origin has even begun.
             permit_timeout: Duration::from_secs(5),
             on_overload: OnOverload::Shed,
@@ -384,6 +405,99 @@ impl Default for Policy {
             #[cfg(feature = "http")]
             http: Arc::default(),
         }
+    }
+}
+
+/// A limit of concurrent loads in the fleet.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadLimitSettings {
+    /// Policies with the same name share it.
+    pub(crate) name: Arc<str>,
+    pub(crate) start: u32,
+    /// `None` for a fixed limit.
+    pub(crate) bounds: Option<LimitBounds>,
+}
+
+impl LoadLimitSettings {
+    /// The setting, for errors.
+    pub(crate) fn text(&self) -> String {
+        match self.bounds {
+            None => format!("max_concurrent_loads ({})", self.start),
+            Some(_) => "adaptive_loads".to_owned(),
+        }
+    }
+}
+
+/// The settings of [`adaptive_loads`](PolicyBuilder::adaptive_loads): `true`, or a limit with a name and bounds.
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::{AdaptiveLoads, Policy};
+///
+/// let by_default = Policy::builder().adaptive_loads(true).build()?;
+/// // The same database stands behind both policies, and takes at least 8 loads at once.
+/// let database = AdaptiveLoads::new().name("orders-db").min(8).start(50);
+/// let orders = Policy::builder().name("orders").adaptive_loads(database.clone()).build()?;
+/// let invoices = Policy::builder().name("invoices").adaptive_loads(database).build()?;
+/// # let _ = (by_default, orders, invoices);
+/// # Ok::<(), stampede_guard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdaptiveLoads {
+    is_on: bool,
+    name: Option<Arc<str>>,
+    start: u32,
+    min: u32,
+    max: u32,
+}
+
+impl AdaptiveLoads {
+    /// A limit from 2 to 5,000 loads that starts at 20, under the name of its policy.
+    pub fn new() -> Self {
+        // An origin that takes 20 loads at once is common, and the climb from there to 1,000 takes some five seconds. One load alone
+        // would hide another's failure.
+        Self { is_on: true, name: None, start: 20, min: 2, max: 5_000 }
+    }
+
+    fn off() -> Self {
+        Self { is_on: false, ..Self::new() }
+    }
+
+    /// Policies with the same name share one limit: give one name to all that load from one origin. Defaults to the policy's name.
+    pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The limit of a fleet that has not loaded for ten minutes, or whose store has lost its data. Defaults to 20.
+    pub fn start(mut self, loads: u32) -> Self {
+        self.start = loads;
+        self
+    }
+
+    /// The limit never falls below. Defaults to 2.
+    pub fn min(mut self, loads: u32) -> Self {
+        self.min = loads;
+        self
+    }
+
+    /// The limit never rises above, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
+    pub fn max(mut self, loads: u32) -> Self {
+        self.max = loads;
+        self
+    }
+}
+
+impl Default for AdaptiveLoads {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl From<bool> for AdaptiveLoads {
+    fn from(is_on: bool) -> Self {
+        Self { is_on, ..Self::new() }
     }
 }
 

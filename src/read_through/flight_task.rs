@@ -4,17 +4,12 @@
 //! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its slot
 //! becomes free. The task goes on, because the origin does the work anyway and the next request needs the value.
 //!
-//! Permits are a fleet-wide cap on concurrent loads of different keys: a fair queue in front of the origin. The lease limits the loads
-//! of one key to one; a thousand cold keys are still a thousand loads. With
-//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each load takes a permit of the namespace's
-//! semaphore first. A flight takes the lease before the permit, and renews the lease while it waits for the permit: so
-//! only one flight per key waits for a permit, and all others wait for the key.
+//! Where the policy limits concurrent loads, the flight waits for a permit ([`permits`](super::permits)) under its lease.
 
 #[cfg(all(test, feature = "testing"))]
 #[path = "../../tests/unit/read_through/leader_tests.rs"]
 mod tests;
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,19 +22,21 @@ use super::acquire::{AcquireOutcome, AcquireRequest, contend};
 use super::batch::{Attempt, BatchShare};
 use super::call::{Call, CallState};
 use super::lease::{Lease, LeaseEvent};
-use crate::error::{Error, ErrorKind, Failure};
+use super::permits::{Admitted, admit, log_uncapped};
+use crate::error::{Error, Failure};
 use crate::flight::SentAt;
+use crate::guard_state::load_queue::{Callers, LoadPermit};
 use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
-use crate::key::{CacheKey, FlightKey, Key, LoadMode};
+use crate::key::{FlightKey, LoadMode};
 use crate::loader::{
     AbortOnDrop, Delivery, LeaseState, LoadInput, LoadOutput, LoadPermitId, LoadResult, LoadScope, Loader,
     describe,
 };
-use crate::lock::{LockError, Locks, Permit, Semaphore, Wait};
 use crate::observe;
-use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
-use crate::policy::{Budget, OnOverload, OnStoreDown, Policy};
+use crate::observe::{Count, FlightId};
+use crate::policy::{Budget, LoadLimitSettings, OnStoreDown, Policy};
+use crate::store::load_limit::LoadEnd;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
@@ -137,7 +134,7 @@ impl FlightTask {
         };
         self.policy.count(Count::fail_open_loads);
         self.state.store.went_without();
-        if self.policy.max_concurrent_loads.is_some() {
+        if self.policy.load_limit().is_some() {
             log_uncapped(&self.state, &self.flight.key, &error);
         }
         self.load_and_end(None, slot, turn).await;
@@ -145,7 +142,7 @@ impl FlightTask {
 
     /// A slot among the loads without the store; `None` inside a load that has one.
     fn enter_slot(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
-        let (most, turn) = (self.policy.max_fail_open_loads, self.state.store_permit_id());
+        let (most, turn) = (self.most_without_the_store(), self.state.store_permit_id());
         if self.holds(&turn) {
             return Ok(None);
         }
@@ -157,6 +154,13 @@ impl FlightTask {
         Err(Failure::Guard(Error::too_many_fail_open_loads(&self.flight.key, most)))
     }
 
+    /// How many loads may run at once without the store: under an adaptive limit this process's share of it.
+    fn most_without_the_store(&self) -> usize {
+        let most = self.policy.max_fail_open_loads;
+        let limit = self.policy.load_limit().filter(|limit| limit.bounds.is_some());
+        limit.map_or(most, |limit| self.state.load_queues.of(&limit.name).share(limit.start).min(most))
+    }
+
     /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
     async fn admit_alone(
         &mut self,
@@ -165,7 +169,7 @@ impl FlightTask {
     ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
         let had_slot = share.slot.get().is_some();
         drop(share);
-        if had_slot { self.enter_slot() } else { self.admit(lease).await }
+        if had_slot { self.enter_slot() } else { self.admit(lease, true).await }
     }
 
     /// Ends without a load.
@@ -226,7 +230,7 @@ impl FlightTask {
 
     /// Takes the permit after the lease, and loads.
     async fn load_in_turn(self, mut lease: Option<Lease>) {
-        match self.admit(&mut lease).await.map(Option::unzip) {
+        match self.admit(&mut lease, false).await.map(Option::unzip) {
             Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
             Err(failure) => self.shed(failure, lease).await,
         }
@@ -276,11 +280,14 @@ impl FlightTask {
             let start = self.load_start(had_lease).await;
             match self.load(loader, turn.clone(), &mut lease).await {
                 Ok((loaded, took)) => {
-                    drop(permit);
+                    end_permit(
+                        permit,
+                        if loaded.result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done },
+                    );
                     return self.end(loaded, took, start, lease).await;
                 }
                 Err(failure) if hops >= MOST_HOPS => {
-                    drop(permit);
+                    end_permit(permit, LoadEnd::Failed);
                     let failed = LoadOutput::from(LoadResult::failed(failure));
                     return self.end(failed, Duration::ZERO, start, lease).await;
                 }
@@ -420,10 +427,11 @@ impl FlightTask {
     pub(super) async fn admit(
         &self,
         lease: &mut Option<Lease>,
+        has_loader: bool,
     ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
-        let Self { state, policy, flight, .. } = self;
-        let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
-        let turn = state.permit_id(limit);
+        let Self { state, policy, .. } = self;
+        let Some(limit) = policy.load_limit() else { return Ok(None) };
+        let turn = state.permit_id(Arc::clone(&limit.name));
         if self.holds(&turn) {
             return Ok(None);
         }
@@ -435,7 +443,7 @@ impl FlightTask {
             attempt.queue();
         }
         let admit = share.permit.get_or_init(|| async {
-            let admitted = admit(state, policy, limit, &flight.key).await;
+            let admitted = self.admit_when_due(&limit, has_loader).await;
             if let Some(attempt) = &self.batch {
                 attempt.admitted();
             }
@@ -445,8 +453,44 @@ impl FlightTask {
         match admitted {
             Some(Err(failure)) => Err(failure.clone()),
             Some(Ok(Some(_))) => Ok(Some((share, turn))),
+            Some(Ok(None)) | None if share.slot.get().is_some() => Ok(Some((share, state.store_permit_id()))),
             Some(Ok(None)) | None => Ok(None),
         }
+    }
+
+    /// Waits for a permit while callers wait for the load.
+    async fn admit_when_due(
+        &self,
+        limit: &LoadLimitSettings,
+        has_loader: bool,
+    ) -> Result<Option<LoadPermit>, Failure> {
+        let Self { state, policy, flight, .. } = self;
+        loop {
+            match admit(state, policy, limit, &flight.key, self.callers(has_loader)).await {
+                Admitted::Yes(permit) => return Ok(permit),
+                Admitted::No(failure) => return Err(failure),
+                Admitted::WithoutStore => return self.enter_slot().map(|_| None),
+                Admitted::Left => {
+                    // Detach first, so that no caller joins between the check and the end of the flight.
+                    self.leader.detach();
+                    if !self.leader.is_awaited() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts the callers that wait for this load. A load of several keys goes on when the callers of one of them have left, and so does
+    /// one whose loader was taken from its caller already.
+    fn callers(&self, has_loader: bool) -> Callers {
+        let waiters = self.leader.flight();
+        let (is_refresh, is_batch) = (self.flight.mode == LoadMode::BackgroundRefresh, self.batch.is_some());
+        Box::new(move || match waiters.callers()? {
+            // The caller that began a refresh does not wait for it.
+            callers if is_refresh => callers.checked_sub(1).filter(|others| *others > 0),
+            callers => Some(callers.max(usize::from(is_batch || has_loader))),
+        })
     }
 
     /// If this flight belongs to a call for many keys and `sends` commands, waits for its turn.
@@ -519,78 +563,11 @@ pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
     leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
 }
 
-/// How long the semaphore outlives the last load.
-const IDLE: Duration = Duration::from_secs(60);
-
-/// Waits for one of `limit` permits to load. Returns `None`, which admits the load without a permit, if the policy says so
-/// or if the store does not answer and the policy fails open: the guard must not take the service down.
-pub(crate) async fn admit(
-    state: &Arc<GuardState>,
-    policy: &Policy,
-    limit: u32,
-    key: &Key,
-) -> Result<Option<Permit>, Failure> {
-    let admitted = match semaphore(state, policy, limit) {
-        Ok(semaphore) => semaphore.acquire_unless_down(Wait::For(policy.permit_timeout)).await,
-        Err(error) => Err(error),
-    };
-    match admitted {
-        Ok(Some(permit)) => {
-            state.permit_log.is_over();
-            Ok(Some(permit))
-        }
-        // The guard is shut down: remaining loads run outside the protocol.
-        Err(LockError::Closed) => Ok(None),
-        Ok(None) => {
-            policy.count(Count::overloaded);
-            match policy.on_overload {
-                OnOverload::LoadAnyway => Ok(None),
-                OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
-            }
-        }
-        Err(error) => {
-            state.count(GuardCount::store_errors);
-            log_uncapped(state, key, &error);
-            match policy.on_store_down {
-                OnStoreDown::FailOpen => Ok(None),
-                OnStoreDown::FailClosed => {
-                    let text = format!("asking for a permit to load key #{} failed", key.digest());
-                    let error = Error::with_source(ErrorKind::Store, text, Arc::new(error));
-                    Err(Failure::Guard(error))
-                }
-            }
-        }
+/// Gives the permit of a load back that ended so, unless other loads of a batch still need it.
+fn end_permit(permit: Option<Arc<BatchShare>>, end: LoadEnd) {
+    if let Some(share) = permit.and_then(Arc::into_inner)
+        && let Some(Ok(Some(permit))) = share.permit.into_inner()
+    {
+        permit.end(end);
     }
-}
-
-/// Whether a load would get its permit at once; true if the store does not answer.
-pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
-    let Some(limit) = policy.max_concurrent_loads else { return true };
-    match semaphore(state, policy, limit) {
-        Ok(semaphore) => semaphore.available_permits().await.map_or(true, |free| free > 0),
-        Err(_) => true,
-    }
-}
-
-/// Makes a new handle for each load: a handle stored in the guard state would keep that alive. Each limit has its own semaphore.
-fn semaphore(state: &Arc<GuardState>, policy: &Policy, limit: u32) -> Result<Semaphore, LockError> {
-    Locks::with_timeout(state, policy.command_timeout)
-        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
-        .lease(policy.lease)
-        .idle_ttl(IDLE)
-        .auto_renew(true)
-        .build()
-}
-
-/// Warns once per outage of the store that loads run without a permit.
-pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
-    warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
-}
-
-fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {
-    let digest = key.digest();
-    let text = format!(
-        "max_concurrent_loads ({limit}) other loads ran while key #{digest} waited permit_timeout ({waited:?})"
-    );
-    Error::new(ErrorKind::Overloaded, text)
 }

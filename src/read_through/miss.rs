@@ -377,21 +377,18 @@ impl CallState<'_> {
     ) -> MissOutcome<R::Value, A> {
         let Call { state, policy, key } = self.call;
         policy.count(Count::overloaded);
-        let (loader, then, text) = match (no_capacity, policy.max_concurrent_loads) {
+        let (loader, then, text) = match (no_capacity, policy.load_limit()) {
             (NoCapacity::TooManyWaiters(loader), _) => (
                 loader,
                 policy.when_full,
                 format!("{} callers (max_waiters) wait for it", policy.max_waiters),
             ),
             // Loading alone would bypass `max_concurrent_loads`, unless this runs inside a load that holds a permit.
-            (NoCapacity::TooManyFlights(loader), Some(cap))
-                if policy.on_overload == OnOverload::Shed && !loader.is_within(&state.permit_id(cap)) =>
+            (NoCapacity::TooManyFlights(loader), Some(limit))
+                if policy.on_overload == OnOverload::Shed
+                    && !loader.is_within(&state.permit_id(limit.name.clone())) =>
             {
-                (
-                    loader,
-                    policy.on_overload,
-                    format!("under max_concurrent_loads ({cap}) max_flights others wait"),
-                )
+                (loader, policy.on_overload, format!("under {} max_flights others wait", limit.text()))
             }
             (NoCapacity::TooManyFlights(loader), _) => {
                 warn_if!(

@@ -31,6 +31,7 @@ pub(crate) mod lease;
 pub(crate) mod look_up;
 pub(crate) mod miss;
 pub(crate) mod outside;
+pub(crate) mod permits;
 pub(crate) mod read;
 
 use call::{Call, LookUpState, passes_by};

@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::call::Call;
-use super::flight_task::admit;
 use super::look_up::{Lookup, look, read_entry};
 use super::miss::MissOutcome;
+use super::permits::{Admitted, admit};
 use crate::error::{Error, Failure};
 use crate::guard_state::GuardState;
 use crate::key::{FlightKey, Key};
@@ -32,6 +32,7 @@ use crate::observe;
 use crate::observe::panic_text;
 use crate::observe::{Count, Outcome, log, warn_if};
 use crate::policy::{Encoded, Policy};
+use crate::store::load_limit::LoadEnd;
 use crate::task::Tracked;
 use crate::value::SharedValue;
 use crate::value::entry::Entry;
@@ -245,15 +246,17 @@ impl Audit {
         let Self { state, policy, key, .. } = &self;
         // The value has just expired: there is nothing to compare.
         let Some(served) = self.served().await else { return };
-        let permit = match policy.max_concurrent_loads {
-            Some(limit) => admit(state, policy, limit, key).await,
-            None => Ok(None),
+        let permit = match policy.load_limit() {
+            Some(limit) => admit(state, policy, &limit, key, Box::new(|| None)).await,
+            None => Admitted::Yes(None),
         };
         // The origin is overloaded, or no permit can be requested: callers come first.
-        let Ok(permit) = permit else { return };
+        let Admitted::Yes(permit) = permit else { return };
         policy.count(Count::loads);
         let (loaded, _) = observe::timed(&policy.counters, within_load_timeout(policy, load)).await;
-        drop(permit);
+        if let Some(permit) = permit {
+            permit.end(if matches!(loaded, Some(Ok(Some(_)))) { LoadEnd::Done } else { LoadEnd::Failed });
+        }
         let same = match loaded {
             Some(Ok(Some(loaded))) => is_same(policy, &served, &loaded),
             _ => None,

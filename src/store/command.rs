@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
 use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
 use crate::key::Key;
@@ -77,6 +78,7 @@ pub(crate) enum LockCommand {
     BreakMutex,
     TakePermit { token: Token, lease: Duration, semaphore: Create, queue: bool },
     FreePermit(Token, Duration),
+    EndLoad(Token, Duration, EndedLoad),
     RefreshPermit(Token, Duration),
     LookAtSemaphore,
     ChangeSemaphore(SemaphoreChange),
@@ -100,6 +102,7 @@ pub(crate) enum CommandAnswer {
     MutexHolder(Option<MutexHolder>),
     PermitTaken(PermitTaken),
     PermitFreed(PermitFreed),
+    LoadEnded((PermitFreed, Option<LimitState>)),
     Semaphore(Option<SemaphoreState>),
     KeyspaceAnswer(KeyspaceAnswer),
     Renewed(Renewed),

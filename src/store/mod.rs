@@ -33,6 +33,7 @@ pub(crate) mod command;
 mod contract;
 #[cfg(feature = "redis")]
 pub(crate) mod credentials;
+pub(crate) mod load_limit;
 pub(crate) mod memory;
 pub(crate) mod protocol;
 #[cfg(feature = "redis")]
@@ -50,6 +51,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "testing")]
 use command::{Command, CommandAnswer, EntryCommand, LockCommand};
+use load_limit::{EndedLoad, LimitState};
 use memory::MemoryNode;
 pub(crate) use protocol::*;
 use volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
@@ -539,6 +541,21 @@ impl Store {
         run!(
             self, within, free_permit(name, token, lease),
             Command::Lock(name.clone(), LockCommand::FreePermit(token.clone(), lease)) => PermitFreed
+        )
+    }
+
+    /// FREE of a permit of a load limit: also counts the load, which may change the limit ([`load_limit`]). Answers the limit; `None`
+    /// if the token held no permit, and nothing was counted.
+    pub(crate) async fn end_load(
+        &self,
+        name: &LockName,
+        token: &Token,
+        (lease, ended): (Duration, EndedLoad),
+        within: Duration,
+    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+        run!(
+            self, within, end_load(name, token, (lease, ended)),
+            Command::Lock(name.clone(), LockCommand::EndLoad(token.clone(), lease, ended)) => LoadEnded
         )
     }
 

@@ -561,7 +561,8 @@ async fn run_on_lock(
     command: LockCommand,
     within: Duration,
 ) -> Result<CommandAnswer, StoreError> {
-    use CommandAnswer::{Flag, KeyspaceAnswer, MutexHolder, MutexTaken, PermitFreed, PermitTaken, Semaphore};
+    use CommandAnswer::{Flag, KeyspaceAnswer, MutexHolder, MutexTaken, Semaphore};
+    use CommandAnswer::{LoadEnded, PermitFreed, PermitTaken};
     Ok(match command {
         LockCommand::TakeMutex { token, ttl, queue, instead } => {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
@@ -577,6 +578,9 @@ async fn run_on_lock(
         }
         LockCommand::FreePermit(token, lease) => {
             PermitFreed(store.free_permit(name, &token, lease, within).await?)
+        }
+        LockCommand::EndLoad(token, lease, ended) => {
+            LoadEnded(store.end_load(name, &token, (lease, ended), within).await?)
         }
         LockCommand::RefreshPermit(token, lease) => {
             Flag(store.refresh_permit(name, &token, lease, within).await?)

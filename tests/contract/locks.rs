@@ -11,6 +11,7 @@ mod foreign;
 mod keyspace;
 #[cfg(feature = "redis")]
 mod leaving;
+mod load_limits;
 #[cfg(feature = "redis")]
 mod long_queues;
 mod mutexes;
@@ -32,7 +33,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// The cases that run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
-    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
+    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases(), load_limits::cases()].concat()
 }
 
 /// The cases that affect a whole server.

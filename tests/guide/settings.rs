@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use stampede_guard::{OnOverload, OnWaitTimeout, Policy, StampedeGuard};
+use stampede_guard::{AdaptiveLoads, OnOverload, OnWaitTimeout, Policy, StampedeGuard};
 
 /// A report takes 8 s at worst; clients give up after 10 s; Redis is 1 ms away; the database takes 40 queries at once, and ten
 /// processes ask it.
@@ -52,5 +52,28 @@ fn a_distant_redis() -> Result<(), Box<dyn Error>> {
         .lease(Duration::from_secs(2)) // at least four command timeouts of, here, 200 ms
         .build()?;
     assert_ne!(policy, Policy::default());
+    Ok(())
+}
+
+/// `docs/origin-limit.md`.
+#[test]
+fn a_limit_that_finds_its_number() -> Result<(), stampede_guard::Error> {
+    let policy = Policy::builder()
+        .adaptive_loads(true) // finds out how many loads at once the origin can take
+        .permit_timeout(Duration::from_secs(2), OnOverload::Shed) // as long as clients wait
+        .stale_if_error(Duration::from_secs(3_600)) // and serve the older value meanwhile, if there is one
+        .build()?;
+
+    let database = AdaptiveLoads::new().name("orders-db").min(8).start(50);
+    let orders = Policy::builder().name("orders").adaptive_loads(database.clone()).build()?;
+    let invoices = Policy::builder().name("invoices").adaptive_loads(database).build()?;
+
+    assert!(policy != orders && orders != invoices);
+    let refused = Policy::builder().adaptive_loads(AdaptiveLoads::new().min(30)).build();
+    let Err(error) = refused else { panic!("refused") };
+    assert!(
+        error.to_string().contains("the start of adaptive_loads is 20: choose from its min to its max"),
+        "{error}"
+    );
     Ok(())
 }

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)] // In a test the panic is the report; texts stand where they add something.
 
 #[cfg(feature = "testing")]
+mod adaptive_loads;
 mod asking;
 mod audits;
 mod bulkhead;

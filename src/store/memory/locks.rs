@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::records::{Sweep, later};
+use crate::store::load_limit::{EndedLoad, LimitState, LoadLimit};
 use crate::store::protocol::*;
 use crate::store::wake_locks::{LockHint, LockWaiters, Notification, Wake};
 
@@ -279,6 +280,8 @@ struct SemaphoreRecord {
     holders: Vec<(Instant, Token)>,
     queue: VecDeque<(Token, Duration)>,
     until: Instant,
+    /// The law of a load limit, once a load has ended under it.
+    load_limit: Option<LoadLimit>,
 }
 
 impl Semaphores {
@@ -315,9 +318,10 @@ impl Semaphores {
         key: &Arc<str>,
         token: &Token,
         lease: Duration,
-    ) -> PermitFreed {
+        ended: Option<EndedLoad>,
+    ) -> (PermitFreed, Option<LimitState>) {
         let Some(record) = self.existing(step.now, key) else {
-            return PermitFreed { was_held: false, available: 0 };
+            return (PermitFreed { was_held: false, available: 0 }, None);
         };
         let (_, slept_on) = record.sweep(step.now);
         let before = record.holders.len();
@@ -326,9 +330,11 @@ impl Semaphores {
         if !was_held {
             record.queue.retain(|(queued, theirs)| queued != token || *theirs != lease);
         }
+        // Before the permit is given away: the limit may have become lower.
+        let limit = ended.filter(|_| was_held).map(|ended| record.end_load(step.now, token, ended));
         record.serve(step, None);
         record.finish(step, key, slept_on);
-        PermitFreed { was_held, available: record.available() }
+        (PermitFreed { was_held, available: record.available() }, limit)
     }
 
     pub(super) fn refresh(
@@ -395,6 +401,7 @@ impl Semaphores {
             holders: Vec::new(),
             queue: VecDeque::new(),
             until: now,
+            load_limit: None,
         });
         (record, created)
     }
@@ -410,6 +417,17 @@ impl Semaphores {
 impl SemaphoreRecord {
     fn available(&self) -> u32 {
         self.capacity.saturating_sub(count(self.holders.len()))
+    }
+
+    /// Counts a load whose permit was given back. The capacity follows the law.
+    fn end_load(&mut self, now: Instant, token: &Token, ended: EndedLoad) -> LimitState {
+        let waits = !self.queue.is_empty();
+        let idle = self.holders.is_empty() && !waits;
+        let law = self.load_limit.get_or_insert_with(|| LoadLimit::new(self.capacity, now));
+        let process = u8::from_str_radix(token.as_str().get(..2).unwrap_or_default(), 16).unwrap_or_default();
+        let state = law.end_load(now, process, ended, (waits, idle));
+        self.capacity = state.limit;
+        state
     }
 
     /// Removes the permits whose leases have ended. Returns how many there were, and until when the waiters

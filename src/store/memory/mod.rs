@@ -26,6 +26,7 @@ use uuid::Uuid;
 use self::locks::{LockTable, MutexStep};
 use self::records::{AROUND, KeyRecords, later};
 use self::volume_table::Volumes;
+use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
 use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
 use super::wake_leases::{Hint, LeaseWaiters, LeaseWatch};
@@ -494,7 +495,16 @@ impl MemoryNode {
         token: &Token,
         lease: Duration,
     ) -> Result<PermitFreed, StoreError> {
-        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease))
+        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease, None).0)
+    }
+
+    pub(super) fn end_load(
+        &self,
+        name: &LockName,
+        token: &Token,
+        (lease, ended): (Duration, EndedLoad),
+    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease, Some(ended)))
     }
 
     pub(super) fn refresh_permit(

@@ -17,7 +17,8 @@
 //! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`roll.lua`) |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
-//! | `sg1:sm:{tag}` | layout, capacity at creation, added permits, idle time in ms |
+//! | `sg1:sm:{tag}` | layout, capacity at creation, added permits (of a load limit also fewer), idle time in ms |
+//! | `sg1:sl:{tag}` | of a load limit: the state of its law, a hash |
 //!
 //! A mutex under a user's prefix uses other prefixes for its companion keys, because its key may equal
 //! another mutex's tag.
@@ -48,6 +49,7 @@ use super::subscriber::channel;
 use super::{RedisStore, doctor, scripts};
 use crate::health::{Finding, Health};
 use crate::key::Key;
+use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::protocol::*;
 use crate::store::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
 use crate::store::wake_leases::LeaseWatch;
@@ -666,6 +668,16 @@ impl RedisStore {
         within: Duration,
     ) -> Result<PermitFreed, StoreError> {
         self.freeing(name, lock_steps::free_permit(&self.commands, name, token, lease, within)).await
+    }
+
+    pub(crate) async fn end_load(
+        &self,
+        name: &LockName,
+        token: &Token,
+        load: (Duration, EndedLoad),
+        within: Duration,
+    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+        self.freeing(name, lock_steps::end_load(&self.commands, name, token, load, within)).await
     }
 
     pub(crate) async fn refresh_permit(

@@ -168,6 +168,17 @@ giving!(
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
+    "scripts/no_load_limit.lua",
+    "scripts/semaphore_free.lua"
+);
+giving!(
+    LOAD_END,
+    b"",
+    "scripts/length.lua",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/semaphore.lua",
+    "scripts/load_limit.lua",
     "scripts/semaphore_free.lua"
 );
 giving!(

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::{Commands, refused};
+use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
@@ -171,6 +172,24 @@ pub(crate) async fn free_permit(
     let (freed, more) = call(commands, step, args, within, permit_freed).await?;
     let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
     Ok(PermitFreed { available, ..freed })
+}
+
+pub(crate) async fn end_load(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    (lease, EndedLoad { end, bounds }): (Duration, EndedLoad),
+    within: Duration,
+) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
+        cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
+    };
+    let parts = &["sg1:sq", "sg1:sm", "sg1:sl"];
+    let step = LockStep { script: &scripts::LOAD_END, name, parts, spread_part: None };
+    let ((freed, limit), more) = call(commands, step, args, within, load_ended).await?;
+    let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
+    Ok((PermitFreed { available, ..freed }, limit))
 }
 
 pub(crate) async fn refresh_permit(
@@ -463,6 +482,23 @@ pub(crate) fn permit_taken(answer: Value) -> Option<(PermitTaken, TakeRemarks)> 
 pub(crate) fn permit_freed(answer: Value) -> Option<PermitFreed> {
     let [was_held, available] = ints(answer)?;
     Some(PermitFreed { was_held: was_held == 1, available: u32::try_from(available).ok()? })
+}
+
+fn load_ended(answer: Value) -> Option<(PermitFreed, Option<LimitState>)> {
+    let Value::Array(mut parts) = answer else { return None };
+    let counted = parts.split_off(parts.len().min(2));
+    let freed = permit_freed(Value::Array(parts))?;
+    if counted.is_empty() {
+        return Some((freed, None));
+    }
+    let [limit, processes, throughput, rises] = ints(Value::Array(counted))?;
+    let limit = LimitState {
+        limit: u32::try_from(limit).ok()?,
+        processes: u32::try_from(processes).ok()?,
+        throughput: u64::try_from(throughput).ok()?,
+        rises: rises == 1,
+    };
+    Some((freed, Some(limit)))
 }
 
 pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {

@@ -32,7 +32,7 @@ local function open()
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local meta = redis.call('GET', KEYS[3])
   if meta then
-    local created, added, idle_ttl = string.match(meta, '^1 (%d+) (%d+) (%d+)$')
+    local created, added, idle_ttl = string.match(meta, '^1 (%d+) (%-?%d+) (%d+)$')
     if not created then
       return redis.error_reply('ERR not a semaphore of a layout that is known here')
     end

@@ -1,11 +1,11 @@
 -- FREE of a permit: gives the permit to the head of the queue if it is still the token's; else gives up the
 -- token's place in the queue.
 --
--- KEYS: holders, queue, meta
--- ARGV: token; the token and its lease, as in its place in the queue, or '' for no place; the nodes that do
---         not hear
--- Returns {1 the token held a permit | 0, available}, and last the nodes that do not hear, if the caller must
---         call again
+-- KEYS: holders, queue, meta; of a load limit the state of the law
+-- ARGV: token; the token and its lease, as in its place in the queue, or '' for no place; of a load limit what load_limit.lua
+--         names; the nodes that do not hear
+-- Returns {1 the token held a permit | 0, available}; of a load limit whose load was counted what load_limit.lua returns; and last
+--         the nodes that do not hear, if the caller must call again
 --
 -- Atomic, because a permit must be given back once, even if several callers find that its lease has ended.
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange lrem
@@ -23,7 +23,13 @@ if held == 0 and ARGV[2] ~= '' then
   -- too.
   redis.call('LREM', KEYS[2], 1, ARGV[2])
 end
-know(ARGV[3])
+know(ARGV[nodes_at])
+-- Before the permit is given away: the limit may have become lower. A repeated FREE finds no permit and counts nothing.
+local learned = learn and held == 1 and learn(ARGV[1]) or {}
 serve()
 finish()
-return {held, available(), go_on and table.concat(found) or nil}
+local answer = {held, available(), unpack(learned)}
+if go_on then
+  answer[#answer + 1] = table.concat(found)
+end
+return answer

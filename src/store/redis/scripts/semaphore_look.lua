@@ -11,7 +11,7 @@ local meta = redis.call('GET', KEYS[3])
 if not meta then
   return false
 end
-local created, added = string.match(meta, '^1 (%d+) (%d+) %d+$')
+local created, added = string.match(meta, '^1 (%d+) (%-?%d+) %d+$')
 if not created then
   return redis.error_reply('ERR not a semaphore of a layout that is known here')
 end

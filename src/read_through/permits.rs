@@ -1,0 +1,184 @@
+//! Permits for loads: a limit of concurrent loads of different keys in the whole fleet, fixed or adaptive.
+//!
+//! The lease limits the loads of one key to one; a thousand cold keys are still a thousand loads. Under
+//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) or
+//! [`adaptive_loads`](crate::PolicyBuilder::adaptive_loads) each load takes a permit of the namespace's semaphore first. A flight takes
+//! the lease before the permit, and renews the lease while it waits for the permit: so only one flight per key waits for a permit, and
+//! all others wait for the key.
+//!
+//! Loads wait in the [`LoadQueue`] of this process, which decides which of them gets a permit; [`collect`] takes the permits from the
+//! store, in a task for each permit, which gives it back when its load has ended.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::error::{Error, ErrorKind, Failure};
+use crate::guard_state::GuardState;
+use crate::guard_state::load_queue::{Admission, Callers, LoadPermit, LoadQueue, PermitRequest};
+use crate::key::{CacheKey, Key};
+use crate::lock::{LimitedLoad, LockError, Locks, Semaphore, Wait};
+use crate::observe::{Count, GuardCount, log, warn_if};
+use crate::policy::{LoadLimitSettings, OnOverload, OnStoreDown, Policy};
+use crate::sync::lock;
+
+/// How long a fixed limit's semaphore outlives the last load.
+const IDLE: Duration = Duration::from_secs(60);
+/// An adaptive limit is retained for longer: it would have to find its number again.
+const LEARNT_FOR: Duration = Duration::from_secs(600);
+
+/// The result of asking for a permit.
+pub(crate) enum Admitted {
+    /// The load may begin, with a permit, or without one if the policy says so.
+    Yes(Option<LoadPermit>),
+    /// The load may begin if it gets one of the process's slots for loads without the store.
+    WithoutStore,
+    /// All callers have left.
+    Left,
+    No(Failure),
+}
+
+/// Waits for a permit of `limit`. Admits the load without a permit if the policy says so or if the store does not answer and the policy
+/// fails open: the guard must not take the service down.
+pub(crate) async fn admit(
+    state: &Arc<GuardState>,
+    policy: &Policy,
+    limit: &LoadLimitSettings,
+    key: &Key,
+    callers: Callers,
+) -> Admitted {
+    let queue = state.load_queues.of(&limit.name);
+    let (ticket, admission) = queue.wait(callers);
+    request_permits(state, policy, limit, &queue);
+    // The first command has its time in any case: a permit may be free.
+    let admission = timeout(policy.permit_timeout.max(policy.command_timeout), admission).await;
+    drop(ticket);
+    match admission {
+        Ok(Ok(Admission::Granted(permit))) => {
+            state.permit_log.is_over();
+            Admitted::Yes(Some(permit))
+        }
+        // Remaining loads run outside the protocol.
+        Ok(Ok(Admission::Closed) | Err(_)) => Admitted::Yes(None),
+        Ok(Ok(Admission::Left)) => Admitted::Left,
+        Ok(Ok(Admission::Failed(error))) => {
+            state.count(GuardCount::store_errors);
+            log_uncapped(state, key, &error);
+            match policy.on_store_down {
+                OnStoreDown::FailOpen if limit.bounds.is_some() => Admitted::WithoutStore,
+                OnStoreDown::FailOpen => Admitted::Yes(None),
+                OnStoreDown::FailClosed => {
+                    let text = format!("asking for a permit to load key #{} failed", key.digest());
+                    Admitted::No(Failure::Guard(Error::with_source(ErrorKind::Store, text, error)))
+                }
+            }
+        }
+        Err(_) => {
+            policy.count(Count::overloaded);
+            match policy.on_overload {
+                OnOverload::LoadAnyway => Admitted::Yes(None),
+                OnOverload::Shed => {
+                    Admitted::No(Failure::Guard(overloaded(key, limit, policy.permit_timeout)))
+                }
+            }
+        }
+    }
+}
+
+/// Whether a load would get its permit at once; true if the store does not answer.
+pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
+    let Some(limit) = policy.load_limit() else { return true };
+    if state.load_queues.of(&limit.name).waiting() > 0 {
+        return false;
+    }
+    match semaphore(state, policy, &limit, None) {
+        Ok(semaphore) => semaphore.available_permits().await.map_or(true, |free| free > 0),
+        Err(_) => true,
+    }
+}
+
+/// Warns once per outage of the store that loads run without a permit.
+pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
+    warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+}
+
+/// Starts as many requests for permits as the waiting loads need.
+fn request_permits(
+    state: &Arc<GuardState>,
+    policy: &Policy,
+    limit: &LoadLimitSettings,
+    queue: &Arc<LoadQueue>,
+) {
+    while let Some(request) = queue.request() {
+        let _ = tokio::spawn(collect(Arc::clone(state), policy.clone(), limit.clone(), request));
+    }
+}
+
+/// Takes a permit from the store, gives it to the load that is next, and gives it back when that load has ended.
+async fn collect(
+    state: Arc<GuardState>,
+    policy: Policy,
+    limit: LoadLimitSettings,
+    mut request: PermitRequest,
+) {
+    // A shutdown waits until the permit is given back.
+    let _running = state.background.enter();
+    let queue = state.load_queues.of(&limit.name);
+    let end = Arc::new(Mutex::new(None));
+    let load =
+        limit.bounds.map(|bounds| LimitedLoad { bounds, end: Arc::clone(&end), queue: Arc::clone(&queue) });
+    let acquired = match semaphore(&state, &policy, &limit, load) {
+        Ok(semaphore) => tokio::select! {
+            biased;
+            acquired = semaphore.acquire_unless_down(Wait::Forever) => acquired,
+            () = request.unneeded() => return,
+        },
+        Err(error) => Err(error),
+    };
+    match acquired {
+        Ok(Some(mut permit)) => {
+            let ended = request.grant();
+            request_permits(&state, &policy, &limit, &queue);
+            if let Some(ended) = ended {
+                *lock(&end) = ended.await.ok();
+            }
+            // If this fails, dropping the permit tries again.
+            let _ = permit.release().await;
+        }
+        Err(LockError::Closed) | Ok(None) => queue.refuse_all(|| Admission::Closed),
+        Err(error) => {
+            let error = Arc::new(error);
+            queue.refuse_all(|| Admission::Failed(Arc::clone(&error) as Arc<_>));
+        }
+    }
+}
+
+/// Makes a new handle for each load: a handle stored in the guard state would keep that alive. Each limit has its own semaphore.
+fn semaphore(
+    state: &Arc<GuardState>,
+    policy: &Policy,
+    limit: &LoadLimitSettings,
+    load: Option<LimitedLoad>,
+) -> Result<Semaphore, LockError> {
+    let idle = if limit.bounds.is_some() { LEARNT_FOR } else { IDLE };
+    let builder = Locks::with_timeout(state, policy.command_timeout)
+        .semaphore(CacheKey::reserved(&limit.name), limit.start)
+        .lease(policy.lease)
+        .idle_ttl(idle)
+        .auto_renew(true);
+    match load {
+        Some(load) => builder.for_load(load).build(),
+        None => builder.build(),
+    }
+}
+
+fn overloaded(key: &Key, limit: &LoadLimitSettings, waited: Duration) -> Error {
+    let digest = key.digest();
+    let text = format!(
+        "the loads that {} allows ran while key #{digest} waited permit_timeout ({waited:?})",
+        limit.text()
+    );
+    Error::new(ErrorKind::Overloaded, text)
+}

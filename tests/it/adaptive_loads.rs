@@ -1,0 +1,324 @@
+//! The limit of concurrent loads that finds its own number, and the order in which waiting loads get their permits.
+//!
+//! On the in-memory store with a paused clock; the guards stand for replicas. The origin shares its capacity among the loads that it
+//! runs, does most with 25 at once, and less beyond (Gunther's law of scalability).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use stampede_guard::{
+    AdaptiveLoads, ErrorKind, MemoryStore, OnOverload, Policy, PolicyBuilder, StampedeGuard,
+};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::support::gate::{Counter, Gate};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn replicas(number: usize, policy: PolicyBuilder) -> (MemoryStore, Vec<StampedeGuard>) {
+    let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
+    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
+    (store.clone(), (0..number).map(|_| guard()).collect())
+}
+
+/// An origin that shares its capacity among its loads.
+#[derive(Clone, Default)]
+struct Origin(Arc<(Mutex<Shared>, Notify)>);
+
+#[derive(Default)]
+struct Shared {
+    /// How much of a load each running load has had done since the beginning.
+    served: f64,
+    at: Option<Instant>,
+    running: BTreeMap<(u64, u64), oneshot::Sender<()>>,
+    begun: u64,
+    most_at_once: usize,
+    /// The part of the capacity that is left: a brown-out.
+    strength: f64,
+}
+
+impl Shared {
+    /// Loads per second with this many at once: 102 at most, with 25.
+    fn throughput(&self) -> f64 {
+        let n = self.running.len() as f64;
+        let crosstalk = 0.98 / 625.0;
+        self.strength * 9.9 * n / (1.0 + 0.02 * (n - 1.0) + crosstalk * n * (n - 1.0))
+    }
+
+    fn advance(&mut self) {
+        let now = Instant::now();
+        let span = now - self.at.replace(now).unwrap_or(now);
+        if !self.running.is_empty() {
+            self.served += span.as_secs_f64() * self.throughput() / self.running.len() as f64;
+        }
+    }
+
+    /// When the next load is done, unless others come or go.
+    fn next_end(&self) -> Option<Instant> {
+        let ((end, _), _) = self.running.first_key_value()?;
+        let left = (*end as f64 / 1e9 - self.served).max(0.0);
+        Some(Instant::now() + Duration::from_secs_f64(left * self.running.len() as f64 / self.throughput()))
+    }
+}
+
+impl Origin {
+    fn new() -> Self {
+        let origin = Self::default();
+        lock(&origin.0.0).strength = 1.0;
+        let shared = origin.clone();
+        tokio::spawn(async move {
+            loop {
+                let next = lock(&shared.0.0).next_end();
+                tokio::select! {
+                    () = sleep_until(next.unwrap_or(Instant::now() + secs(3600))) => {}
+                    () = shared.0.1.notified() => {}
+                }
+                let mut state = lock(&shared.0.0);
+                state.advance();
+                while let Some(first) = state.running.first_entry()
+                    && first.key().0 as f64 / 1e9 <= state.served + 1e-9
+                {
+                    let _ = state.running.pop_first().map(|(_, done)| done.send(()));
+                }
+            }
+        });
+        origin
+    }
+
+    async fn load(&self) {
+        let done = {
+            let mut state = lock(&self.0.0);
+            state.advance();
+            state.begun += 1;
+            // Exponential, as most origins' times are.
+            let work = -(1.0 - fastrand::f64()).ln();
+            let (sender, done) = oneshot::channel();
+            let key = (((state.served + work) * 1e9) as u64, state.begun);
+            state.running.insert(key, sender);
+            state.most_at_once = state.most_at_once.max(state.running.len());
+            done
+        };
+        self.0.1.notify_one();
+        let _ = done.await;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("not poisoned")
+}
+
+/// The share of requests that were answered within two seconds after the fleet's cache was lost, and the most loads at once.
+async fn surge(policy: PolicyBuilder, processes: usize) -> (f64, usize) {
+    const RATE: u64 = 500;
+    const KEYS: f64 = 15_000.0;
+    const SPAN: Duration = Duration::from_secs(30);
+    let policy = policy.fresh_for(secs(300)).load_timeout(secs(10));
+    let (_, guards) = replicas(processes, policy);
+    let (origin, answered) = (Origin::new(), Arc::new(Mutex::new(0_u64)));
+    let started = Instant::now();
+    let mut requests = 0;
+    while started.elapsed() < SPAN {
+        sleep(ms(1000 / RATE)).await;
+        requests += 1;
+        // Zipf with an exponent of 0.8.
+        let key = (KEYS * fastrand::f64().powi(5)) as u64;
+        let (guards, origin, answered) = (guards.clone(), origin.clone(), Arc::clone(&answered));
+        tokio::spawn(async move {
+            for attempt in 0..3 {
+                let (guard, origin) = (&guards[fastrand::usize(..guards.len())], origin.clone());
+                let load = move || async move {
+                    origin.load().await;
+                    Ok::<_, std::io::Error>(key)
+                };
+                if let Ok(Ok(_)) = timeout(secs(2), guard.get_or_load(key, load)).await {
+                    *lock(&answered) += u64::from(attempt == 0);
+                    return;
+                }
+            }
+        });
+    }
+    let answered = *lock(&answered);
+    let most = lock(&origin.0.0).most_at_once;
+    (answered as f64 / requests as f64, most)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fleet_that_lost_its_cache_finds_what_its_origin_can_do() {
+    fastrand::seed(7);
+    let shed = |policy: PolicyBuilder| policy.permit_timeout(secs(2), OnOverload::Shed);
+    let (none, most) = surge(Policy::builder(), 4).await;
+    eprintln!("no limit: {none:.3} of the requests, {most} loads at once");
+    let (right, _) = surge(shed(Policy::builder().max_concurrent_loads(24)), 4).await;
+    let (adaptive, most) = surge(shed(Policy::builder().adaptive_loads(true)), 4).await;
+    eprintln!("24 loads: {right:.3}; adaptive: {adaptive:.3}, {most} loads at once");
+    assert!(none < 0.3, "{none}");
+    assert!(adaptive > right * 0.9 && most < 75, "{adaptive} of {right}, {most} loads at once");
+}
+
+/// Loads of a guard with one permit, which a first load holds until the gate opens.
+struct Line {
+    guard: StampedeGuard,
+    gate: Gate,
+    /// The keys in the order of their loads.
+    loaded: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Line {
+    async fn begin(guard: StampedeGuard) -> Self {
+        let line = Self { guard, gate: Gate::closed(), loaded: Arc::default() };
+        drop(line.call(0));
+        sleep(ms(100)).await;
+        line
+    }
+
+    /// A caller of `key`; it leaves when the handle is aborted.
+    fn call(&self, key: u32) -> JoinHandle<bool> {
+        let (guard, gate, loaded) = (self.guard.clone(), self.gate.clone(), Arc::clone(&self.loaded));
+        let load = move || async move {
+            lock(&loaded).push(key);
+            if key == 0 {
+                gate.pass().await;
+            }
+            sleep(ms(100)).await;
+            Ok::<_, std::io::Error>(key)
+        };
+        tokio::spawn(async move { guard.get_or_load(key, load).await.is_ok() })
+    }
+
+    /// The order of the loads after the first.
+    async fn order(&self) -> Vec<u32> {
+        sleep(ms(100)).await;
+        self.gate.open();
+        sleep(secs(30)).await;
+        lock(&self.loaded)[1..].to_vec()
+    }
+}
+
+fn one_at_a_time() -> PolicyBuilder {
+    Policy::builder().max_concurrent_loads(1).permit_timeout(secs(60), OnOverload::Shed)
+}
+
+fn replica(policy: PolicyBuilder) -> StampedeGuard {
+    replicas(1, policy).1.remove(0)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_load_with_most_callers_gets_the_next_permit_and_of_equals_the_newest() {
+    let line = Line::begin(replica(one_at_a_time())).await;
+    for key in [1, 2, 2, 3, 3, 3, 4, 5] {
+        drop(line.call(key));
+        sleep(ms(1)).await;
+    }
+    assert_eq!(line.order().await, [3, 2, 5, 4, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_eighth_permit_goes_to_the_oldest_load() {
+    let line = Line::begin(replica(one_at_a_time())).await;
+    for key in 1..=20 {
+        drop(line.call(key));
+        sleep(ms(1)).await;
+    }
+    // The first permit was the holder's.
+    assert_eq!(line.order().await[..8], [20, 19, 18, 17, 16, 15, 1, 14]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_all_callers_have_left_is_not_run_and_its_key_is_free() {
+    let line = Line::begin(replica(one_at_a_time())).await;
+    let (left, stays) = (line.call(1), line.call(2));
+    sleep(ms(10)).await;
+    left.abort();
+    assert_eq!(line.order().await, [2]);
+    assert!(stays.await.expect("joined"));
+    let guard = &line.guard;
+    let again = guard.get_or_load(1_u32, || async { Ok::<_, std::io::Error>(1) }).await;
+    assert_eq!(again.ok(), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refreshes_in_the_background_wait_behind_callers() {
+    let policy = one_at_a_time().fresh_for(secs(10)).ttl_jitter(0.0).stale_while_revalidate(secs(600));
+    let guard = replica(policy);
+    for key in 1..=3_u32 {
+        guard.get_or_load(key, || async move { Ok::<_, std::io::Error>(key) }).await.expect("loaded");
+    }
+    sleep(secs(11)).await;
+    let line = Line::begin(guard).await;
+    // Each is answered with the stale value, and begins a refresh.
+    for key in [1, 2, 3, 4, 5] {
+        drop(line.call(key));
+        sleep(ms(1)).await;
+    }
+    let order = line.order().await;
+    assert_eq!(order[..2], [5, 4], "{order:?}");
+    assert_eq!(order.len(), 5, "{order:?}");
+}
+
+/// Failures in most processes lower the limit to its least; then no more loads run at once.
+#[tokio::test(start_paused = true)]
+async fn an_origin_that_fails_is_asked_less_and_a_fixed_cap_is_the_ceiling() {
+    let limit = AdaptiveLoads::new().start(40).min(3);
+    let policy = |cap: u32| {
+        Policy::builder()
+            .adaptive_loads(limit.clone())
+            .max_concurrent_loads(cap)
+            .permit_timeout(secs(20), OnOverload::Shed)
+    };
+    let fail = async |guards: &[StampedeGuard], loads: &Counter, calls: u64| {
+        let calls = (0..calls).map(|call| {
+            let (guard, loads) = (guards[call as usize % guards.len()].clone(), loads.clone());
+            async move {
+                let load = move || async move {
+                    let _running = loads.start();
+                    sleep(ms(100)).await;
+                    Err::<(), _>("no route".to_owned())
+                };
+                guard.get_or_load(("call", call), load).await
+            }
+        });
+        futures_util::future::join_all(calls).await
+    };
+    let (_, guards) = replicas(3, policy(10));
+    let loads = Counter::default();
+    fail(&guards, &loads, 400).await;
+    assert_eq!(loads.most_at_once(), 10, "the fixed cap");
+    let after = Counter::default();
+    fail(&guards, &after, 100).await;
+    assert_eq!(after.most_at_once(), 3, "the least");
+}
+
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn without_the_store_a_process_runs_its_share() {
+    let replica = stampede_guard::testing::ChaosStore::new(7).replica();
+    let policy = Policy::builder().adaptive_loads(AdaptiveLoads::new().start(6)).build().expect("valid");
+    let guard = StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid");
+    replica.cut();
+    let loads = Counter::default();
+    let calls = (0..20).map(|call| {
+        let (guard, loads) = (guard.clone(), loads.clone());
+        async move {
+            let load = move || async move {
+                let _running = loads.start();
+                sleep(secs(1)).await;
+                Ok::<_, std::io::Error>(call)
+            };
+            guard.get_or_load(("call", call), load).await
+        }
+    });
+    let answers = futures_util::future::join_all(calls).await;
+    assert_eq!(loads.most_at_once(), 6);
+    let refused = answers.into_iter().filter_map(Result::err);
+    let refused: Vec<_> = refused.map(|error| error.guard().map(stampede_guard::Error::kind)).collect();
+    assert_eq!(refused, [Some(ErrorKind::Overloaded); 14]);
+}
