@@ -22,11 +22,9 @@ use crate::error::Failure;
 use crate::flight::CallerOrder;
 use crate::flight::waiter::Flight;
 use crate::key::Key;
-use crate::observe::FlightId;
-use crate::observe::panic_text;
+use crate::observe::{FlightId, panic_text};
 use crate::value::FlightOutcome;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
+use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, TagId, Unstored};
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 

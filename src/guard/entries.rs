@@ -22,8 +22,7 @@ use crate::read_through::look_up::{peek, peek_many, read_entry};
 use crate::store::Insert;
 use crate::sync::lock;
 use crate::value::entry;
-use crate::value::entry::Packed;
-use crate::value::entry::{Entry, EntryKind, TagList};
+use crate::value::entry::{Entry, EntryKind, Packed, TagList};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is

@@ -41,8 +41,7 @@ use crate::observe::{Outcome, Requests, Stats};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::hit_at_once;
-use crate::store::Examine;
-use crate::store::StoreError;
+use crate::store::{Examine, StoreError};
 use crate::sync::lock;
 use crate::value::EntryReader;
 

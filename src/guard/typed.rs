@@ -17,14 +17,12 @@ use crate::error::{Error, Failure, LoadError};
 use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
-use crate::observe::failure_text;
-use crate::observe::{Count, GuardCount, log, warn_if};
+use crate::observe::{Count, GuardCount, failure_text, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::OwnResult;
 use crate::sync::lock;
 use crate::value::codec::Codec;
-use crate::value::entry::Packed;
-use crate::value::entry::{Entry, Lifetimes, Storage, TagId, Unstored};
+use crate::value::entry::{Entry, Lifetimes, Packed, Storage, TagId, Unstored};
 use crate::value::{SharedValue, entry};
 
 /// Decodes an entry as a `T`.

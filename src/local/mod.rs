@@ -31,12 +31,10 @@ pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::Attempts;
-use crate::store::Store;
-use crate::store::volume::VolumeListener;
 use crate::store::volume::{
-    Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState,
+    Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState, VolumeListener,
 };
+use crate::store::{Attempts, Store};
 use crate::sync::lock;
 use crate::value::StoredEntry;
 

@@ -83,9 +83,10 @@ pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
 use crate::guard_state::GuardState;
 use crate::observe::log;
-use crate::store::LockName;
-use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
-use crate::store::{Store, StoreError, StoreErrorKind, Token};
+use crate::store::{
+    Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, Take, TakePermit,
+    Taken, Token,
+};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.

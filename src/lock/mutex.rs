@@ -13,8 +13,7 @@ use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::{LockError, LockRegistry, LockTarget as _, Locks, MutexOptions, MutexTarget, Scope, WaitTerms};
-use crate::store::StoreError;
-use crate::store::{KeyspaceAnswer, MutexHolder};
+use crate::store::{KeyspaceAnswer, MutexHolder, StoreError};
 
 /// A lock with at most one holder among all processes.
 ///

@@ -14,8 +14,7 @@ use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
 use super::{LockError, LockRegistry, LockTarget as _, Locks, Scope, SemaphoreTarget, WaitTerms, Waiting};
-use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState, StoreError, StoreErrorKind, Token};
 
 /// A number of permits for all processes together, granted in the order in which callers came.
 ///

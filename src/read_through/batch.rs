@@ -25,8 +25,7 @@ use tokio::time::sleep;
 use tracing::{Instrument as _, Span};
 
 use crate::error::Failure;
-use crate::loader::LoadScope;
-use crate::loader::{BatchId, Loader};
+use crate::loader::{BatchId, LoadScope, Loader};
 use crate::lock::Permit;
 use crate::sync::lock;
 use crate::task::Tracked;

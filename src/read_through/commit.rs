@@ -13,19 +13,16 @@ use super::lease::Lease;
 use super::read::current;
 use crate::flight::SentAt;
 use crate::guard_state::GuardState;
-use crate::key::Key;
-use crate::key::LoadMode;
+use crate::key::{Key, LoadMode};
 use crate::loader::{LoadOutput, LoadResult};
 use crate::local::Ticket;
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::store::volume::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
-use crate::value::FlightOutcome;
-use crate::value::StoredEntry;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
-use crate::value::entry::{Expiry, Lifetimes, Storage, Unstored};
-use crate::value::entry::{TagId, TagList};
+use crate::value::entry::{
+    Encoding, Entry, EntryKind, Expiry, Lifetimes, Packed, Storage, TagId, TagList, Unreadable, Unstored,
+};
+use crate::value::{FlightOutcome, StoredEntry};
 
 impl FlightTask {
     /// Step 7: publishes the result to the fleet, then to the waiters of this process.
