@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 pub use self::builder::PolicyBuilder;
+pub(crate) use self::builder::setters;
 use crate::error::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
