@@ -95,7 +95,7 @@ impl StampedeGuard {
             context.set_validator("");
             load()
         };
-        let loader = |own: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        let loader = |own: OwnResult<T, E>| loader(load, guard.call(&key), own);
         answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
@@ -258,7 +258,7 @@ impl Load<'_> {
     {
         let guard = self.guard.current();
         let key = guard.key(self.key)?;
-        guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
+        guard.load_anyway(&key, |own| loader(load, guard.call(&key), own)).await
     }
 
     async fn answer<T, E, F, Fut, V>(
@@ -280,7 +280,7 @@ impl Load<'_> {
         };
         let guard = guard.current();
         let key = guard.key(key)?;
-        let loader = |result: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
+        let loader = |result: OwnResult<T, E>| loader(load, guard.call(&key), result);
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
         let (outcome, result) = answer(guard.call(&key), (&reader, audits), loader, own).await;
         result.map(|(value, times)| Loaded { value, info: times.with(outcome) })
