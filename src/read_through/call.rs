@@ -27,6 +27,12 @@ pub(crate) fn passes_by(state: &GuardState, policy: &Policy) -> bool {
 }
 
 impl Call<'_> {
+    /// The tags that an entry of this caller must have.
+    #[inline]
+    pub(crate) fn tag_keys(self) -> Vec<Key> {
+        self.policy.tag_keys(&self.state.namespace, self.key)
+    }
+
     /// Counts and logs how the caller was answered.
     pub(crate) fn count_answer(self, outcome: Outcome) {
         self.state.answered(self.policy.counters.requests(), self.key, outcome);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
-use super::read::current;
+use super::read::EntryRead;
 use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::{Key, LoadMode};
@@ -385,10 +385,11 @@ impl FlightTask {
         let Self { state, policy, budget, flight, rejected, .. } = self;
         let (Some(within), sent_at) = (budget.next(), Instant::now()) else { return false };
         let tags = policy.tag_keys(&state.namespace, &flight.key);
-        let rules = (&tags[..], state.retained.servable(&flight.key, &tags));
+        let servable = state.retained.servable(&flight.key, &tags);
+        let read = EntryRead { state, key: &flight.key, tags: &tags, keeps: false, within };
         let found = async {
             match state.store.look_up(&flight.key, within).await? {
-                Some(raw) => current(state, raw, &flight.key, rules, within).await.map(Some),
+                Some(raw) => read.current(raw, servable).await.map(Some),
                 None => Ok(None),
             }
         };

@@ -326,8 +326,7 @@ impl CallState<'_> {
             return false;
         }
         let has_tag = |tag: &Key| entry.is_some_and(|entry| entry.tags.id_of(tag).is_some());
-        let Call { state, policy, key } = self.call;
-        policy.tag_keys(&state.namespace, key).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
+        self.call.tag_keys().iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
     }
 
     /// Waits for the flight's end, and for `wait_timeout` at most unless `to_the_end`. Also returns the caller's own loader if the
