@@ -124,38 +124,26 @@ pub struct LocalTierHealth {
     pub lease_remaining: Duration,
 }
 
-impl fmt::Display for Topology {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Single => "single",
-            Self::Sentinel => "sentinel",
-            Self::Cluster => "cluster",
-        })
-    }
+/// The text of each variant.
+macro_rules! texts {
+    ($($Type:ident { $($Variant:ident = $text:literal),+ })+) => {$(
+        impl fmt::Display for $Type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self {
+                    $(Self::$Variant => $text,)+
+                })
+            }
+        }
+    )+};
 }
 
-impl fmt::Display for LinkState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Idle => "idle",
-            Self::Connecting => "connecting",
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::Refused => "refused",
-            Self::Closed => "closed",
-        })
+texts! {
+    Topology { Memory = "memory", Single = "single", Sentinel = "sentinel", Cluster = "cluster" }
+    LinkState {
+        Idle = "idle", Connecting = "connecting", Up = "up", Down = "down", Refused = "refused", Closed = "closed"
     }
-}
-
-impl fmt::Display for Breaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::Partly => "partly",
-        })
-    }
+    Breaker { Closed = "closed", Open = "open", Partly = "partly" }
+    Severity { Ok = "ok", Note = "note", Warning = "WARNING", Problem = "PROBLEM" }
 }
 
 impl fmt::Display for Health {
@@ -303,17 +291,6 @@ impl Report {
     /// The severity of the worst finding.
     pub fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
-    }
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Warning => "WARNING",
-            Self::Problem => "PROBLEM",
-        })
     }
 }
 
