@@ -154,14 +154,17 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         }
     }
 
-    /// Waits behind the holder. `ends` is when its lease ends according to the last reply; `None` for never.
-    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
+    /// Whether this caller may make a further attempt.
+    fn check_limits(&self) -> Result<(), LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
-        if self.is_over() {
-            return Err(self.timed_out());
-        }
+        if self.is_over() { Err(self.timed_out()) } else { Ok(()) }
+    }
+
+    /// Waits behind the holder. `ends` is when its lease ends according to the last reply; `None` for never.
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
+        self.check_limits()?;
         if self.waiting == Waiting::Keyspace && self.announce().await {
             // Events before the announcement began were not announced.
             return Ok(WakeReason::Anew);

@@ -116,15 +116,8 @@ impl<T: LockTarget> HoldState<T> {
         let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
-            if now.state != AcquisitionState::Held {
+            if now.state != AcquisitionState::Held || self.is_over_before_a_change(now, &mut lease).await {
                 return;
-            }
-            tokio::select! {
-                biased;
-                hints = self.waiter.notified() => self.note(&hints),
-                _ = lease.changed() => {}
-                () = reached(now.until()) => return,
-                () = self.settle_doubt() => {}
             }
         }
     }
@@ -137,16 +130,29 @@ impl<T: LockTarget> HoldState<T> {
             match now.state {
                 AcquisitionState::Lost => return,
                 AcquisitionState::Ended => return std::future::pending().await,
-                AcquisitionState::Held => {}
-            }
-            tokio::select! {
-                biased;
-                hints = self.waiter.notified() => self.note(&hints),
-                _ = lease.changed() => {}
-                () = reached(now.until()) => self.lose("its time is over"),
-                () = self.settle_doubt() => {}
+                AcquisitionState::Held => {
+                    if self.is_over_before_a_change(now, &mut lease).await {
+                        self.lose("its time is over");
+                    }
+                }
             }
         }
+    }
+
+    /// Waits until the lease may have changed, or until the time that it has `now` is over.
+    async fn is_over_before_a_change(
+        &self,
+        now: HoldLease,
+        changes: &mut watch::Receiver<HoldLease>,
+    ) -> bool {
+        tokio::select! {
+            biased;
+            hints = self.waiter.notified() => self.note(&hints),
+            _ = changes.changed() => {}
+            () = reached(now.until()) => return true,
+            () = self.settle_doubt() => {}
+        }
+        false
     }
 
     /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
