@@ -17,7 +17,6 @@ mod tests;
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,7 +103,7 @@ pub struct Policy {
     /// The label of its metrics.
     pub(crate) name: Arc<str>,
     /// The counters of requests under this policy.
-    pub(crate) counters: SharedCounters,
+    pub(crate) counters: Arc<PolicyCounters>,
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
     pub(crate) stale_while_revalidate: Duration,
@@ -153,31 +152,6 @@ const LONGEST_HEAD: usize = if cfg!(feature = "http") { 192 * 1024 } else { 0 };
 /// The name of a policy whose builder sets none.
 const DEFAULT_NAME: &str = "default";
 
-/// The counters of a policy, which belong to the guard that uses it. They are ignored when policies are compared.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SharedCounters(Arc<PolicyCounters>);
-
-impl PartialEq for SharedCounters {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl From<Arc<PolicyCounters>> for SharedCounters {
-    fn from(counters: Arc<PolicyCounters>) -> Self {
-        Self(counters)
-    }
-}
-
-impl Deref for SharedCounters {
-    type Target = Arc<PolicyCounters>;
-
-    #[inline]
-    fn deref(&self) -> &Arc<PolicyCounters> {
-        &self.0
-    }
-}
-
 impl Policy {
     pub(crate) fn count(&self, count: Count) {
         self.counters.add(count);
@@ -188,7 +162,7 @@ impl Policy {
         if wait >= self.wait_timeout.mul_f64(0.8) {
             self.count(Count::long_waits);
         }
-        self.counters.waited(wait);
+        self.counters.record("stampede_guard_wait_seconds", wait);
     }
 
     /// The default deadline of one command: the budget covers two.
@@ -326,7 +300,7 @@ impl Default for Policy {
         const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
         Self {
             name: DEFAULT_NAME.into(),
-            counters: SharedCounters::default(),
+            counters: Arc::default(),
             // Long enough to take the load off an origin, short enough that a missing
             // invalidation matters for a minute only.
             fresh_for: Duration::from_secs(60),

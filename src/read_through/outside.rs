@@ -276,7 +276,7 @@ impl Audit {
         });
         if same == Some(false) {
             let age = Duration::from_millis(state.store.now().saturating_sub(served.stored_at));
-            policy.counters.audit_differed(age);
+            policy.counters.record("stampede_guard_audit_age_seconds", age);
             let is_news = state.audits.log.is_due();
             warn_if!(
                 log::GUARD,
