@@ -386,7 +386,7 @@ impl<T> LoadContext<T> {
             }
             Err(error) => {
                 self.state.count(GuardCount::store_errors);
-                warn_if!(log::GUARD, self.state.unshareable_log.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+                warn_if!(log::GUARD, self.state.logs.unshareable.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())

@@ -339,6 +339,11 @@ pub(crate) enum LoadMode {
     ForcedReload,
 }
 
+impl LoadMode {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Leased, Self::Unleased, Self::Probe, Self::BackgroundRefresh, Self::ForcedReload];
+}
+
 #[cfg(test)]
 mod probe_tests {
     use super::*;

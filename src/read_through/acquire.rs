@@ -226,7 +226,7 @@ impl<'a> Acquisition<'a> {
         policy.count(Count::leases_expired);
         warn_if!(
             log::GUARD,
-            state.expired_log.is_due(),
+            state.logs.expired.is_due(),
             ?key,
             "the lease of another process has expired: it died, hung, or lost the store during its load. This process loads"
         );

@@ -116,7 +116,7 @@ impl Lease {
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 log::GUARD,
-                ran_out && self.state.unrenewed_log.is_due(),
+                ran_out && self.state.logs.unrenewed.is_due(),
                 key = ?self.key,
                 ?done,
                 ran_out,
