@@ -509,20 +509,20 @@ impl MutexGuard {
     /// # Ok(()) }
     /// ```
     pub async fn bump(&mut self) -> Result<bool, LockError> {
-        if self.hold.is_freed() {
+        if self.hold.freed {
             return Err(LockError::NotHeld);
         }
         self.hold.stop_renewing().await;
         let target = Arc::clone(&self.held.hold_state.target);
         match acquire(&target, &target.terms(), Some(&mut self.hold)).await {
             Ok(hold) => {
-                let was_held = self.hold.was_held();
+                let was_held = self.hold.was_held;
                 self.hold = renewed(hold);
                 self.held = Held { hold_state: Arc::clone(&self.hold.hold_state) };
                 Ok(was_held)
             }
             Err(error) => {
-                if self.hold.is_freed() {
+                if self.hold.freed {
                     self.claim = None;
                 }
                 Err(error)
