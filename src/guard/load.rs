@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
+use super::memoize::{CacheableResponse, SharedError};
 use super::typed::{LoadContext, loader, read_shared, read_typed, read_with_storage, with_storage};
 use crate::error::LoadError;
 use crate::key::{CacheKey, Key};
@@ -261,15 +262,13 @@ impl Load<'_> {
         guard.load_anyway(&key, |own| loader(load, guard.call(&key), own)).await
     }
 
-    async fn answer<T, E, F, Fut, V>(
+    async fn answer<T: CacheableResponse, E: SharedError, F, Fut, V>(
         self,
         read: impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
         load: F,
         own: impl FnOnce(T) -> V,
     ) -> Result<Loaded<V>, LoadError<E>>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {

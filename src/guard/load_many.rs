@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::StampedeGuard;
+use super::memoize::{CacheableResponse, SharedError};
 use super::typed::{LoadSettings, concluded, read_with_storage, with_storage};
 use crate::error::{Error, ErrorKind, Failure, LoadError};
 use crate::key::{CacheKey, Key};
@@ -37,6 +38,10 @@ use crate::value::entry::Storage;
 type RoundResult<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
 type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = RoundResult<K, T, E>> + Send>>;
 type RoundLoader<K, T, E> = Arc<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+
+/// A caller's key of many.
+trait BatchKey: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static {}
+impl<K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static> BatchKey for K {}
 
 /// How many keys one call of a caller's `load` receives at most. Even a slow server grants this many leases, and stores this many values,
 /// in much less time than the shortest lease.
@@ -233,12 +238,11 @@ impl StampedeGuard {
     }
 
     /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
-    async fn load_many<K, T, E>(&self, keys: Vec<K>, load: RoundLoader<K, T, E>) -> Vec<KeyAnswer<T, E>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    {
+    async fn load_many<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
+        &self,
+        keys: Vec<K>,
+        load: RoundLoader<K, T, E>,
+    ) -> Vec<KeyAnswer<T, E>> {
         let mut positions = HashMap::with_capacity(keys.len());
         let mut distinct = Vec::with_capacity(keys.len());
         let order: Vec<usize> = keys
@@ -264,12 +268,11 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(&self, keys: Vec<K>, load: &RoundLoader<K, T, E>) -> Vec<KeyAnswer<T, E>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    {
+    async fn load_distinct<K: BatchKey, T: CacheableResponse, E: SharedError>(
+        &self,
+        keys: Vec<K>,
+        load: &RoundLoader<K, T, E>,
+    ) -> Vec<KeyAnswer<T, E>> {
         let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
         let asks = self.look_at(keys, &names).await;
         let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
@@ -284,14 +287,11 @@ impl StampedeGuard {
             answers.push(Box::pin(self.answer_one(ask, member, &parts)));
         }
         let mut answers = join_all(answers).await.into_iter();
-        let mut all = Vec::with_capacity(names.len());
-        for name in &names {
-            match name {
-                Ok(_) => all.extend(answers.next()),
-                Err(error) => all.push(KeyAnswer::refused(error)),
-            }
-        }
-        all
+        let all = names.iter().filter_map(|name| match name {
+            Ok(_) => answers.next(),
+            Err(error) => Some(KeyAnswer::refused(error)),
+        });
+        all.collect()
     }
 
     /// Step 2 for the keys that are valid.
@@ -300,13 +300,10 @@ impl StampedeGuard {
         keys: Vec<K>,
         names: &'a [Result<Key, Error>],
     ) -> Vec<Ask<'a, K, T>> {
-        let mut asks = Vec::with_capacity(keys.len());
-        for (key, name) in keys.into_iter().zip(names) {
-            if let Ok(name) = name {
-                let call = self.call(name);
-                asks.push(Ask { key, call, lookup: None });
-            }
-        }
+        let ask = |(key, name): (K, &'a Result<Key, Error>)| {
+            Some(Ask { key, call: self.call(name.as_ref().ok()?), lookup: None })
+        };
+        let mut asks: Vec<_> = keys.into_iter().zip(names).filter_map(ask).collect();
         if !passes_by(&self.state, &self.policy) {
             let calls = asks.iter().map(|ask| ask.call).collect();
             for (ask, lookup) in asks.iter_mut().zip(look_many(calls, &read_with_storage).await) {
@@ -316,17 +313,12 @@ impl StampedeGuard {
         asks
     }
 
-    async fn answer_one<K, T, E>(
+    async fn answer_one<K: BatchKey, T: CacheableResponse, E: SharedError>(
         &self,
         Ask { key, call, lookup }: Ask<'_, K, T>,
         member: Option<(usize, BatchMember)>,
         parts: &Arc<Parts<K, T, E>>,
-    ) -> KeyAnswer<T, E>
-    where
-        K: Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + Send + Sync + 'static,
-    {
+    ) -> KeyAnswer<T, E> {
         // A hit is not in the batch: it needs a loader only for its audit, which loads alone.
         let loader = move |own: OwnResult<Option<T>, E>| match member {
             Some(member) => parts.loader(member, call, own),
@@ -361,12 +353,7 @@ impl<K, T> Ask<'_, K, T> {
     }
 }
 
-impl<K, T, E> Parts<K, T, E>
-where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: fmt::Display + Send + Sync + 'static,
-{
+impl<K: BatchKey, T: CacheableResponse, E: SharedError> Parts<K, T, E> {
     /// Makes the batch of these keys, with a member for each.
     fn batch(keys: Vec<K>, load: &RoundLoader<K, T, E>) -> (Arc<Self>, Vec<BatchMember>) {
         let size = keys.len();
@@ -462,8 +449,7 @@ where
 
 /// The result for a key for which the loader returned no value, under [`OnAbsent::Fail`].
 fn absent<T, E>(key: &Key, own: OwnResult<T, E>) -> LoadOutput {
-    let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
-    let error = Error::new(ErrorKind::Absent, text);
+    let error = Error::of_key(ErrorKind::Absent, "the loader returned no value for", key, "(OnAbsent::Fail)");
     let _ = own.send(Err(LoadError::Guard(error.clone())));
     LoadResult::failed(Failure::Guard(error)).into()
 }
@@ -569,17 +555,12 @@ impl StampedeGuard {
     }
 
     /// Loads the keys of a group once. Returns those that the store has not confirmed.
-    async fn warm_group<K, T, E>(
+    async fn warm_group<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
         &self,
         keys: Vec<K>,
         load: &RoundLoader<K, T, E>,
         warmed: &mut Warmed,
-    ) -> Vec<K>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    {
+    ) -> Vec<K> {
         if keys.is_empty() {
             return keys;
         }
@@ -609,7 +590,7 @@ impl StampedeGuard {
     }
 
     /// Waits until a group may begin; false if the guard is shut down.
-    async fn may_begin<K: Into<CacheKey> + Clone>(&self, group: &[K]) -> bool {
+    async fn may_begin<K: BatchKey>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
         // In a cluster each key may be on a different server. Invalid keys are left out.

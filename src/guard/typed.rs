@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::memoize::{CacheableResponse, SharedError};
 use crate::error::{Error, Failure, LoadError};
 use crate::guard_state::GuardState;
 use crate::key::CacheKey;
@@ -69,10 +70,12 @@ pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {
 }
 
 /// Boxes a caller's `load`.
-pub(crate) fn loader<T, E, F, Fut>(load: F, call: Call<'_>, own: OwnResult<T, E>) -> Loader
+pub(crate) fn loader<T: CacheableResponse, E: SharedError, F, Fut>(
+    load: F,
+    call: Call<'_>,
+    own: OwnResult<T, E>,
+) -> Loader
 where
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
@@ -91,15 +94,12 @@ where
 }
 
 /// A load's result for its waiters, and for its own caller.
-pub(super) fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
+pub(super) fn concluded<T: CacheableResponse, E: SharedError>(
     call: Call<'_>,
     loaded: Result<T, Arc<E>>,
     mode: LeaseState,
     settings: &Mutex<LoadSettings>,
-) -> (LoadResult, Result<T, LoadError<E>>)
-where
-    E: fmt::Display + Send + Sync + 'static,
-{
+) -> (LoadResult, Result<T, LoadError<E>>) {
     match loaded {
         Ok(value) => (shared(call, mode, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
