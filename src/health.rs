@@ -149,28 +149,16 @@ texts! {
 impl fmt::Display for Health {
     /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            topology,
-            commands,
-            inbox,
-            breaker,
-            reason,
-            clock,
-            silent_for,
-            inbox_lag,
-            outages,
-            credential_failures,
-            local,
-        } = self;
+        let Self { topology, commands, inbox, breaker, outages, credential_failures, .. } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
-        if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
+        if let Some(ClockReading { ahead_ms, age, largest_jump }) = &self.clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
             write!(f, " clock={ahead_ms:+}ms read={age:.1}s jump={jump}ms")?;
         }
-        if let Some(silence) = silent_for {
+        if let Some(silence) = self.silent_for {
             write!(f, " heard={:.1}s", silence.as_secs_f32())?;
         }
-        if let Some(lag) = inbox_lag {
+        if let Some(lag) = self.inbox_lag {
             write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;
         }
         if *outages > 0 {
@@ -179,11 +167,11 @@ impl fmt::Display for Health {
         if *credential_failures > 0 {
             write!(f, " credential_failures={credential_failures}")?;
         }
-        if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = local {
+        if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = &self.local {
             let left = lease_remaining.as_secs_f32();
             write!(f, " copies={copies} bytes={bytes}/{capacity} lease={left:.1}s")?;
         }
-        if let Some(reason) = reason {
+        if let Some(reason) = &self.reason {
             write!(f, " reason={reason:?}")?;
         }
         Ok(())

@@ -253,7 +253,7 @@ impl GuardState {
     }
 
     pub(crate) fn count(&self, count: GuardCount) {
-        self.counters.add(count);
+        self.counters.guard.add(count);
     }
 
     /// Publishes the counters and gauges from now on, once a second.
@@ -320,7 +320,7 @@ impl GuardState {
     /// Counts and logs a hit from memory on the fast path, which makes no key.
     #[inline]
     pub(crate) fn hit_at_once(&self, counters: &PolicyCounters, probe: KeyProbe<'_>) {
-        counters.local_hit();
+        counters.requests().local_hit();
         let outcome = Outcome::LocalHit.as_str();
         // The key is made only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");

@@ -246,10 +246,6 @@ const MOST_POLICIES: usize = 100;
 const OTHER: &str = "other";
 
 impl Counters {
-    pub(crate) fn add(&self, count: GuardCount) {
-        self.guard.add(count);
-    }
-
     /// The counters of the policies of this name, and whether they are new.
     pub(crate) fn of_policy(&self, name: &Arc<str>) -> (Arc<PolicyCounters>, bool) {
         let mut policies = lock(&self.policies);
@@ -302,11 +298,6 @@ impl PolicyCounters {
     #[inline]
     pub(crate) fn add(&self, count: Count) {
         self.counts.add(count);
-    }
-
-    #[inline]
-    pub(crate) fn local_hit(&self) {
-        self.requests.local_hit();
     }
 
     /// The counters of requests without a route.

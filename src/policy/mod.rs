@@ -176,15 +176,12 @@ impl Policy {
         self.load_timeout.saturating_add(self.lease).saturating_add(queued)
     }
 
-    /// The lifetime that is stored for a value with this nominal lifetime: a random part less, the jitter.
-    fn stored_for(&self, lifetime: Duration) -> Duration {
-        // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
-        lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
-    }
-
-    /// As [`stored_for`](Self::stored_for), for a value with stale windows.
+    /// The lifetimes that are stored for a value with these nominal ones: a random part less of the fresh one, the jitter.
     pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
-        Lifetimes { fresh_for: self.stored_for(lifetimes.fresh_for), ..lifetimes }
+        let fresh_for = lifetimes.fresh_for;
+        // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
+        let jitter = fresh_for.mul_f64(self.ttl_jitter * fastrand::f64()).min(fresh_for);
+        Lifetimes { fresh_for: fresh_for - jitter, ..lifetimes }
     }
 
     /// The lifetimes of a loader's value.

@@ -234,25 +234,18 @@ impl<'a> Acquisition<'a> {
 
     /// Converts the granted attempt to a held lease.
     pub(super) fn lead(self) -> Lease {
-        let Self {
-            request: AcquireRequest { state, key, policy, .. },
-            token,
-            watch,
-            sent_at,
-            takeovers: hops,
-            ..
-        } = self;
+        let AcquireRequest { state, key, policy, .. } = self.request;
         Lease {
             _held: state.leases.enter(),
             state: Arc::clone(state),
             key: key.clone(),
-            token,
-            watch,
+            token: self.token,
+            watch: self.watch,
             ttl: policy.lease,
-            takeovers: hops,
+            takeovers: self.takeovers,
             counters: Arc::clone(&policy.counters),
             waited_until: self.behind.is_some().then(Instant::now),
-            confirmed: Mutex::new(sent_at),
+            confirmed: Mutex::new(self.sent_at),
         }
     }
 

@@ -275,6 +275,7 @@ impl FlightTask {
 
     /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> LoadedOutcome {
+        let not_stored = LoadedOutcome::unstored;
         match result {
             LoadResult::Value {
                 encoding,
@@ -298,19 +299,17 @@ impl FlightTask {
                 if keep.is_zero() {
                     // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
-                    LoadedOutcome { elsewhere, ..LoadedOutcome::unstored(value, unstored, false) }
+                    LoadedOutcome { elsewhere, ..not_stored(value, unstored, false) }
                 } else {
                     self.if_short_enough(value(payload, packed), keep)
                 }
             }
-            LoadResult::OnlyForCaller => {
-                LoadedOutcome::unstored(FlightOutcome::NoLoader, Unstored::SaysNothing, false)
-            }
+            LoadResult::OnlyForCaller => not_stored(FlightOutcome::NoLoader, Unstored::SaysNothing, false),
             LoadResult::Uncacheable { unstored, mark } => {
-                LoadedOutcome::unstored(FlightOutcome::Uncacheable, unstored, mark)
+                not_stored(FlightOutcome::Uncacheable, unstored, mark)
             }
             LoadResult::Failed { failure, before } => {
-                LoadedOutcome::unstored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
+                not_stored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
             }
         }
     }

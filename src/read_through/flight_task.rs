@@ -592,9 +592,6 @@ pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Displ
 }
 
 fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {
-    let digest = key.digest();
-    let text = format!(
-        "max_concurrent_loads ({limit}) other loads ran while key #{digest} waited permit_timeout ({waited:?})"
-    );
-    Error::new(ErrorKind::Overloaded, text)
+    let before = format!("max_concurrent_loads ({limit}) other loads ran while");
+    Error::of_key(ErrorKind::Overloaded, before, key, format_args!("waited permit_timeout ({waited:?})"))
 }

@@ -365,12 +365,8 @@ impl CallState<'_> {
 
     fn waited_out(&self) -> Failure {
         let Call { policy, key, .. } = self.call;
-        let text = format!(
-            "another caller's load of key #{} took longer than wait_timeout ({:?})",
-            key.digest(),
-            policy.wait_timeout
-        );
-        Failure::Guard(Error::new(ErrorKind::Timeout, text))
+        let after = format!("took longer than wait_timeout ({:?})", policy.wait_timeout);
+        Failure::Guard(Error::of_key(ErrorKind::Timeout, "another caller's load of", key, after))
     }
 }
 

@@ -16,6 +16,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -33,7 +34,7 @@ use crate::observe::{Count, Outcome, log, panic_text, warn_if};
 use crate::policy::{Encoded, Policy};
 use crate::task::Tracked;
 use crate::value::SharedValue;
-use crate::value::entry::Entry;
+use crate::value::entry::{Encoding, Entry};
 
 /// A loader's load outside the flights, for `mode`: no lease is renewed, and its caller is answered at its end.
 fn run_outside_flight(
@@ -176,15 +177,17 @@ async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> O
     let Call { policy, .. } = call;
     if let Some(audit) = Audit::begin(call) {
         let same = match own.begin().await {
-            Some(LoadResult::Value { encoding, payload, .. }) => {
-                let of_guard = Encoded { encoding: served.encoding, payload: &served.payload };
-                policy.audit.is_same([of_guard, Encoded { encoding, payload: &payload }])
-            }
+            Some(LoadResult::Value { encoding, payload, .. }) => is_same(policy, &served, encoding, &payload),
             _ => None,
         };
         audit.conclude_later(served, same);
     }
     outcome
+}
+
+fn is_same(policy: &Policy, served: &Entry, encoding: Encoding, payload: &Bytes) -> Option<bool> {
+    let served = Encoded { encoding: served.encoding, payload: &served.payload };
+    policy.audit.is_same([served, Encoded { encoding, payload }])
 }
 
 /// Reads the entry as it is.
@@ -215,11 +218,7 @@ impl Audit {
             LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
             LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => None,
         });
-        self.spawn(load, |policy, served, (encoding, payload)| {
-            let served = Encoded { encoding: served.encoding, payload: &served.payload };
-            let loaded = Encoded { encoding: *encoding, payload };
-            policy.audit.is_same([served, loaded])
-        });
+        self.spawn(load, |policy, served, (encoding, payload)| is_same(policy, served, *encoding, payload));
     }
 
     /// Audits in the background. `load` returns `None` if it failed; `is_same` returns `None` if the values cannot be compared.
