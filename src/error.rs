@@ -98,15 +98,19 @@ impl Error {
         Self::new(ErrorKind::InvalidKey, "the cache key is empty: give it at least one character")
     }
 
+    /// An error whose text names the key by its digest, between `before` and `after`.
+    pub(crate) fn of_key(
+        kind: ErrorKind,
+        before: impl fmt::Display,
+        key: &Key,
+        after: impl fmt::Display,
+    ) -> Self {
+        Self::new(kind, format!("{before} key #{} {after}", key.digest()))
+    }
+
     pub(crate) fn reentrant(key: &Key) -> Self {
-        Self::new(
-            ErrorKind::Reentrant,
-            format!(
-                "the load of key #{} asked for the same key, which would wait for itself: \
-                 call the loader directly there, or use another key",
-                key.digest()
-            ),
-        )
+        let after = "asked for the same key, which would wait for itself: call the loader directly there, or use another key";
+        Self::of_key(ErrorKind::Reentrant, "the load of", key, after)
     }
 
     pub(crate) fn store(phase: &str, key: &Key, source: StoreError) -> Self {
@@ -136,19 +140,15 @@ impl Error {
     }
 
     pub(crate) fn load_timeout(key: &Key, load_timeout: Duration) -> Self {
-        let digest = key.digest();
-        Self::new(
-            ErrorKind::Timeout,
-            format!("the load of key #{digest} took longer than load_timeout ({load_timeout:?})"),
-        )
+        let after = format!("took longer than load_timeout ({load_timeout:?})");
+        Self::of_key(ErrorKind::Timeout, "the load of", key, after)
     }
 
     pub(crate) fn too_many_fail_open_loads(key: &Key, most: usize) -> Self {
-        let digest = key.digest();
-        let text = format!(
-            "the store can not be asked, and {most} loads (max_fail_open_loads) run without it while key #{digest} would"
+        let before = format!(
+            "the store can not be asked, and {most} loads (max_fail_open_loads) run without it while"
         );
-        Self::new(ErrorKind::Overloaded, text)
+        Self::of_key(ErrorKind::Overloaded, before, key, "would")
     }
 
     /// The class of this error.

@@ -124,65 +124,41 @@ pub struct LocalTierHealth {
     pub lease_remaining: Duration,
 }
 
-impl fmt::Display for Topology {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Single => "single",
-            Self::Sentinel => "sentinel",
-            Self::Cluster => "cluster",
-        })
-    }
+/// The text of each variant.
+macro_rules! texts {
+    ($($Type:ident { $($Variant:ident = $text:literal),+ })+) => {$(
+        impl fmt::Display for $Type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self {
+                    $(Self::$Variant => $text,)+
+                })
+            }
+        }
+    )+};
 }
 
-impl fmt::Display for LinkState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Idle => "idle",
-            Self::Connecting => "connecting",
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::Refused => "refused",
-            Self::Closed => "closed",
-        })
+texts! {
+    Topology { Memory = "memory", Single = "single", Sentinel = "sentinel", Cluster = "cluster" }
+    LinkState {
+        Idle = "idle", Connecting = "connecting", Up = "up", Down = "down", Refused = "refused", Closed = "closed"
     }
-}
-
-impl fmt::Display for Breaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::Partly => "partly",
-        })
-    }
+    Breaker { Closed = "closed", Open = "open", Partly = "partly" }
+    Severity { Ok = "ok", Note = "note", Warning = "WARNING", Problem = "PROBLEM" }
 }
 
 impl fmt::Display for Health {
     /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            topology,
-            commands,
-            inbox,
-            breaker,
-            reason,
-            clock,
-            silent_for,
-            inbox_lag,
-            outages,
-            credential_failures,
-            local,
-        } = self;
+        let Self { topology, commands, inbox, breaker, outages, credential_failures, .. } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
-        if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
+        if let Some(ClockReading { ahead_ms, age, largest_jump }) = &self.clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
             write!(f, " clock={ahead_ms:+}ms read={age:.1}s jump={jump}ms")?;
         }
-        if let Some(silence) = silent_for {
+        if let Some(silence) = self.silent_for {
             write!(f, " heard={:.1}s", silence.as_secs_f32())?;
         }
-        if let Some(lag) = inbox_lag {
+        if let Some(lag) = self.inbox_lag {
             write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;
         }
         if *outages > 0 {
@@ -191,11 +167,11 @@ impl fmt::Display for Health {
         if *credential_failures > 0 {
             write!(f, " credential_failures={credential_failures}")?;
         }
-        if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = local {
+        if let Some(LocalTierHealth { copies, bytes, capacity, lease_remaining }) = &self.local {
             let left = lease_remaining.as_secs_f32();
             write!(f, " copies={copies} bytes={bytes}/{capacity} lease={left:.1}s")?;
         }
-        if let Some(reason) = reason {
+        if let Some(reason) = &self.reason {
             write!(f, " reason={reason:?}")?;
         }
         Ok(())
@@ -303,17 +279,6 @@ impl Report {
     /// The severity of the worst finding.
     pub fn worst(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
-    }
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Warning => "WARNING",
-            Self::Problem => "PROBLEM",
-        })
     }
 }
 

@@ -3,7 +3,6 @@
 //! [`LoadScope`] is the chain of loads inside which a task runs. It detects re-entrance: a load that requests its own key would wait for
 //! itself.
 
-#[cfg(feature = "http")]
 use std::any::Any;
 use std::future::Future;
 use std::num::NonZeroU64;
@@ -22,11 +21,9 @@ use crate::error::Failure;
 use crate::flight::CallerOrder;
 use crate::flight::waiter::Flight;
 use crate::key::Key;
-use crate::observe::FlightId;
-use crate::observe::panic_text;
+use crate::observe::{FlightId, panic_text};
 use crate::value::FlightOutcome;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry, Lifetimes, TagId, Unstored};
+use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, TagId, Unstored};
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
@@ -45,18 +42,15 @@ impl Delivery {
     }
 
     /// Lets the waiters of this process read a value that is still incoming.
-    #[cfg(feature = "http")]
     pub(crate) fn read_along(&self, incoming: Arc<dyn Any + Send + Sync>) {
         self.announce(|waiters| waiters.announce(FlightOutcome::Incoming(incoming)));
     }
 
     /// Makes the waiters load for themselves.
-    #[cfg(feature = "http")]
     pub(crate) fn refuse_waiters(&self) {
         self.announce(|waiters| waiters.announce_to_all(FlightOutcome::Uncacheable));
     }
 
-    #[cfg(feature = "http")]
     fn announce(&self, announce: impl FnOnce(&Flight<Loader, FlightOutcome>)) {
         let Some(waiters) = &self.waiters else { return };
         if let Some(load_id) = self.load_id {
@@ -67,7 +61,6 @@ impl Delivery {
 
     /// Ends the load with this result. `release` completes the client's response, or its error: it is called once the result is published,
     /// or once the caller's budget for that is used up, before the other waiters are answered.
-    #[cfg(feature = "http")]
     pub(crate) fn after_commit(
         self,
         result: LoadResult,
@@ -104,7 +97,6 @@ impl<A> OwnAnswer<A> {
     }
 
     /// For a caller that takes its answer as soon as it is sent.
-    #[cfg(feature = "http")]
     pub(crate) fn early() -> (OwnSender<A>, Self) {
         let (sender, own) = Self::at_the_end();
         (sender, Self { is_early: true, ..own })

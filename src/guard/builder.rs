@@ -7,10 +7,10 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::{DEFAULT_NAMESPACE, StampedeGuard};
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::DEFAULT_MOST_RETAINED;
-use crate::key::escape_namespace;
+use crate::key::{escape_namespace, unusable_namespace};
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::observe::{SpanLinks, Spans};
-use crate::policy::Policy;
+use crate::policy::{Policy, setters};
 use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 
@@ -91,6 +91,40 @@ impl StampedeGuard {
     }
 }
 
+setters! { StampedeGuardBuilder:
+    /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different namespaces.
+    /// 1 to 64 characters. Defaults to `default`.
+    namespace(namespace: impl Into<String> => namespace);
+
+    /// Lifetimes of values and limits of loads. Defaults to [`Policy::default`].
+    policy(policy: Policy => policy);
+
+    /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
+    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) such a load would have
+    /// no permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) these callers receive a stale value if one may
+    /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 50,000.
+    max_flights(max_flights: usize => max_flights);
+
+    /// How many invalidations the guard retains that the store has not confirmed, each key and each tag once. They are sent as soon as
+    /// the store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything
+    /// in the namespace replaces them: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
+    /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
+    /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
+    /// other processes may serve them until they expire. Defaults to 10,000.
+    most_kept_invalidations(most: usize => most_kept_invalidations);
+
+    /// How many bytes of copies the process keeps in its memory, if a policy has
+    /// [`local_for`](crate::PolicyBuilder::local_for). The count includes the values, an estimate of their decoded forms, and the maps'
+    /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Defaults to 64 MiB.
+    local_capacity(bytes: u64 => local_capacity);
+
+    /// How long a volume lease lasts: the longest time that an invalidation waits for a process that has local copies and is dead, hung,
+    /// paused or cut off. While copies are read, it is renewed at each third of this time. 200 ms to one minute; defaults to two seconds.
+    ///
+    /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
+    local_term(term: Duration => local_term);
+}
+
 impl StampedeGuardBuilder {
     pub(crate) fn new(backend: Backend) -> Self {
         let namespace = DEFAULT_NAMESPACE.to_owned();
@@ -119,56 +153,6 @@ impl StampedeGuardBuilder {
     /// With more different cold keys at once, memory becomes the limit: a caller and its flight take some 18 kB.
     const DEFAULT_MAX_FLIGHTS: usize = 50_000;
 
-    /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different namespaces.
-    /// 1 to 64 characters. Defaults to `default`.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
-        self
-    }
-
-    /// Lifetimes of values and limits of loads. Defaults to [`Policy::default`].
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy;
-        self
-    }
-
-    /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
-    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) such a load would have
-    /// no permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) these callers receive a stale value if one may
-    /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 50,000.
-    pub fn max_flights(mut self, max_flights: usize) -> Self {
-        self.max_flights = max_flights;
-        self
-    }
-
-    /// How many invalidations the guard retains that the store has not confirmed, each key and each tag once. They are sent as soon as
-    /// the store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything
-    /// in the namespace replaces them: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
-    /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
-    /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
-    /// other processes may serve them until they expire. Defaults to 10,000.
-    pub fn most_kept_invalidations(mut self, most: usize) -> Self {
-        self.most_kept_invalidations = most;
-        self
-    }
-
-    /// How many bytes of copies the process keeps in its memory, if a policy has
-    /// [`local_for`](crate::PolicyBuilder::local_for). The count includes the values, an estimate of their decoded forms, and the maps'
-    /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Defaults to 64 MiB.
-    pub fn local_capacity(mut self, bytes: u64) -> Self {
-        self.local_capacity = bytes;
-        self
-    }
-
-    /// How long a volume lease lasts: the longest time that an invalidation waits for a process that has local copies and is dead, hung,
-    /// paused or cut off. While copies are read, it is renewed at each third of this time. 200 ms to one minute; defaults to two seconds.
-    ///
-    /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
-    pub fn local_term(mut self, term: Duration) -> Self {
-        self.local_term = term;
-        self
-    }
-
     /// Links the spans of loads and of the callers that wait for them, across processes. Defaults to no links; the spans have the
     /// field `flight` in any case.
     pub fn span_links(mut self, links: impl SpanLinks) -> Self {
@@ -183,34 +167,35 @@ impl StampedeGuardBuilder {
     /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, a `local_term`
     /// out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
-        let length = escape_namespace(&self.namespace).len();
-        if !(1..=64).contains(&length) {
-            let text =
-                format!("namespace has {length} characters: choose 1 to 64 (an escape counts as three)");
-            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        match self.refusal() {
+            Some(text) => Err(Error::new(ErrorKind::InvalidPolicy, text)),
+            None => Ok(self.assemble()),
         }
-        if self.max_flights == 0 {
-            return Err(Error::new(ErrorKind::InvalidPolicy, "max_flights is 0: choose at least 1"));
+    }
+
+    fn refusal(&self) -> Option<String> {
+        let (term, capacity, local_for) = (self.local_term, self.local_capacity, self.policy.local_for);
+        if let Some(why) = unusable_namespace(&self.namespace) {
+            return Some(format!("namespace {why}"));
         }
-        if self.most_kept_invalidations == 0 {
-            let text = "most_kept_invalidations is 0: choose at least 1";
-            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        for (setting, most) in
+            [("max_flights", self.max_flights), ("most_kept_invalidations", self.most_kept_invalidations)]
+        {
+            if most == 0 {
+                return Some(format!("{setting} is 0: choose at least 1"));
+            }
         }
-        if !(SHORTEST_TERM..=LONGEST_TERM).contains(&self.local_term) {
-            let text = format!(
-                "local_term is {:?}: choose from {SHORTEST_TERM:?} to {LONGEST_TERM:?}",
-                self.local_term
-            );
-            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        if !(SHORTEST_TERM..=LONGEST_TERM).contains(&term) {
+            return Some(format!(
+                "local_term is {term:?}: choose from {SHORTEST_TERM:?} to {LONGEST_TERM:?}"
+            ));
         }
-        if self.local_capacity < LEAST_CAPACITY && !self.policy.local_for.is_zero() {
-            let text = format!(
-                "local_capacity ({} bytes) and local_for ({:?}) contradict each other: choose a capacity of at \
-                 least {LEAST_CAPACITY} bytes, or no local_for",
-                self.local_capacity, self.policy.local_for
-            );
-            return Err(Error::new(ErrorKind::InvalidPolicy, text));
-        }
-        Ok(self.assemble())
+        let has_no_room = capacity < LEAST_CAPACITY && !local_for.is_zero();
+        has_no_room.then(|| {
+            format!(
+                "local_capacity ({capacity} bytes) and local_for ({local_for:?}) contradict each other: choose a capacity of at \
+                 least {LEAST_CAPACITY} bytes, or no local_for"
+            )
+        })
     }
 }

@@ -17,13 +17,10 @@ use crate::error::{Error, ErrorKind};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
-use crate::read_through::call::Call;
 use crate::read_through::look_up::{peek, peek_many, read_entry};
 use crate::store::Insert;
 use crate::sync::lock;
-use crate::value::entry;
-use crate::value::entry::Packed;
-use crate::value::entry::{Entry, EntryKind, TagList};
+use crate::value::entry::{self, Entry, EntryKind, Packed, TagList};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is
@@ -43,8 +40,9 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(call, &read_typed).await.map_err(|error| Error::store("looking up the entry", &key, error))
+        peek(guard.call(&key), &read_typed)
+            .await
+            .map_err(|error| Error::store("looking up the entry", &key, error))
     }
 
     /// As [`get`](Self::get), for values that are shared: a hit of the local tier neither decodes nor copies.
@@ -75,8 +73,9 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
-        peek(call, &read_shared).await.map_err(|error| Error::store("looking up the entry", &key, error))
+        peek(guard.call(&key), &read_shared)
+            .await
+            .map_err(|error| Error::store("looking up the entry", &key, error))
     }
 
     /// Whether there is a value of `key` that may be served.
@@ -111,9 +110,8 @@ impl StampedeGuard {
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
         let guard = self.current();
-        let call = Call { state: &guard.state, policy: &guard.policy, key };
-        let stored =
-            read_entry(call).await.map_err(|error| Error::store("looking up the entry", key, error))?;
+        let stored = read_entry(guard.call(key)).await;
+        let stored = stored.map_err(|error| Error::store("looking up the entry", key, error))?;
         Ok(stored.and_then(|stored| stored.value().cloned()))
     }
 
@@ -283,9 +281,8 @@ impl StampedeGuard {
         // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
         // that is retained after the read.
         let attempt = Change::of_value(&guard, &key, "the expiry", true);
-        let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // The read itself counts its errors.
-        let read = guard.retry_until(&key, until, |_| read_entry(call)).await;
+        let read = guard.retry_until(&key, until, |_| read_entry(guard.call(&key))).await;
         let read = read.map_err(|error| attempt.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
@@ -412,8 +409,7 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let keys: Vec<Result<Key, Error>> = keys.into_iter().map(|key| guard.key(key)).collect();
-        let call = |key| Call { state: &guard.state, policy: &guard.policy, key };
-        let calls = keys.iter().flatten().map(call).collect();
+        let calls = keys.iter().flatten().map(|key| guard.call(key)).collect();
         let mut found = peek_many(calls, &read_typed).await.into_iter();
         let answers = keys.iter().filter_map(|key| match key {
             Ok(key) => found

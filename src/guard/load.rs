@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StampedeGuard;
+use super::memoize::{CacheableResponse, SharedError};
 use super::typed::{LoadContext, loader, read_shared, read_typed, read_with_storage, with_storage};
 use crate::error::LoadError;
 use crate::key::{CacheKey, Key};
@@ -95,7 +96,7 @@ impl StampedeGuard {
             context.set_validator("");
             load()
         };
-        let loader = |own: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, own);
+        let loader = |own: OwnResult<T, E>| loader(load, guard.call(&key), own);
         answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
@@ -258,18 +259,16 @@ impl Load<'_> {
     {
         let guard = self.guard.current();
         let key = guard.key(self.key)?;
-        guard.load_anyway(&key, |own| loader(load, &guard.state, &guard.policy, &key, own)).await
+        guard.load_anyway(&key, |own| loader(load, guard.call(&key), own)).await
     }
 
-    async fn answer<T, E, F, Fut, V>(
+    async fn answer<T: CacheableResponse, E: SharedError, F, Fut, V>(
         self,
         read: impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
         load: F,
         own: impl FnOnce(T) -> V,
     ) -> Result<Loaded<V>, LoadError<E>>
     where
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
         F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
@@ -280,7 +279,7 @@ impl Load<'_> {
         };
         let guard = guard.current();
         let key = guard.key(key)?;
-        let loader = |result: OwnResult<T, E>| loader(load, &guard.state, &guard.policy, &key, result);
+        let loader = |result: OwnResult<T, E>| loader(load, guard.call(&key), result);
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
         let (outcome, result) = answer(guard.call(&key), (&reader, audits), loader, own).await;
         result.map(|(value, times)| Loaded { value, info: times.with(outcome) })

@@ -19,14 +19,13 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::StampedeGuard;
+use super::memoize::{CacheableResponse, SharedError};
 use super::typed::{LoadSettings, concluded, read_with_storage, with_storage};
 use crate::error::{Error, ErrorKind, Failure, LoadError};
-use crate::guard_state::GuardState;
 use crate::key::{CacheKey, Key};
 use crate::loader::{LoadOutput, LoadResult, LoadScope, Loader};
-use crate::observe::Outcome;
-use crate::observe::panic_text;
-use crate::policy::{OnAbsent, Policy};
+use crate::observe::{Outcome, panic_text};
+use crate::policy::OnAbsent;
 use crate::read_through::batch::{BatchMember, LoadBatch};
 use crate::read_through::call::{Call, passes_by};
 use crate::read_through::look_up::{Lookup, look_many};
@@ -38,7 +37,11 @@ use crate::value::entry::Storage;
 /// The result of one call of a caller's `load`.
 type RoundResult<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
 type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = RoundResult<K, T, E>> + Send>>;
-type RoundLoader<K, T, E> = Box<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+type RoundLoader<K, T, E> = Arc<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
+
+/// A caller's key of many.
+trait BatchKey: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static {}
+impl<K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static> BatchKey for K {}
 
 /// How many keys one call of a caller's `load` receives at most. Even a slow server grants this many leases, and stores this many values,
 /// in much less time than the shortest lease.
@@ -67,43 +70,45 @@ impl<T, E> KeyAnswer<T, E> {
 }
 
 /// One key's part of the result of a call.
-enum LoadedPart<T, E> {
-    Loaded(Option<T>),
-    Failed(Arc<E>),
-    Panicked(Arc<str>),
-}
+type LoadedPart<T, E> = Result<Option<T>, LoadError<E>>;
 
 /// The sender to a loader that waits for its part.
 type Awaits<T, E> = oneshot::Sender<LoadedPart<T, E>>;
-
-/// How one call ended.
-enum CallEnd<K, T, E> {
-    Values(HashMap<K, Result<T, E>>),
-    Failed(Arc<E>),
-    Panicked(Arc<str>),
-}
 
 /// The keys of one batch, and the loaders that wait for their parts of a call.
 struct Parts<K, T, E> {
     keys: Vec<K>,
     awaited: Vec<Mutex<Option<Awaits<T, E>>>>,
-    load: Arc<RoundLoader<K, T, E>>,
+    load: RoundLoader<K, T, E>,
+}
+
+/// Makes a loader that any part of the batch may call. `load` is called in an async block: a panic of the call itself is then handled
+/// like a panic of its future.
+fn round_loader<K, T, E, F, Fut>(load: F) -> RoundLoader<K, T, E>
+where
+    K: Send + 'static,
+    F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = RoundResult<K, T, E>> + Send + 'static,
+{
+    let load = Arc::new(load);
+    Arc::new(move |keys| {
+        let load = Arc::clone(&load);
+        Box::pin(async move { load(keys).await })
+    })
 }
 
 /// Converts a loader that returns pairs to one that returns a result for each key.
-fn paired<K, T, E, F, Fut, V>(load: F) -> impl Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static
+fn paired<K, T, E, F, Fut, V>(load: F) -> RoundLoader<K, T, E>
 where
-    K: Eq + Hash + 'static,
-    T: 'static,
-    E: 'static,
+    K: Eq + Hash + Send + 'static,
     F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<V, E>> + Send + 'static,
     V: IntoIterator<Item = (K, T)>,
 {
-    move |keys| {
+    round_loader(move |keys| {
         let loading = load(keys);
-        Box::pin(async move { Ok(loading.await?.into_iter().map(|(key, value)| (key, Ok(value))).collect()) })
-    }
+        async move { Ok(loading.await?.into_iter().map(|(key, value)| (key, Ok(value))).collect()) }
+    })
 }
 
 impl StampedeGuard {
@@ -224,29 +229,20 @@ impl StampedeGuard {
         Fut: Future<Output = V> + Send + 'static,
         V: IntoIterator<Item = (K, Result<T, E>)>,
     {
-        let load = move |keys| {
+        let load = round_loader(move |keys| {
             let loading = load(keys);
             async move { Ok(loading.await.into_iter().collect()) }
-        };
+        });
         let answers = self.load_many(keys.into_iter().collect(), load).await;
         answers.into_iter().map(|answer| answer.result).collect()
     }
 
     /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
-    async fn load_many<K, T, E, F, Fut>(&self, keys: Vec<K>, load: F) -> Vec<KeyAnswer<T, E>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        F: Fn(Vec<K>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = RoundResult<K, T, E>> + Send + 'static,
-    {
-        // `load` is called in an async block: a panic of the call itself is then handled like a panic of its future.
-        let load = Arc::new(load);
-        let load: RoundLoader<K, T, E> = Box::new(move |keys| {
-            let load = Arc::clone(&load);
-            Box::pin(async move { load(keys).await })
-        });
+    async fn load_many<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
+        &self,
+        keys: Vec<K>,
+        load: RoundLoader<K, T, E>,
+    ) -> Vec<KeyAnswer<T, E>> {
         let mut positions = HashMap::with_capacity(keys.len());
         let mut distinct = Vec::with_capacity(keys.len());
         let order: Vec<usize> = keys
@@ -258,10 +254,9 @@ impl StampedeGuard {
                 })
             })
             .collect();
-        let load = Arc::new(load);
         let mut answers = Vec::with_capacity(distinct.len());
         for keys in distinct.chunks(MOST_TOGETHER) {
-            let loaded = Box::pin(self.current().load_distinct(keys.to_vec(), Arc::clone(&load))).await;
+            let loaded = Box::pin(self.current().load_distinct(keys.to_vec(), &load)).await;
             answers.extend(loaded.into_iter().map(Some));
         }
         let mut uses = vec![0_usize; answers.len()];
@@ -273,20 +268,15 @@ impl StampedeGuard {
         in_order.collect()
     }
 
-    async fn load_distinct<K, T, E>(
+    async fn load_distinct<K: BatchKey, T: CacheableResponse, E: SharedError>(
         &self,
         keys: Vec<K>,
-        load: Arc<RoundLoader<K, T, E>>,
-    ) -> Vec<KeyAnswer<T, E>>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-    {
+        load: &RoundLoader<K, T, E>,
+    ) -> Vec<KeyAnswer<T, E>> {
         let names: Vec<Result<Key, Error>> = keys.iter().map(|key| self.key(key.clone())).collect();
         let asks = self.look_at(keys, &names).await;
         let loading = asks.iter().filter(|ask| ask.may_load()).map(|ask| ask.key.clone()).collect();
-        let (parts, members) = Parts::batch(loading, &load);
+        let (parts, members) = Parts::batch(loading, load);
         let mut members = members.into_iter().enumerate();
         let mut answers = Vec::with_capacity(asks.len());
         for mut ask in asks {
@@ -297,14 +287,11 @@ impl StampedeGuard {
             answers.push(Box::pin(self.answer_one(ask, member, &parts)));
         }
         let mut answers = join_all(answers).await.into_iter();
-        let mut all = Vec::with_capacity(names.len());
-        for name in &names {
-            match name {
-                Ok(_) => all.extend(answers.next()),
-                Err(error) => all.push(KeyAnswer::refused(error)),
-            }
-        }
-        all
+        let all = names.iter().filter_map(|name| match name {
+            Ok(_) => answers.next(),
+            Err(error) => Some(KeyAnswer::refused(error)),
+        });
+        all.collect()
     }
 
     /// Step 2 for the keys that are valid.
@@ -313,13 +300,10 @@ impl StampedeGuard {
         keys: Vec<K>,
         names: &'a [Result<Key, Error>],
     ) -> Vec<Ask<'a, K, T>> {
-        let mut asks = Vec::with_capacity(keys.len());
-        for (key, name) in keys.into_iter().zip(names) {
-            if let Ok(name) = name {
-                let call = self.call(name);
-                asks.push(Ask { key, call, lookup: None });
-            }
-        }
+        let ask = |(key, name): (K, &'a Result<Key, Error>)| {
+            Some(Ask { key, call: self.call(name.as_ref().ok()?), lookup: None })
+        };
+        let mut asks: Vec<_> = keys.into_iter().zip(names).filter_map(ask).collect();
         if !passes_by(&self.state, &self.policy) {
             let calls = asks.iter().map(|ask| ask.call).collect();
             for (ask, lookup) in asks.iter_mut().zip(look_many(calls, &read_with_storage).await) {
@@ -329,22 +313,16 @@ impl StampedeGuard {
         asks
     }
 
-    async fn answer_one<K, T, E>(
+    async fn answer_one<K: BatchKey, T: CacheableResponse, E: SharedError>(
         &self,
         Ask { key, call, lookup }: Ask<'_, K, T>,
         member: Option<(usize, BatchMember)>,
         parts: &Arc<Parts<K, T, E>>,
-    ) -> KeyAnswer<T, E>
-    where
-        K: Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Send + 'static,
-        E: fmt::Display + Send + Sync + 'static,
-    {
-        let name = call.key;
+    ) -> KeyAnswer<T, E> {
         // A hit is not in the batch: it needs a loader only for its audit, which loads alone.
         let loader = move |own: OwnResult<Option<T>, E>| match member {
-            Some(member) => parts.loader(member, self.parts(), name, own),
-            None => parts.alone(key, self.parts(), name, own),
+            Some(member) => parts.loader(member, call, own),
+            None => parts.alone(key, call, own),
         };
         let audits = lookup.is_some() && self.policy.audit.is_due();
         let (outcome, answer) =
@@ -375,14 +353,9 @@ impl<K, T> Ask<'_, K, T> {
     }
 }
 
-impl<K, T, E> Parts<K, T, E>
-where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: fmt::Display + Send + Sync + 'static,
-{
+impl<K: BatchKey, T: CacheableResponse, E: SharedError> Parts<K, T, E> {
     /// Makes the batch of these keys, with a member for each.
-    fn batch(keys: Vec<K>, load: &Arc<RoundLoader<K, T, E>>) -> (Arc<Self>, Vec<BatchMember>) {
+    fn batch(keys: Vec<K>, load: &RoundLoader<K, T, E>) -> (Arc<Self>, Vec<BatchMember>) {
         let size = keys.len();
         let awaited = keys.iter().map(|_| Mutex::default()).collect();
         let parts = Arc::new(Self { keys, awaited, load: Arc::clone(load) });
@@ -394,17 +367,11 @@ where
     }
 
     /// The loader of one key that is loaded alone.
-    fn alone(
-        self: &Arc<Self>,
-        key: K,
-        of: (&Arc<GuardState>, &Arc<Policy>),
-        name: &Key,
-        own: OwnResult<Option<T>, E>,
-    ) -> Loader {
+    fn alone(&self, key: K, call: Call<'_>, own: OwnResult<Option<T>, E>) -> Loader {
         let (parts, members) = Self::batch(vec![key], &self.load);
         let mut members = members.into_iter().enumerate();
         match members.next() {
-            Some(member) => parts.loader(member, of, name, own),
+            Some(member) => parts.loader(member, call, own),
             None => Loader::new(|_| async { LoadResult::failed(Failure::vanished()).into() }),
         }
     }
@@ -413,12 +380,11 @@ where
     fn loader(
         self: &Arc<Self>,
         (index, member): (usize, BatchMember),
-        (state, policy): (&Arc<GuardState>, &Arc<Policy>),
-        key: &Key,
+        call: Call<'_>,
         own: OwnResult<Option<T>, E>,
     ) -> Loader {
-        let (parts, key) = (Arc::clone(self), key.clone());
-        let (state, policy) = (Arc::clone(state), Arc::clone(policy));
+        let (parts, key) = (Arc::clone(self), call.key.clone());
+        let (state, policy) = (Arc::clone(call.state), Arc::clone(call.policy));
         let batch = Some(member.batch());
         let loader = Loader::new(move |input| async move {
             let (sender, part) = oneshot::channel();
@@ -426,17 +392,18 @@ where
             drop(parts);
             member.lead(LoadScope::current());
             let loaded = match part.await {
-                Ok(LoadedPart::Loaded(None)) if policy.on_absent == OnAbsent::Fail => {
-                    return absent(&key, own);
-                }
-                Ok(LoadedPart::Loaded(value)) => Ok(value),
-                Ok(LoadedPart::Failed(error)) => Err(error),
+                Ok(Ok(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, own),
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(LoadError::Loader(error))) => Err(error),
                 // This task panics as the call did, without a second report of the panic.
-                Ok(LoadedPart::Panicked(text)) => resume_unwind(Box::new(text.to_string())),
-                Err(_) => resume_unwind(Box::new("the runtime of the call of many keys was shut down")),
+                Ok(Err(LoadError::Panicked(text))) => resume_unwind(Box::new(text)),
+                Ok(Err(_)) | Err(_) => {
+                    resume_unwind(Box::new("the runtime of the call of many keys was shut down"))
+                }
             };
             let settings = Mutex::new(LoadSettings::new(&policy, Bytes::new()));
-            let (result, own_result) = concluded(&key, loaded, input.mode, &state, &policy, &settings);
+            let (result, own_result) =
+                concluded(Call { state: &state, policy: &policy, key: &key }, loaded, input.mode, &settings);
             // A caller that has left needs no answer.
             let _ = own.send(own_result);
             result.into()
@@ -463,35 +430,26 @@ where
             _ = join_all(awaited.iter_mut().map(|(_, sender)| sender.closed())) => return,
         };
         let mut ended = match loaded {
-            Ok(Ok(values)) => CallEnd::Values(values),
-            Ok(Err(error)) => CallEnd::Failed(Arc::new(error)),
-            Err(panic) => CallEnd::Panicked(panic_text(&*panic)),
+            Ok(Ok(values)) => Ok(values),
+            Ok(Err(error)) => Err(LoadError::Loader(Arc::new(error))),
+            Err(panic) => Err(LoadError::Panicked(panic_text(&*panic).to_string())),
         };
         for (key, sender) in awaited {
+            let part = match &mut ended {
+                Ok(values) => {
+                    values.remove(&key).transpose().map_err(|error| LoadError::Loader(Arc::new(error)))
+                }
+                Err(failure) => Err(failure.clone()),
+            };
             // A loader that was aborted meanwhile has dropped its receiver.
-            let _ = sender.send(ended.part(&key));
-        }
-    }
-}
-
-impl<K: Eq + Hash, T, E> CallEnd<K, T, E> {
-    fn part(&mut self, key: &K) -> LoadedPart<T, E> {
-        match self {
-            Self::Values(values) => match values.remove(key) {
-                Some(Ok(value)) => LoadedPart::Loaded(Some(value)),
-                Some(Err(error)) => LoadedPart::Failed(Arc::new(error)),
-                None => LoadedPart::Loaded(None),
-            },
-            Self::Failed(error) => LoadedPart::Failed(Arc::clone(error)),
-            Self::Panicked(text) => LoadedPart::Panicked(Arc::clone(text)),
+            let _ = sender.send(part);
         }
     }
 }
 
 /// The result for a key for which the loader returned no value, under [`OnAbsent::Fail`].
 fn absent<T, E>(key: &Key, own: OwnResult<T, E>) -> LoadOutput {
-    let text = format!("the loader returned no value for key #{} (OnAbsent::Fail)", key.digest());
-    let error = Error::new(ErrorKind::Absent, text);
+    let error = Error::of_key(ErrorKind::Absent, "the loader returned no value for", key, "(OnAbsent::Fail)");
     let _ = own.send(Err(LoadError::Guard(error.clone())));
     LoadResult::failed(Failure::Guard(error)).into()
 }
@@ -584,7 +542,7 @@ impl StampedeGuard {
         let keys: Vec<K> = keys.into_iter().collect();
         let mut groups: Vec<&[K]> = keys.chunks(at_once.max(1)).collect();
         fastrand::shuffle(&mut groups);
-        let load = Arc::new(paired(load));
+        let load = paired(load);
         let mut warmed = Warmed::default();
         for group in groups {
             let mut left = group.to_vec();
@@ -597,13 +555,12 @@ impl StampedeGuard {
     }
 
     /// Loads the keys of a group once. Returns those that the store has not confirmed.
-    async fn warm_group<K, T, E, L>(&self, keys: Vec<K>, load: &Arc<L>, warmed: &mut Warmed) -> Vec<K>
-    where
-        K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static,
-        T: Serialize + DeserializeOwned + Clone + Send + 'static,
-        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
-        L: Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync + 'static,
-    {
+    async fn warm_group<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
+        &self,
+        keys: Vec<K>,
+        load: &RoundLoader<K, T, E>,
+        warmed: &mut Warmed,
+    ) -> Vec<K> {
         if keys.is_empty() {
             return keys;
         }
@@ -617,8 +574,7 @@ impl StampedeGuard {
             warmed.failed += keys.len() as u64;
             return Vec::new();
         }
-        let load = Arc::clone(load);
-        let answers = self.load_many(keys.clone(), move |keys| load(keys)).await;
+        let answers = self.load_many(keys.clone(), Arc::clone(load)).await;
         let mut left = Vec::new();
         for (key, answer) in keys.into_iter().zip(answers) {
             match (answer.result, answer.outcome, answer.storage) {
@@ -634,7 +590,7 @@ impl StampedeGuard {
     }
 
     /// Waits until a group may begin; false if the guard is shut down.
-    async fn may_begin<K: Into<CacheKey> + Clone>(&self, group: &[K]) -> bool {
+    async fn may_begin<K: BatchKey>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
         // In a cluster each key may be on a different server. Invalid keys are left out.

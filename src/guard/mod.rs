@@ -22,6 +22,7 @@ pub(crate) mod memoize;
 mod tests;
 pub(crate) mod typed;
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
@@ -41,8 +42,7 @@ use crate::observe::{Outcome, Requests, Stats};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::hit_at_once;
-use crate::store::Examine;
-use crate::store::StoreError;
+use crate::store::{Examine, StoreError};
 use crate::sync::lock;
 use crate::value::EntryReader;
 
@@ -337,32 +337,7 @@ impl fmt::Debug for StampedeGuard {
 }
 
 /// A handle with the newest policy, for one call.
-pub(crate) enum Current<'a> {
-    Same(&'a StampedeGuard),
-    Newer(StampedeGuard),
-}
-
-impl Current<'_> {
-    /// The handle itself, or a clone.
-    pub(crate) fn into_owned(self) -> StampedeGuard {
-        match self {
-            Self::Same(guard) => guard.clone(),
-            Self::Newer(guard) => guard,
-        }
-    }
-}
-
-impl Deref for Current<'_> {
-    type Target = StampedeGuard;
-
-    #[inline]
-    fn deref(&self) -> &StampedeGuard {
-        match self {
-            Self::Same(guard) => guard,
-            Self::Newer(guard) => guard,
-        }
-    }
-}
+pub(crate) type Current<'a> = Cow<'a, StampedeGuard>;
 
 impl StampedeGuard {
     /// The version of the newest policy, if the handle has an older one.
@@ -376,8 +351,8 @@ impl StampedeGuard {
     #[inline]
     pub(crate) fn current(&self) -> Current<'_> {
         match self.newer_version() {
-            None => Current::Same(self),
-            Some(version) => Current::Newer(self.renewed(version)),
+            None => Cow::Borrowed(self),
+            Some(version) => Cow::Owned(self.renewed(version)),
         }
     }
 

@@ -13,18 +13,18 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::memoize::{CacheableResponse, SharedError};
 use crate::error::{Error, Failure, LoadError};
 use crate::guard_state::GuardState;
-use crate::key::{CacheKey, Key};
+use crate::key::CacheKey;
 use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
-use crate::observe::failure_text;
-use crate::observe::{Count, GuardCount, log, warn_if};
+use crate::observe::{Count, GuardCount, failure_text, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::OwnResult;
+use crate::read_through::call::Call;
 use crate::sync::lock;
 use crate::value::codec::Codec;
-use crate::value::entry::Packed;
-use crate::value::entry::{Entry, Lifetimes, Storage, TagId, Unstored};
+use crate::value::entry::{Entry, Lifetimes, Packed, Storage, TagId, Unstored};
 use crate::value::{SharedValue, entry};
 
 /// Decodes an entry as a `T`.
@@ -70,26 +70,23 @@ pub(super) fn with_storage<T>(own: T, entry: Option<&Entry>) -> (T, Storage) {
 }
 
 /// Boxes a caller's `load`.
-pub(crate) fn loader<T, E, F, Fut>(
+pub(crate) fn loader<T: CacheableResponse, E: SharedError, F, Fut>(
     load: F,
-    state: &Arc<GuardState>,
-    policy: &Arc<Policy>,
-    key: &Key,
+    call: Call<'_>,
     own: OwnResult<T, E>,
 ) -> Loader
 where
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (state, policy, key) = (Arc::clone(state), Arc::clone(policy), key.clone());
+    let (state, policy, key) = (Arc::clone(call.state), Arc::clone(call.policy), call.key.clone());
     Loader::new(move |input| async move {
         let mode = input.mode;
         let context = LoadContext::new(input, Arc::clone(&state), Arc::clone(&policy));
         let settings = Arc::clone(&context.settings);
         let loaded = load(context).await.map_err(Arc::new);
-        let (result, own_result) = concluded(&key, loaded, mode, &state, &policy, &settings);
+        let call = Call { state: &state, policy: &policy, key: &key };
+        let (result, own_result) = concluded(call, loaded, mode, &settings);
         // A caller that has left needs no answer.
         let _ = own.send(own_result);
         result.into()
@@ -97,22 +94,17 @@ where
 }
 
 /// A load's result for its waiters, and for its own caller.
-pub(super) fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
-    key: &Key,
+pub(super) fn concluded<T: CacheableResponse, E: SharedError>(
+    call: Call<'_>,
     loaded: Result<T, Arc<E>>,
     mode: LeaseState,
-    state: &GuardState,
-    policy: &Policy,
     settings: &Mutex<LoadSettings>,
-) -> (LoadResult, Result<T, LoadError<E>>)
-where
-    E: fmt::Display + Send + Sync + 'static,
-{
+) -> (LoadResult, Result<T, LoadError<E>>) {
     match loaded {
-        Ok(value) => (shared(key, mode, state, policy, &mut lock(settings), &value), Ok(value)),
+        Ok(value) => (shared(call, mode, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
             let text = failure_text(&*error);
-            let (source, shared) = (Some(Arc::clone(&error) as _), policy.errors.encode(&*error));
+            let (source, shared) = (Some(Arc::clone(&error) as _), call.policy.errors.encode(&*error));
             let failure = Failure::Loader { text, source, shared };
             (LoadResult::failed(failure), Err(LoadError::Loader(error)))
         }
@@ -121,10 +113,8 @@ where
 
 /// The result for the other waiters of a loaded value.
 fn shared<T: Serialize + DeserializeOwned + 'static>(
-    key: &Key,
+    call: Call<'_>,
     mode: LeaseState,
-    state: &GuardState,
-    policy: &Policy,
     settings: &mut LoadSettings,
     value: &T,
 ) -> LoadResult {
@@ -132,6 +122,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
         // No flight uses the result.
         return LoadResult::OnlyForCaller;
     }
+    let policy = call.policy;
     // Check that the value can be decoded. Otherwise waiters and later callers would find a useless entry and load
     // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
     let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
@@ -141,12 +132,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     });
     match encoded {
         Ok((_, payload)) if payload.len() > policy.max_body => {
-            unshareable(
-                state,
-                policy,
-                key,
-                Unshareable::TooLong { size: payload.len(), max_body: policy.max_body },
-            );
+            warn_too_long(call, payload.len());
             LoadResult::of_resource()
         }
         Ok((encoding, payload)) => {
@@ -165,45 +151,31 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
         }
         Err(error) => {
-            unshareable(state, policy, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
+            warn_not_coded(call, &error, type_name::<T>());
             // No marker: callers with another type may share their values.
             LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }
 }
 
-/// Why only its own caller receives a loaded value.
-enum Unshareable<'a> {
-    TooLong {
-        size: usize,
-        max_body: usize,
-    },
-    /// The value cannot be encoded, or its encoding cannot be decoded.
-    NotCoded {
-        error: &'a Error,
-        value: &'static str,
-    },
+/// Warns the operator that this key has no stampede protection: its value is too long.
+fn warn_too_long(Call { state, policy, key }: Call<'_>, size: usize) {
+    let (is_news, max_body) = (state.unshareable(policy), policy.max_body);
+    warn_if!(
+        log::GUARD,
+        is_news,
+        ?key,
+        size,
+        max_body,
+        "a loaded value is longer than max_body: it is not shared"
+    );
 }
 
-/// Warns the operator that this key has no stampede protection.
-fn unshareable(state: &GuardState, policy: &Policy, key: &Key, why: Unshareable<'_>) {
+/// Warns the operator that this key has no stampede protection: its value cannot be encoded, or its encoding cannot be decoded.
+/// Logged without the error's source: a serializer's error may contain the value.
+fn warn_not_coded(Call { state, policy, key }: Call<'_>, error: &Error, value: &'static str) {
     let is_news = state.unshareable(policy);
-    match why {
-        Unshareable::TooLong { size, max_body } => {
-            warn_if!(
-                log::GUARD,
-                is_news,
-                ?key,
-                size,
-                max_body,
-                "a loaded value is longer than max_body: it is not shared"
-            );
-        }
-        // Logged without the error's source: a serializer's error may contain the value.
-        Unshareable::NotCoded { error, value } => {
-            warn_if!(log::GUARD, is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
-        }
-    }
+    warn_if!(log::GUARD, is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
 }
 
 /// The longest validator, in bytes, that is stored with a value.
@@ -414,7 +386,7 @@ impl<T> LoadContext<T> {
             }
             Err(error) => {
                 self.state.count(GuardCount::store_errors);
-                warn_if!(log::GUARD, self.state.unshareable_log.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+                warn_if!(log::GUARD, self.state.logs.unshareable.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())

@@ -35,7 +35,7 @@ const ORDER_AGE: Duration = Duration::from_millis(50);
 
 /// What a waiting load gets.
 pub(crate) enum Admission {
-    Granted(LoadPermit),
+    Granted(GrantedPermit),
     /// The guard is shut down.
     Closed,
     /// All its callers have left.
@@ -46,11 +46,11 @@ pub(crate) enum Admission {
 
 /// A load's permit, which is given back when this is dropped.
 #[derive(Debug)]
-pub(crate) struct LoadPermit {
+pub(crate) struct GrantedPermit {
     end: Mutex<Option<oneshot::Sender<LoadEnd>>>,
 }
 
-impl LoadPermit {
+impl GrantedPermit {
     /// A permit, and how its load ends.
     pub(crate) fn new() -> (Self, oneshot::Receiver<LoadEnd>) {
         let (end, ended) = oneshot::channel();
@@ -259,7 +259,7 @@ impl PermitRequest {
             for load in left {
                 let _ = load.admitted.send(Admission::Left);
             }
-            let (permit, ended) = LoadPermit::new();
+            let (permit, ended) = GrantedPermit::new();
             // A load that has just given up does not receive it.
             if next?.admitted.send(Admission::Granted(permit)).is_ok() {
                 return Some(ended);

@@ -63,16 +63,6 @@ pub(crate) struct GuardState {
     pub(crate) load_queues: LoadQueues,
     pub(crate) audits: Audits,
     pub(crate) unusable: UnusableEntries,
-    /// Limits warnings about values that cannot be shared.
-    pub(crate) unshareable_log: LogEveryMinute,
-    /// Limits warnings about stored bytes that are not a usable entry.
-    unreadable_log: LogEveryMinute,
-    /// Limits warnings about this process's commits that were refused because the lease was not renewed and expired.
-    pub(crate) unrenewed_log: LogEveryMinute,
-    /// Limits warnings about leases of other processes that expired because the holder died, hung or was cut off.
-    pub(crate) expired_log: LogEveryMinute,
-    /// Limits warnings about callers beyond `max_flights`.
-    pub(crate) overload_log: LogEveryMinute,
     pub(crate) spans: Spans,
     /// Running tasks of flights.
     pub(crate) tasks: Arc<Tracker>,
@@ -82,8 +72,7 @@ pub(crate) struct GuardState {
     pub(crate) possible_leases: Arc<Tracker>,
     /// Loads that run without the store because it cannot be reached.
     pub(crate) fail_open: Arc<Tracker>,
-    /// Limits warnings about loads that run without a permit of `max_concurrent_loads`, because the store cannot be reached.
-    pub(crate) permit_log: LogOnce,
+    pub(crate) logs: LogLimits,
     pub(crate) http: HttpState,
     /// Callers that wait for this guard's locks.
     pub(crate) waiters: StoppableWaiters,
@@ -99,6 +88,23 @@ pub(crate) struct GuardState {
     left: Notify,
     longest_command_us: AtomicU64,
     longest_payload: AtomicUsize,
+}
+
+/// Limits of warnings, so that one cause is not reported by each request.
+#[derive(Debug, Default)]
+pub(crate) struct LogLimits {
+    /// Limits warnings about values that cannot be shared.
+    pub(crate) unshareable: LogEveryMinute,
+    /// Limits warnings about stored bytes that are not a usable entry.
+    pub(crate) unreadable: LogEveryMinute,
+    /// Limits warnings about this process's commits that were refused because the lease was not renewed and expired.
+    pub(crate) unrenewed: LogEveryMinute,
+    /// Limits warnings about leases of other processes that expired because the holder died, hung or was cut off.
+    pub(crate) expired: LogEveryMinute,
+    /// Limits warnings about callers beyond `max_flights`.
+    pub(crate) overload: LogEveryMinute,
+    /// Limits warnings about loads that run without a permit of `max_concurrent_loads`, because the store cannot be reached.
+    pub(crate) permit: LogOnce,
 }
 
 /// What the guard's HTTP layers share.
@@ -184,17 +190,12 @@ impl GuardState {
             flights: Arc::new(Flights::new(max_flights)),
             reads: Arc::new(SharedReads::new()),
             counters,
-            unshareable_log: LogEveryMinute::default(),
-            unreadable_log: LogEveryMinute::default(),
-            unrenewed_log: LogEveryMinute::default(),
-            expired_log: LogEveryMinute::default(),
-            overload_log: LogEveryMinute::default(),
             spans,
             tasks: Arc::default(),
             leases: Arc::default(),
             possible_leases: Arc::default(),
             fail_open: Arc::default(),
-            permit_log: LogOnce::default(),
+            logs: LogLimits::default(),
             http: HttpState::default(),
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
@@ -207,20 +208,9 @@ impl GuardState {
         }
     }
 
-    /// Records the `command_timeout` of a policy that is used from now on.
-    fn note_command_timeout(&self, timeout: Duration) {
-        let us = timeout.as_micros().try_into().unwrap_or(u64::MAX);
-        self.longest_command_us.fetch_max(us, Ordering::Relaxed);
-    }
-
     /// The longest `command_timeout` of all policies used so far.
     pub(crate) fn longest_command(&self) -> Duration {
         Duration::from_micros(self.longest_command_us.load(Ordering::Relaxed))
-    }
-
-    /// Records the longest payload that a policy allows. The policy is used from now on.
-    fn note_longest_payload(&self, bytes: usize) {
-        self.longest_payload.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// The longest payload to which a stored entry is decompressed: the longest that the policies used so far may store, and at least
@@ -268,7 +258,7 @@ impl GuardState {
     }
 
     pub(crate) fn count(&self, count: GuardCount) {
-        self.counters.add(count);
+        self.counters.guard.add(count);
     }
 
     /// Publishes the counters and gauges from now on, once a second.
@@ -286,27 +276,23 @@ impl GuardState {
 
     /// Prepares the counters, limits and local tier for a policy that is used from now on.
     pub(crate) fn takes(&self, policy: &mut Policy) {
-        self.counts(policy);
-        self.note_command_timeout(policy.command_timeout);
-        self.note_longest_payload(policy.longest_payload());
-        if !policy.local_for.is_zero() {
-            self.local.use_copies();
-        }
-    }
-
-    /// Attaches this guard's counters to a policy, by the policy's name.
-    fn counts(&self, policy: &mut Policy) {
         let (counters, is_new) = self.counters.of_policy(&policy.name);
-        policy.counters = counters.into();
+        policy.counters = counters;
         if is_new {
             self.publish();
+        }
+        let command_us = policy.command_timeout.as_micros().try_into().unwrap_or(u64::MAX);
+        self.longest_command_us.fetch_max(command_us, Ordering::Relaxed);
+        self.longest_payload.fetch_max(policy.longest_payload(), Ordering::Relaxed);
+        if !policy.local_for.is_zero() {
+            self.local.use_copies();
         }
     }
 
     /// Counts a value that cannot be shared; returns whether to warn.
     pub(crate) fn unshareable(&self, policy: &Policy) -> bool {
         policy.count(Count::unshareable);
-        self.unshareable_log.is_due()
+        self.logs.unshareable.is_due()
     }
 
     /// Counts and logs an unusable entry. At most one warning a minute, because the cause usually affects many entries.
@@ -315,7 +301,7 @@ impl GuardState {
         self.unusable.count(reason);
         warn_if!(
             log::GUARD,
-            self.unreadable_log.is_due(),
+            self.logs.unreadable.is_due(),
             ?key,
             ?reason,
             "a stored entry is unreadable; it is loaded anew"
@@ -339,7 +325,7 @@ impl GuardState {
     /// Counts and logs a hit from memory on the fast path, which makes no key.
     #[inline]
     pub(crate) fn hit_at_once(&self, counters: &PolicyCounters, probe: KeyProbe<'_>) {
-        counters.local_hit();
+        counters.requests().local_hit();
         let outcome = Outcome::LocalHit.as_str();
         // The key is made only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
@@ -361,13 +347,7 @@ impl GuardState {
 
     /// Takes the key's flights out of the map, so that later callers start new ones.
     pub(crate) fn detach(&self, key: &Key) {
-        for mode in [
-            LoadMode::Leased,
-            LoadMode::Unleased,
-            LoadMode::Probe,
-            LoadMode::BackgroundRefresh,
-            LoadMode::ForcedReload,
-        ] {
+        for mode in LoadMode::ALL {
             self.flights.detach(&FlightKey { key: key.clone(), mode });
         }
     }
@@ -499,44 +479,34 @@ impl LateCommits {
     }
 }
 
-/// How many entries this process has found and could not use, by reason.
+/// What a read may find that this process can not use, with the advice for the operator.
+const UNUSABLE: [(&str, &str); 4] = [
+    ("compressed", "turn the feature `lz4` on, and raise `max_body`, in every process"),
+    ("of another type", "give keys of different types, or versions of one, different names"),
+    ("in another version's layout", "end the rolling update"),
+    ("damaged, or no entries", "keep other programs out of the namespace"),
+];
+
+/// Counts the stored entries that this process cannot use, by reason.
 #[derive(Debug, Default)]
-pub(crate) struct UnusableEntries {
-    compressed: AtomicU64,
-    other_type: AtomicU64,
-    other_version: AtomicU64,
-    damaged: AtomicU64,
-}
+pub(crate) struct UnusableEntries([AtomicU64; UNUSABLE.len()]);
 
 impl UnusableEntries {
     fn count(&self, reason: &Unreadable) {
-        let counter = match reason {
-            Unreadable::Compressed { .. } => &self.compressed,
-            Unreadable::OtherType => &self.other_type,
-            Unreadable::Version(_) => &self.other_version,
-            Unreadable::Foreign | Unreadable::Corrupt | Unreadable::OtherKey => &self.damaged,
+        let index = match reason {
+            Unreadable::Compressed { .. } => 0,
+            Unreadable::OtherType => 1,
+            Unreadable::Version(_) => 2,
+            Unreadable::Foreign | Unreadable::Corrupt | Unreadable::OtherKey => 3,
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.0[index].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// For each reason that has occurred: how many entries, what they are, and what to do.
+    /// The reasons that have occurred: how often, and the advice for the operator.
     pub(crate) fn reasons(&self) -> Vec<(u64, &'static str, &'static str)> {
-        let all = [
-            (
-                &self.compressed,
-                "compressed",
-                "turn the feature `lz4` on, and raise `max_body`, in every process",
-            ),
-            (
-                &self.other_type,
-                "of another type",
-                "give keys of different types, or versions of one, different names",
-            ),
-            (&self.other_version, "in another version's layout", "end the rolling update"),
-            (&self.damaged, "damaged, or no entries", "keep other programs out of the namespace"),
-        ];
-        let counts = all.map(|(counter, what, advice)| (counter.load(Ordering::Relaxed), what, advice));
-        counts.into_iter().filter(|(count, ..)| *count > 0).collect()
+        let counts = self.0.iter().map(|counter| counter.load(Ordering::Relaxed));
+        let reasons = counts.zip(UNUSABLE).map(|(count, (what, advice))| (count, what, advice));
+        reasons.filter(|(count, ..)| *count > 0).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::key::Key;
-use crate::store::{NamedServer, Store};
+use crate::store::Store;
 use crate::sync::lock;
 
 /// How many look-ups run at once without turns, to all servers. Callers of one key share a look-up.
@@ -136,7 +136,7 @@ impl Turns {
             return None;
         }
         let mut server = store.server_of(key.name());
-        let queue = queue(self.of(&server)?);
+        let queue = queue(self.servers.get(server.number % SERVERS)?);
         let mut turn = pin!(Arc::clone(&queue.permits).acquire_owned());
         loop {
             queue.resize(server.round_trip);
@@ -147,10 +147,6 @@ impl Turns {
             }
             server = store.server_of(key.name());
         }
-    }
-
-    fn of(&self, server: &NamedServer) -> Option<&ServerTurns> {
-        self.servers.get(server.number % SERVERS)
     }
 }
 

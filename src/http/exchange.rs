@@ -345,7 +345,7 @@ where
         if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
             tokio::spawn(async move {
                 // Dropping the response does not stop a load: its result is stored.
-                drop(Self::begin(&inner, request, Current::Newer(guard), false).await);
+                drop(Self::begin(&inner, request, Current::Owned(guard), false).await);
             });
         }
         Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))

@@ -326,13 +326,6 @@ impl KeyText {
     }
 }
 
-impl fmt::Write for KeyText {
-    fn write_str(&mut self, part: &str) -> fmt::Result {
-        self.push_str(part);
-        Ok(())
-    }
-}
-
 impl PartialEq for KeyText {
     fn eq(&self, other: &Self) -> bool {
         self.as_bytes() == other.as_bytes()

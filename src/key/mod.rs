@@ -218,6 +218,13 @@ pub(crate) fn escape_namespace(namespace: &str) -> String {
     CacheKey::from(namespace).to_string()
 }
 
+/// Why a namespace can not be used, if it can not.
+pub(crate) fn unusable_namespace(namespace: &str) -> Option<String> {
+    let length = escape_namespace(namespace).len();
+    let is_refused = !(1..=64).contains(&length);
+    is_refused.then(|| format!("has {length} characters: choose 1 to 64 (an escape counts as three)"))
+}
+
 fn push_hex(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         let _ = write!(text, "{byte:02x}");
@@ -330,6 +337,11 @@ pub(crate) enum LoadMode {
     BackgroundRefresh,
     /// Under the fleet's lease, for callers that reject the stored value while others are served it.
     ForcedReload,
+}
+
+impl LoadMode {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Leased, Self::Unleased, Self::Probe, Self::BackgroundRefresh, Self::ForcedReload];
 }
 
 #[cfg(test)]

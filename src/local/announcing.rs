@@ -10,9 +10,8 @@ use uuid::Uuid;
 
 use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
-use crate::store::SentAttempt;
-use crate::store::StoreError;
 use crate::store::volume::{Announced, Announcement, Audience, ChangedName, Member};
+use crate::store::{SentAttempt, StoreError};
 
 /// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);

@@ -8,7 +8,6 @@
 //! The map of copies is bounded by bytes, and read by many threads at once.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -143,15 +142,10 @@ const USUAL: u64 = 1_300;
 const MOST_SHARDS: u64 = 8;
 const LEAST_SHARD: u64 = 1024 * 1024;
 
-type Map = Cache<Key, Arc<LocalCopy>, CopyWeight, Hashed, DropsOutside>;
-
-#[derive(Debug)]
-pub(super) struct Copies {
-    map: Map,
-}
+pub(super) type Copies = Cache<Key, Arc<LocalCopy>, CopyWeight, Hashed, DropsOutside>;
 
 #[derive(Clone, Debug)]
-struct CopyWeight;
+pub(super) struct CopyWeight;
 
 impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
     fn weight(&self, key: &Key, copy: &Arc<LocalCopy>) -> u64 {
@@ -172,7 +166,7 @@ impl Weighter<Key, Arc<LocalCopy>> for CopyWeight {
 
 /// Drops evicted copies after the shard's lock was released: a value's `drop` may be slow, or panic.
 #[derive(Clone, Debug)]
-struct DropsOutside;
+pub(super) struct DropsOutside;
 
 impl Lifecycle<Key, Arc<LocalCopy>> for DropsOutside {
     type RequestState = Vec<Arc<LocalCopy>>;
@@ -188,46 +182,18 @@ impl Equivalent<Key> for KeyProbe<'_> {
     }
 }
 
-impl Copies {
-    pub(super) fn new(capacity: u64) -> Self {
-        let shards = (capacity / LEAST_SHARD).clamp(1, MOST_SHARDS).next_power_of_two();
-        let options = OptionsBuilder::new()
-            .estimated_items_capacity(usize::try_from(capacity / USUAL).unwrap_or(usize::MAX).max(16))
-            .weight_capacity(capacity)
-            .shards(shards as usize)
-            .build();
-        let map = match options {
-            Ok(options) => Cache::with_options(options, CopyWeight, Hashed::default(), DropsOutside),
-            // Only without one of the two capacities.
-            Err(_) => Cache::with(16, capacity, CopyWeight, Hashed::default(), DropsOutside),
-        };
-        Self { map }
-    }
-
-    /// The copy of a key, by the key or its probe.
-    #[inline]
-    pub(super) fn get(&self, key: &(impl Hash + Equivalent<Key>)) -> Option<Arc<LocalCopy>> {
-        self.map.get(key)
-    }
-
-    pub(super) fn insert(&self, key: &Key, copy: LocalCopy) {
-        self.map.insert(key.clone(), Arc::new(copy));
-    }
-
-    pub(super) fn remove(&self, key: &Key) -> Option<Arc<LocalCopy>> {
-        self.map.remove(key).map(|(_, copy)| copy)
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.map.len() as u64
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.map.weight()
-    }
-
-    pub(super) fn capacity(&self) -> u64 {
-        self.map.capacity()
+/// An empty map for copies that take `capacity` bytes.
+pub(super) fn copies(capacity: u64) -> Copies {
+    let shards = (capacity / LEAST_SHARD).clamp(1, MOST_SHARDS).next_power_of_two();
+    let options = OptionsBuilder::new()
+        .estimated_items_capacity(usize::try_from(capacity / USUAL).unwrap_or(usize::MAX).max(16))
+        .weight_capacity(capacity)
+        .shards(shards as usize)
+        .build();
+    match options {
+        Ok(options) => Cache::with_options(options, CopyWeight, Hashed::default(), DropsOutside),
+        // Only without one of the two capacities.
+        Err(_) => Cache::with(16, capacity, CopyWeight, Hashed::default(), DropsOutside),
     }
 }
 

@@ -26,17 +26,15 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 pub(crate) use self::announcing::AnnouncedChange;
-use self::copies::{Copies, Moment, Tickets};
+use self::copies::{Copies, Moment, Tickets, copies};
 pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::Attempts;
-use crate::store::Store;
-use crate::store::volume::VolumeListener;
 use crate::store::volume::{
-    Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState,
+    Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState, VolumeListener,
 };
+use crate::store::{Attempts, Store};
 use crate::sync::lock;
 use crate::value::StoredEntry;
 
@@ -108,7 +106,7 @@ impl LocalTier {
             clock: NodeClock::new(),
             right: Right::default(),
             tickets: Tickets::new(),
-            copies: Copies::new(capacity),
+            copies: copies(capacity),
             known_registries: KnownRegistries::default(),
             pending: PendingAnnouncements::default(),
             attempts: Attempts::default(),
@@ -195,7 +193,7 @@ impl LocalTier {
             return;
         }
         let made_at = self.clock.at(Instant::now());
-        self.copies.insert(key, LocalCopy { entry: Arc::clone(entry), ticket, made_at });
+        self.copies.insert(key.clone(), Arc::new(LocalCopy { entry: Arc::clone(entry), ticket, made_at }));
         self.count(GuardCount::local_fills);
     }
 
@@ -217,7 +215,7 @@ impl LocalTier {
         self.count(GuardCount::local_drops);
         match name {
             // A copy of a long key is under another hash; it is void, and leaves when there is no room.
-            ChangedName::Value(name) => self.copies.remove(&Key::of_name(name)),
+            ChangedName::Value(name) => self.copies.remove(&Key::of_name(name)).map(|(_, copy)| copy),
             ChangedName::Tag(_) => None,
         }
     }
@@ -274,15 +272,15 @@ impl LocalTier {
     pub(crate) fn health(&self) -> Option<LocalTierHealth> {
         let now = self.clock.at(Instant::now());
         self.is_in_use().then(|| LocalTierHealth {
-            copies: self.copies.len(),
-            bytes: self.copies.bytes(),
+            copies: self.copies.len() as u64,
+            bytes: self.copies.weight(),
             capacity: self.copies.capacity(),
             lease_remaining: Duration::from_micros(self.right.until().saturating_sub(now)),
         })
     }
 
     fn count(&self, count: GuardCount) {
-        self.counters.add(count);
+        self.counters.guard.add(count);
     }
 }
 
@@ -328,7 +326,8 @@ struct KnownRegistries {
 
 #[derive(Debug, Default)]
 struct Known {
-    known_registries: Vec<(Uuid, Instant)>,
+    /// Their ids, each with the moment since which this process knows it.
+    ids: Vec<(Uuid, Instant)>,
     /// The longest term that a registry of the volume has reported.
     term: Duration,
 }
@@ -339,16 +338,14 @@ impl KnownRegistries {
         let mut known = lock(&self.known);
         known.term = known.term.max(registry.term);
         let term = known.term;
-        if let Some((_, since)) =
-            known.known_registries.iter().find(|(registry_id, _)| *registry_id == registry.registry_id)
-        {
+        if let Some((_, since)) = known.ids.iter().find(|(id, _)| *id == registry.registry_id) {
             return (*since, term);
         }
-        if known.known_registries.len() == MOST {
-            known.known_registries.remove(0);
+        if known.ids.len() == MOST {
+            known.ids.remove(0);
         }
         let now = Instant::now();
-        known.known_registries.push((registry.registry_id, now));
+        known.ids.push((registry.registry_id, now));
         (now, term)
     }
 
@@ -356,17 +353,12 @@ impl KnownRegistries {
     fn known_registry(&self, term: Duration) -> Option<Uuid> {
         let known = lock(&self.known);
         let term = known.term.max(term);
-        known
-            .known_registries
-            .iter()
-            .rev()
-            .find(|(_, since)| since.elapsed() >= term)
-            .map(|(registry_id, _)| *registry_id)
+        known.ids.iter().rev().find(|(_, since)| since.elapsed() >= term).map(|(id, _)| *id)
     }
 
     /// Whether a registry was ever seen here.
     fn any(&self) -> bool {
-        !lock(&self.known).known_registries.is_empty()
+        !lock(&self.known).ids.is_empty()
     }
 }
 

@@ -11,10 +11,10 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::hold::{AcquisitionState, Hold, HoldLease, LockGrant, Release};
-use super::{LockError, LockRegistry, LockTarget, WaitTerms, Waiting, from_now, reached};
+use super::{LockError, LockRegistry, LockTarget, StoreResult, WaitTerms, Waiting, from_now, reached};
 use crate::observe::log;
 use crate::store::wake_locks::{ClockRole, LockHints, LockWaiter};
-use crate::store::{KeyspaceAnswer, MutexTaken, StoreError, StoreErrorKind, Taken, Token};
+use crate::store::{KeyspaceAnswer, MutexTaken, StoreErrorKind, Take, Taken, Token};
 
 /// While grants may not arrive, the first waiter of a process sends a TAKE at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ const LATER_COMMAND: Duration = Duration::from_millis(50);
 /// only if, the lock was busy all the time.
 ///
 /// `instead` is a hold of the same lock that is released in the command that queues behind the present waiters. After an error,
-/// [`Hold::is_freed`] says whether it was released.
+/// `Hold::freed` says whether it was released.
 pub(super) async fn acquire<T: LockTarget>(
     target: &Arc<T>,
     terms: &WaitTerms,
@@ -154,14 +154,17 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         }
     }
 
-    /// Waits behind the holder. `ends` is when its lease ends according to the last reply; `None` for never.
-    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
+    /// Whether this caller may make a further attempt.
+    fn check_limits(&self) -> Result<(), LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
-        if self.is_over() {
-            return Err(self.timed_out());
-        }
+        if self.is_over() { Err(self.timed_out()) } else { Ok(()) }
+    }
+
+    /// Waits behind the holder. `ends` is when its lease ends according to the last reply; `None` for never.
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
+        self.check_limits()?;
         if self.waiting == Waiting::Keyspace && self.announce().await {
             // Events before the announcement began were not announced.
             return Ok(WakeReason::Anew);
@@ -365,18 +368,10 @@ impl<T: LockTarget> PendingClaim<T> {
             // watch the clock for the other waiters, so it leaves the line.
             waiter.hold();
         }
-        let runtime = Handle::try_current().ok();
-        Self {
-            waiter,
-            pending: ReleaseOnDrop {
-                target,
-                token,
-                queued: false,
-                has_pending_take: false,
-                has_late_command: false,
-                runtime,
-            },
-        }
+        let (runtime, [queued, has_pending_take, has_late_command]) =
+            (Handle::try_current().ok(), [false; 3]);
+        let pending = ReleaseOnDrop { target, token, queued, has_pending_take, has_late_command, runtime };
+        Self { waiter, pending }
     }
 
     async fn take(
@@ -384,10 +379,11 @@ impl<T: LockTarget> PendingClaim<T> {
         instead: Option<&Token>,
         queue: bool,
         within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
+    ) -> StoreResult<MutexTaken> {
         let pending = &mut self.pending;
         pending.has_pending_take = true;
-        let taken = pending.target.take(&pending.token, instead, queue, within).await;
+        let take = Take { token: &pending.token, ttl: pending.target.ttl(), queue, instead };
+        let taken = pending.target.take(take, within).await;
         pending.has_pending_take = false;
         match &taken {
             Ok(MutexTaken { taken, .. }) => pending.queued |= queue || matches!(taken, Taken::Granted { .. }),

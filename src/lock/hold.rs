@@ -116,15 +116,8 @@ impl<T: LockTarget> HoldState<T> {
         let mut lease = self.lease.subscribe();
         loop {
             let now = *lease.borrow_and_update();
-            if now.state != AcquisitionState::Held {
+            if now.state != AcquisitionState::Held || self.is_over_before_a_change(now, &mut lease).await {
                 return;
-            }
-            tokio::select! {
-                biased;
-                hints = self.waiter.notified() => self.note(&hints),
-                _ = lease.changed() => {}
-                () = reached(now.until()) => return,
-                () = self.settle_doubt() => {}
             }
         }
     }
@@ -137,16 +130,29 @@ impl<T: LockTarget> HoldState<T> {
             match now.state {
                 AcquisitionState::Lost => return,
                 AcquisitionState::Ended => return std::future::pending().await,
-                AcquisitionState::Held => {}
-            }
-            tokio::select! {
-                biased;
-                hints = self.waiter.notified() => self.note(&hints),
-                _ = lease.changed() => {}
-                () = reached(now.until()) => self.lose("its time is over"),
-                () = self.settle_doubt() => {}
+                AcquisitionState::Held => {
+                    if self.is_over_before_a_change(now, &mut lease).await {
+                        self.lose("its time is over");
+                    }
+                }
             }
         }
+    }
+
+    /// Waits until the lease may have changed, or until the time that it has `now` is over.
+    async fn is_over_before_a_change(
+        &self,
+        now: HoldLease,
+        changes: &mut watch::Receiver<HoldLease>,
+    ) -> bool {
+        tokio::select! {
+            biased;
+            hints = self.waiter.notified() => self.note(&hints),
+            _ = changes.changed() => {}
+            () = reached(now.until()) => return true,
+            () = self.settle_doubt() => {}
+        }
+        false
     }
 
     /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
@@ -219,11 +225,6 @@ impl<T: LockTarget> HoldState<T> {
         Ok(false)
     }
 
-    /// The latest moment until which the store may hold the lock for this token; `None` for ever.
-    fn may_be_held_until(&self) -> Option<Instant> {
-        lock(&self.longest).until
-    }
-
     /// Records that an extension is sent and returns its number. The extension may be executed as late as its
     /// timeout allows, even if its answer is lost.
     fn note_sent(&self, ttl: Option<Duration>) -> u64 {
@@ -269,9 +270,9 @@ pub(super) struct Hold<T: LockTarget> {
     runtime: Option<Handle>,
     /// Whether a TAKE of this token may still be executed, even after the release.
     has_late_command: bool,
-    freed: bool,
+    pub(super) freed: bool,
     /// Whether the token still held the lock when it was released.
-    was_held: bool,
+    pub(super) was_held: bool,
 }
 
 impl<T: LockTarget> Hold<T> {
@@ -329,14 +330,6 @@ impl<T: LockTarget> Hold<T> {
         self.end();
     }
 
-    pub(super) fn is_freed(&self) -> bool {
-        self.freed
-    }
-
-    pub(super) fn was_held(&self) -> bool {
-        self.was_held
-    }
-
     fn end(&mut self) {
         self.freed = true;
         self.hold_state.end();
@@ -346,7 +339,7 @@ impl<T: LockTarget> Hold<T> {
     }
 
     fn release(&mut self) {
-        let mut until = self.hold_state.may_be_held_until();
+        let mut until = lock(&self.hold_state.longest).until;
         if self.has_late_command {
             // A TAKE that is executed late restarts the lease, with the time to live that it was sent with.
             until = later(until, from_now(self.hold_state.target.ttl()));

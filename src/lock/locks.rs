@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use super::{LockError, LockRegistry};
 use crate::error::Error;
 use crate::guard_state::GuardState;
-use crate::key::{CacheKey, Key, escape_namespace};
+use crate::key::{CacheKey, Key, escape_namespace, unusable_namespace};
+use crate::policy::setters;
 use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 use crate::store::{LockName, StoreErrorKind};
@@ -136,32 +137,26 @@ impl Locks {
     }
 }
 
-impl LocksBuilder {
+setters! { LocksBuilder:
     /// A part of every key name in the store, like a guard's namespace; locks of different namespaces do not
     /// exclude each other. 1 to 64 characters. Defaults to `default`.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
-        self
-    }
+    namespace(namespace: impl Into<String> => namespace);
 
     /// How long one command may take, including the wait for a reconnection. It bounds how long a call may hang on
     /// a server that is down, not how long a caller waits for a lock. Defaults to 1 s: a lock has nothing to fall
     /// back on, so it should outlast a pause of the server.
-    pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
-        self.command_timeout = command_timeout;
-        self
-    }
+    command_timeout(command_timeout: Duration => command_timeout);
+}
 
+impl LocksBuilder {
     /// Makes the handle. Does no I/O and needs no runtime.
     ///
     /// # Errors
     ///
     /// [`LockError::InvalidOption`] for a namespace or a timeout out of range.
     pub fn build(self) -> Result<Locks, LockError> {
-        let length = escape_namespace(&self.namespace).len();
-        if !(1..=64).contains(&length) {
-            let why = format!("it has {length} characters: choose 1 to 64 (an escape counts as three)");
-            return Err(LockError::option("namespace", why));
+        if let Some(why) = unusable_namespace(&self.namespace) {
+            return Err(LockError::option("namespace", format!("it {why}")));
         }
         let (least, most) = (Duration::from_millis(1), Duration::from_secs(86_400));
         if !(least..=most).contains(&self.command_timeout) {

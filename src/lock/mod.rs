@@ -84,10 +84,11 @@ pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, Semap
 use crate::guard_state::GuardState;
 use crate::guard_state::load_queue::LoadQueue;
 use crate::observe::log;
-use crate::store::LockName;
 use crate::store::load_limit::{EndedLoad, LimitBounds, LoadEnd};
-use crate::store::{Create, Leave, MutexTaken, PermitFreed, Take, TakePermit, Taken};
-use crate::store::{Store, StoreError, StoreErrorKind, Token};
+use crate::store::{
+    Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, Take, TakePermit,
+    Taken, Token,
+};
 use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
@@ -107,13 +108,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
     fn ttl(&self) -> Option<Duration>;
 
     /// `instead` is the token that releases the lock in the same command; only mutexes support that.
-    fn take(
-        &self,
-        token: &Token,
-        instead: Option<&Token>,
-        queue: bool,
-        within: Duration,
-    ) -> impl LockReply<MutexTaken>;
+    fn take(&self, take: Take<'_>, within: Duration) -> impl LockReply<MutexTaken>;
 
     fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl LockReply<bool>;
 
@@ -122,7 +117,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
     /// Gives up a position in the queue, and a grant whose message did not arrive.
     fn leave(&self, token: &Token, within: Duration) -> impl LockReply<()> {
         let leave = Leave { token, ttl: self.ttl() };
-        async move { self.registry().last_locks().leave(self.name(), leave, within).await }
+        async move { self.registry().store.leave(self.name(), leave, within).await }
     }
 
     /// Whether the token holds it, as the store sees it.
@@ -134,10 +129,13 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// A command's eventual result.
-trait LockReply<T>: Future<Output = Result<T, StoreError>> + Send {}
+/// The answer of the store to one command.
+type StoreResult<T> = Result<T, StoreError>;
 
-impl<T, F: Future<Output = Result<T, StoreError>> + Send> LockReply<T> for F {}
+/// A command's eventual result.
+trait LockReply<T>: Future<Output = StoreResult<T>> + Send {}
+
+impl<T, F: Future<Output = StoreResult<T>> + Send> LockReply<T> for F {}
 
 /// A mutex, as all clones of a handle see it.
 #[derive(Debug)]
@@ -174,31 +172,19 @@ impl LockTarget for MutexTarget {
         self.options.ttl
     }
 
-    async fn take(
-        &self,
-        token: &Token,
-        instead: Option<&Token>,
-        queue: bool,
-        within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
-        let ask = Take { token, ttl: self.options.ttl, queue, instead };
-        self.registry.locks()?.take_mutex(&self.name, ask, within).await
+    async fn take(&self, take: Take<'_>, within: Duration) -> StoreResult<MutexTaken> {
+        self.registry.locks()?.take_mutex(&self.name, take, within).await
     }
 
-    async fn extend(
-        &self,
-        token: &Token,
-        ttl: Option<Duration>,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
+    async fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> StoreResult<bool> {
         self.registry.locks()?.extend_mutex(&self.name, token, ttl, within).await
     }
 
-    async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        self.registry.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
+    async fn free(&self, token: &Token, within: Duration) -> StoreResult<bool> {
+        self.registry.store.free_mutex(&self.name, token, self.options.ttl, within).await
     }
 
-    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+    async fn is_holder(&self, token: &Token, within: Duration) -> StoreResult<bool> {
         let holder = self.registry.locks()?.look_at_mutex(&self.name, within).await?;
         Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
     }
@@ -243,13 +229,7 @@ impl LockTarget for SemaphoreTarget {
         Some(self.lease)
     }
 
-    async fn take(
-        &self,
-        token: &Token,
-        _instead: Option<&Token>,
-        queue: bool,
-        within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
+    async fn take(&self, Take { token, queue, .. }: Take<'_>, within: Duration) -> StoreResult<MutexTaken> {
         let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
         let taken = self.registry.locks()?.take_permit(&self.name, ask, within).await?;
         let (expected, actual) = (self.create.capacity, taken.created_with);
@@ -263,17 +243,12 @@ impl LockTarget for SemaphoreTarget {
         Ok(MutexTaken { taken, was_held: false })
     }
 
-    async fn extend(
-        &self,
-        token: &Token,
-        ttl: Option<Duration>,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
+    async fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> StoreResult<bool> {
         self.registry.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
     }
 
-    async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
-        let store = self.registry.last_locks();
+    async fn free(&self, token: &Token, within: Duration) -> StoreResult<PermitFreed> {
+        let store = &self.registry.store;
         let ended = self.load.as_ref().and_then(|load| Some((load, (*lock(&load.end))?)));
         let Some((load, end)) = ended else {
             return store.free_permit(&self.name, token, self.lease, within).await;
@@ -286,7 +261,7 @@ impl LockTarget for SemaphoreTarget {
         Ok(freed)
     }
 
-    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+    async fn is_holder(&self, token: &Token, within: Duration) -> StoreResult<bool> {
         let state = self.registry.locks()?.look_at_semaphore(&self.name, within).await?;
         Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
     }
@@ -327,18 +302,13 @@ impl LockRegistry {
         }
     }
 
-    /// The store's lock commands, until this is closed.
+    /// The store's lock commands, until this is closed. Commands that release locks use the store itself: they are allowed even after these
+    /// locks are closed, as long as there are connections, and those of a guard stay open longer.
     fn locks(&self) -> Result<&Store, StoreError> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
-            false => Ok(self.last_locks()),
+            false => Ok(&self.store),
         }
-    }
-
-    /// The store, for commands that release locks. They are allowed even after these locks are closed, as long as there are connections:
-    /// those of a guard stay open longer.
-    fn last_locks(&self) -> &Store {
-        &self.store
     }
 
     /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.

@@ -13,8 +13,8 @@ use super::acquire::acquire;
 use super::hold::{Hold, HoldState};
 use super::options::{Waiting, check_auto_renew, check_pace, drift, held_ttl};
 use super::{LockError, LockRegistry, LockTarget as _, Locks, MutexOptions, MutexTarget, Scope, WaitTerms};
-use crate::store::StoreError;
-use crate::store::{KeyspaceAnswer, MutexHolder};
+use crate::policy::setters;
+use crate::store::{KeyspaceAnswer, MutexHolder, StoreError};
 
 /// A lock with at most one holder among all processes.
 ///
@@ -279,28 +279,44 @@ pub struct MutexBuilder {
     paced: bool,
 }
 
-impl MutexBuilder {
+setters! { MutexBuilder:
     /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
     /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
     /// rounded up; 3 ms to ten years. Defaults to 60 s.
     ///
     /// 1 % of it and 2 ms are reserved for clock drift: [`Held::remaining`](super::Held::remaining) leaves them out, and
     /// nothing would remain of less than 3 ms.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = Some(ttl);
-        self
-    }
+    ttl(ttl: Duration => options.ttl);
 
+    /// How callers wait for it. Defaults to [`Waiting::Notify`].
+    wait(waiting: Waiting => waiting);
+
+    /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
+    /// as many as the time allows.
+    ///
+    /// With polling, each attempt counts. With [`Waiting::Notify`], which seldom has to ask, each wake-up without a
+    /// grant counts. An attempt does not count if it was needed only because the process had just begun to listen.
+    retries(retries: u32 => options.retries);
+
+    /// Lengthens each pause by a random part of up to this fraction of it, 0 to 1, so that callers that were
+    /// refused together do not ask again together. Defaults to 0.1.
+    jitter(fraction: f64 => options.jitter);
+
+    /// How much of the time to live must remain when the mutex is granted; otherwise it is released, and the call
+    /// fails with [`LockError::GrantedTooLate`]. For slow replies. Defaults to zero: any remaining time is enough.
+    min_remaining(min_remaining: Duration => options.min_remaining);
+
+    /// Whether it is extended in the background, at each third of its time to live, until it is unlocked or
+    /// dropped. A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults
+    /// to false.
+    auto_renew(auto_renew: bool => options.auto_renew);
+}
+
+impl MutexBuilder {
     /// Holds it until it is unlocked, however long that takes. If the holder dies, it stays locked until
     /// [`force_unlock`](Mutex::force_unlock).
     pub fn non_expiring(mut self) -> Self {
         self.options.ttl = None;
-        self
-    }
-
-    /// How callers wait for it. Defaults to [`Waiting::Notify`].
-    pub fn wait(mut self, waiting: Waiting) -> Self {
-        self.waiting = Some(waiting);
         self
     }
 
@@ -311,44 +327,12 @@ impl MutexBuilder {
         self
     }
 
-    /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
-    /// as many as the time allows.
-    ///
-    /// With polling, each attempt counts. With [`Waiting::Notify`], which seldom has to ask, each wake-up without a
-    /// grant counts. An attempt does not count if it was needed only because the process had just begun to listen.
-    pub fn retries(mut self, retries: u32) -> Self {
-        self.options.retries = Some(retries);
-        self
-    }
-
     /// The pause between two attempts, 1 ms to a day. Setting it chooses [`Waiting::Poll`], unless
     /// [`wait`](Self::wait) chooses otherwise; [`Waiting::Keyspace`] uses it if it falls back to polling. Defaults
     /// to 10 ms.
     pub fn retry_interval(mut self, retry_interval: Duration) -> Self {
         self.options.retry_interval = retry_interval;
         self.paced = true;
-        self
-    }
-
-    /// Lengthens each pause by a random part of up to this fraction of it, 0 to 1, so that callers that were
-    /// refused together do not ask again together. Defaults to 0.1.
-    pub fn jitter(mut self, fraction: f64) -> Self {
-        self.options.jitter = fraction;
-        self
-    }
-
-    /// How much of the time to live must remain when the mutex is granted; otherwise it is released, and the call
-    /// fails with [`LockError::GrantedTooLate`]. For slow replies. Defaults to zero: any remaining time is enough.
-    pub fn min_remaining(mut self, min_remaining: Duration) -> Self {
-        self.options.min_remaining = min_remaining;
-        self
-    }
-
-    /// Whether it is extended in the background, at each third of its time to live, until it is unlocked or
-    /// dropped. A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults
-    /// to false.
-    pub fn auto_renew(mut self, auto_renew: bool) -> Self {
-        self.options.auto_renew = auto_renew;
         self
     }
 
@@ -525,20 +509,20 @@ impl MutexGuard {
     /// # Ok(()) }
     /// ```
     pub async fn bump(&mut self) -> Result<bool, LockError> {
-        if self.hold.is_freed() {
+        if self.hold.freed {
             return Err(LockError::NotHeld);
         }
         self.hold.stop_renewing().await;
         let target = Arc::clone(&self.held.hold_state.target);
         match acquire(&target, &target.terms(), Some(&mut self.hold)).await {
             Ok(hold) => {
-                let was_held = self.hold.was_held();
+                let was_held = self.hold.was_held;
                 self.hold = renewed(hold);
                 self.held = Held { hold_state: Arc::clone(&self.hold.hold_state) };
                 Ok(was_held)
             }
             Err(error) => {
-                if self.hold.is_freed() {
+                if self.hold.freed {
                     self.claim = None;
                 }
                 Err(error)

@@ -16,8 +16,8 @@ use super::options::{check_auto_renew, check_pace, held_ttl, whole_ttl};
 use super::{
     LimitedLoad, LockError, LockRegistry, LockTarget as _, Locks, Scope, SemaphoreTarget, WaitTerms, Waiting,
 };
-use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::policy::setters;
+use crate::store::{Create, PermitFreed, SemaphoreChange, SemaphoreState, StoreError, StoreErrorKind, Token};
 
 /// A number of permits for all processes together, granted in the order in which callers came.
 ///
@@ -360,34 +360,26 @@ impl SemaphoreBuilder {
         self.load = Some(load);
         self
     }
+}
 
+setters! { SemaphoreBuilder:
     /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms
     /// to ten years: 1 % and 2 ms are reserved for clock drift, as for a mutex. Defaults to 60 s.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
+    lease(lease: Duration => lease);
 
     /// How long the semaphore, with the permits added to it, outlives its last use; never less than its longest
     /// lease. Defaults to a day.
-    pub fn idle_ttl(mut self, idle_ttl: Duration) -> Self {
-        self.idle_ttl = idle_ttl;
-        self
-    }
+    idle_ttl(idle_ttl: Duration => idle_ttl);
 
     /// Whether a permit is refreshed in the background, at each third of its lease, until it is released or
     /// dropped. Defaults to false.
-    pub fn auto_renew(mut self, auto_renew: bool) -> Self {
-        self.auto_renew = auto_renew;
-        self
-    }
+    auto_renew(auto_renew: bool => auto_renew);
 
     /// How callers wait for permits: [`Waiting::Notify`] or [`Waiting::Poll`]. Defaults to `Notify`.
-    pub fn waiting(mut self, waiting: Waiting) -> Self {
-        self.waiting = waiting;
-        self
-    }
+    waiting(waiting: Waiting => waiting);
+}
 
+impl SemaphoreBuilder {
     /// Makes the handle. Does no I/O and needs no runtime.
     ///
     /// # Errors

@@ -246,10 +246,6 @@ const MOST_POLICIES: usize = 100;
 const OTHER: &str = "other";
 
 impl Counters {
-    pub(crate) fn add(&self, count: GuardCount) {
-        self.guard.add(count);
-    }
-
     /// The counters of the policies of this name, and whether they are new.
     pub(crate) fn of_policy(&self, name: &Arc<str>) -> (Arc<PolicyCounters>, bool) {
         let mut policies = lock(&self.policies);
@@ -304,11 +300,6 @@ impl PolicyCounters {
         self.counts.add(count);
     }
 
-    #[inline]
-    pub(crate) fn local_hit(&self) {
-        self.requests.local_hit();
-    }
-
     /// The counters of requests without a route.
     pub(crate) fn requests(&self) -> &Arc<Requests> {
         &self.requests
@@ -324,29 +315,22 @@ impl PolicyCounters {
         self.routes.each(|_, requests| each(requests));
     }
 
-    /// Records how long a request waited for another caller's load.
-    pub(crate) fn waited(&self, wait: Duration) {
-        self.record("stampede_guard_wait_seconds", wait);
-    }
-
-    /// Records how long a load took.
-    pub(crate) fn loaded(&self, took: Duration) {
-        self.record("stampede_guard_load_seconds", took);
-    }
-
-    /// Records how old a value was that an audit found to differ.
-    pub(crate) fn audit_differed(&self, age: Duration) {
-        self.record("stampede_guard_audit_age_seconds", age);
-    }
-
+    /// Records a time in a histogram.
     #[cfg_attr(
         not(feature = "metrics"),
         allow(unused_variables, reason = "without metrics nothing is recorded")
     )]
-    fn record(&self, metric: &'static str, time: Duration) {
+    pub(crate) fn record(&self, metric: &'static str, time: Duration) {
         #[cfg(feature = "metrics")]
         metrics::histogram!(metric, "policy" => metrics::SharedString::from_shared(Arc::clone(&self.name)))
             .record(time.as_secs_f64());
+    }
+}
+
+/// Policies are compared by their settings. The counters belong to the guard that uses a policy.
+impl PartialEq for PolicyCounters {
+    fn eq(&self, _: &Self) -> bool {
+        true
     }
 }
 

@@ -143,7 +143,7 @@ pub(crate) async fn timed<T>(counters: &PolicyCounters, load: impl Future<Output
     let started = Instant::now();
     let done = load.await;
     let took = started.elapsed();
-    counters.loaded(took);
+    counters.record("stampede_guard_load_seconds", took);
     (done, took)
 }
 

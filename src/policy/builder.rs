@@ -175,10 +175,10 @@ impl PolicyBuilder {
     }
 }
 
-/// Setters of one setting or two: each argument with the field that it sets.
+/// Setters of one setting or two of a builder: each argument with the field that it sets.
 macro_rules! setters {
-    ($($(#[$meta:meta])* $name:ident($($value:ident: $type:ty => $($field:ident).+),+);)+) => {
-        impl PolicyBuilder {
+    ($Builder:ident: $($(#[$meta:meta])* $name:ident($($value:ident: $type:ty => $($field:ident).+),+);)+) => {
+        impl $Builder {
             $($(#[$meta])*
             pub fn $name(mut self, $($value: $type),+) -> Self {
                 $(self.$($field).+ = $value.into();)+
@@ -187,8 +187,9 @@ macro_rules! setters {
         }
     };
 }
+pub(crate) use setters;
 
-setters! {
+setters! { PolicyBuilder:
     /// How long a value is served before it is loaded again. Over HTTP, for responses without a
     /// lifetime of their own. Defaults to 60 s.
     fresh_for(fresh_for: Duration => policy.fresh_for);

@@ -17,7 +17,6 @@ mod tests;
 
 use std::any::{Any, TypeId, type_name};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 pub use self::builder::PolicyBuilder;
+pub(crate) use self::builder::setters;
 use crate::error::EncodedError;
 use crate::key::{CacheKey, Key};
 use crate::observe::{Count, PolicyCounters};
@@ -104,7 +104,7 @@ pub struct Policy {
     /// The label of its metrics.
     pub(crate) name: Arc<str>,
     /// The counters of requests under this policy.
-    pub(crate) counters: SharedCounters,
+    pub(crate) counters: Arc<PolicyCounters>,
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
     pub(crate) stale_while_revalidate: Duration,
@@ -154,31 +154,6 @@ const LONGEST_HEAD: usize = if cfg!(feature = "http") { 192 * 1024 } else { 0 };
 /// The name of a policy whose builder sets none.
 const DEFAULT_NAME: &str = "default";
 
-/// The counters of a policy, which belong to the guard that uses it. They are ignored when policies are compared.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SharedCounters(Arc<PolicyCounters>);
-
-impl PartialEq for SharedCounters {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl From<Arc<PolicyCounters>> for SharedCounters {
-    fn from(counters: Arc<PolicyCounters>) -> Self {
-        Self(counters)
-    }
-}
-
-impl Deref for SharedCounters {
-    type Target = Arc<PolicyCounters>;
-
-    #[inline]
-    fn deref(&self) -> &Arc<PolicyCounters> {
-        &self.0
-    }
-}
-
 impl Policy {
     pub(crate) fn count(&self, count: Count) {
         self.counters.add(count);
@@ -189,7 +164,7 @@ impl Policy {
         if wait >= self.wait_timeout.mul_f64(0.8) {
             self.count(Count::long_waits);
         }
-        self.counters.waited(wait);
+        self.counters.record("stampede_guard_wait_seconds", wait);
     }
 
     /// The default deadline of one command: the budget covers two.
@@ -207,28 +182,25 @@ impl Policy {
     pub(crate) fn load_limit(&self) -> Option<LoadLimitSettings> {
         let cap = self.max_concurrent_loads;
         let AdaptiveLoads { is_on, name, start, min, max } = &self.adaptive_loads;
-        if *is_on {
-            let (most, name) = (cap.map_or(*max, |cap| cap.min(*max)), name.as_ref().unwrap_or(&self.name));
-            let (name, bounds) =
-                (format!("loads:a:{name}").into(), LimitBounds { least: (*min).min(most), most });
-            return Some(LoadLimitSettings {
-                name,
-                start: (*start).clamp(bounds.least, most),
-                bounds: Some(bounds),
+        if !is_on {
+            return cap.map(|cap| LoadLimitSettings {
+                name: format!("loads:{cap}").into(),
+                start: cap,
+                bounds: None,
             });
         }
-        cap.map(|cap| LoadLimitSettings { name: format!("loads:{cap}").into(), start: cap, bounds: None })
+        let (most, name) = (cap.map_or(*max, |cap| cap.min(*max)), name.as_ref().unwrap_or(&self.name));
+        let bounds = LimitBounds { least: (*min).min(most), most };
+        let start = (*start).clamp(bounds.least, most);
+        Some(LoadLimitSettings { name: format!("loads:a:{name}").into(), start, bounds: Some(bounds) })
     }
 
-    /// The lifetime that is stored for a value with this nominal lifetime: a random part less, the jitter.
-    fn stored_for(&self, lifetime: Duration) -> Duration {
-        // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
-        lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
-    }
-
-    /// As [`stored_for`](Self::stored_for), for a value with stale windows.
+    /// The lifetimes that are stored for a value with these nominal ones: a random part less of the fresh one, the jitter.
     pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
-        Lifetimes { fresh_for: self.stored_for(lifetimes.fresh_for), ..lifetimes }
+        let fresh_for = lifetimes.fresh_for;
+        // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
+        let jitter = fresh_for.mul_f64(self.ttl_jitter * fastrand::f64()).min(fresh_for);
+        Lifetimes { fresh_for: fresh_for - jitter, ..lifetimes }
     }
 
     /// The lifetimes of a loader's value.
@@ -344,7 +316,7 @@ impl Default for Policy {
         const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
         Self {
             name: DEFAULT_NAME.into(),
-            counters: SharedCounters::default(),
+            counters: Arc::default(),
             // Long enough to take the load off an origin, short enough that a missing
             // invalidation matters for a minute only.
             fresh_for: Duration::from_secs(60),

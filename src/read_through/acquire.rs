@@ -17,7 +17,7 @@ use tracing::Span;
 
 use super::batch::Attempt;
 use super::lease::{Lease, detach_unleased, release_later};
-use super::read::{current, unless_invalidated};
+use super::read::EntryRead;
 use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::Servable;
@@ -157,9 +157,9 @@ impl<'a> Acquisition<'a> {
 
     /// Handles an entry that the acquire has found and that this flight has not seen before. `Ok` if the attempt goes on.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, tags, .. } = self.request;
-        let rules = (tags, self.servable);
-        let content = current(state, raw, key, rules, within).await.map_err(AcquireOutcome::StoreDown)?;
+        let AcquireRequest { state, .. } = self.request;
+        let content = self.entry_read(within).current(raw, self.servable).await;
+        let content = content.map_err(AcquireOutcome::StoreDown)?;
         if let Ok(entry) = &content {
             if entry.kind == EntryKind::Marker {
                 return Err(self.ended_with(FlightOutcome::Uncacheable));
@@ -183,6 +183,11 @@ impl<'a> Acquisition<'a> {
         Ok(())
     }
 
+    fn entry_read(&self, within: Duration) -> EntryRead<'a, 'a> {
+        let AcquireRequest { state, key, tags, .. } = self.request;
+        EntryRead { state, key, tags, keeps: false, within }
+    }
+
     /// Since when this flight has waited for a value, on the store's clock. A value that was stored earlier is not the awaited one; it may
     /// come from a late insertion or a failover. A commit carries the time at which it was first sent, so the value of an awaited load
     /// may be older than this flight by the coordination budget.
@@ -198,12 +203,11 @@ impl<'a> Acquisition<'a> {
 
     /// Handles the outcome of the awaited load, or that of an earlier load, which is replayed to newcomers. `Ok` if the attempt goes on.
     pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
-        let AcquireRequest { state, key, tags, .. } = self.request;
-        let entry = match FlightOutcome::decode(outcome, key) {
+        let entry = match FlightOutcome::decode(outcome, self.request.key) {
             FlightOutcome::Value(entry) => entry,
             outcome => return Err(self.ended_with(outcome)),
         };
-        let checked = unless_invalidated(state, entry, key, (tags, self.servable), within).await;
+        let checked = self.entry_read(within).unless_invalidated(entry, self.servable).await;
         if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
@@ -222,7 +226,7 @@ impl<'a> Acquisition<'a> {
         policy.count(Count::leases_expired);
         warn_if!(
             log::GUARD,
-            state.expired_log.is_due(),
+            state.logs.expired.is_due(),
             ?key,
             "the lease of another process has expired: it died, hung, or lost the store during its load. This process loads"
         );
@@ -230,25 +234,18 @@ impl<'a> Acquisition<'a> {
 
     /// Converts the granted attempt to a held lease.
     pub(super) fn lead(self) -> Lease {
-        let Self {
-            request: AcquireRequest { state, key, policy, .. },
-            token,
-            watch,
-            sent_at,
-            takeovers: hops,
-            ..
-        } = self;
+        let AcquireRequest { state, key, policy, .. } = self.request;
         Lease {
             _held: state.leases.enter(),
             state: Arc::clone(state),
             key: key.clone(),
-            token,
-            watch,
+            token: self.token,
+            watch: self.watch,
             ttl: policy.lease,
-            takeovers: hops,
+            takeovers: self.takeovers,
             counters: Arc::clone(&policy.counters),
             waited_until: self.behind.is_some().then(Instant::now),
-            confirmed: Mutex::new(sent_at),
+            confirmed: Mutex::new(self.sent_at),
         }
     }
 

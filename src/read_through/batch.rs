@@ -25,9 +25,8 @@ use tokio::time::sleep;
 use tracing::{Instrument as _, Span};
 
 use crate::error::Failure;
-use crate::guard_state::load_queue::LoadPermit;
-use crate::loader::LoadScope;
-use crate::loader::{BatchId, Loader};
+use crate::guard_state::load_queue::GrantedPermit;
+use crate::loader::{BatchId, LoadScope, Loader};
 use crate::sync::lock;
 use crate::task::Tracked;
 
@@ -75,7 +74,7 @@ enum Slot {
 /// The permit and the slot that the flights of one round share: invariant 4.
 #[derive(Debug, Default)]
 pub(crate) struct BatchShare {
-    pub(super) permit: OnceCell<Result<Option<LoadPermit>, Failure>>,
+    pub(super) permit: OnceCell<Result<Option<GrantedPermit>, Failure>>,
     pub(super) slot: OnceLock<Option<Tracked>>,
 }
 

@@ -7,15 +7,11 @@ use tokio::time::{Instant, sleep_until};
 use super::batch::Attempt;
 use crate::flight::CallerOrder;
 use crate::guard_state::{GuardState, ReadResult, SoloRead};
-use crate::key::Key;
-use crate::key::{FlightKey, LoadMode};
+use crate::key::{FlightKey, Key, LoadMode};
 use crate::observe::Outcome;
-use crate::policy::Budget;
-use crate::policy::Policy;
-use crate::value::EntryReader;
-use crate::value::StoredEntry;
-use crate::value::entry::Entry;
-use crate::value::entry::Freshness;
+use crate::policy::{Budget, Policy};
+use crate::value::entry::{Entry, Freshness};
+use crate::value::{EntryReader, StoredEntry};
 
 /// One caller's inputs: guard state, policy, key.
 #[derive(Clone, Copy)]
@@ -31,6 +27,12 @@ pub(crate) fn passes_by(state: &GuardState, policy: &Policy) -> bool {
 }
 
 impl Call<'_> {
+    /// The tags that an entry of this caller must have.
+    #[inline]
+    pub(crate) fn tag_keys(self) -> Vec<Key> {
+        self.policy.tag_keys(&self.state.namespace, self.key)
+    }
+
     /// Counts and logs how the caller was answered.
     pub(crate) fn count_answer(self, outcome: Outcome) {
         self.state.answered(self.policy.counters.requests(), self.key, outcome);

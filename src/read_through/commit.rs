@@ -10,22 +10,19 @@ use tokio::time::{Instant, timeout};
 
 use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
-use super::read::current;
+use super::read::EntryRead;
 use crate::flight::SentAt;
 use crate::guard_state::GuardState;
 use crate::key::Key;
-use crate::key::LoadMode;
 use crate::loader::{LoadOutput, LoadResult};
 use crate::local::Ticket;
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::store::volume::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
-use crate::value::FlightOutcome;
-use crate::value::StoredEntry;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry, EntryKind, Unreadable};
-use crate::value::entry::{Expiry, Lifetimes, Storage, Unstored};
-use crate::value::entry::{TagId, TagList};
+use crate::value::entry::{
+    Encoding, Entry, EntryKind, Expiry, Lifetimes, Packed, Storage, TagId, TagList, Unreadable, Unstored,
+};
+use crate::value::{FlightOutcome, StoredEntry};
 
 impl FlightTask {
     /// Step 7: publishes the result to the fleet, then to the waiters of this process.
@@ -36,20 +33,7 @@ impl FlightTask {
         start: LoadStart,
         lease: Option<Lease>,
     ) {
-        // Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit,
-        // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
-        // commit on the same connection, so it sees the change.
-        // Exception: callers may join an uncacheable load until its marker is stored. Such a caller loads for itself at once. With a
-        // look-up in between, it would find no marker and wait for another load.
-        let loads_alone = matches!(loaded.result, LoadResult::Uncacheable { .. })
-            && self.flight.mode != LoadMode::BackgroundRefresh;
-        if !loads_alone {
-            self.leader.detach();
-        }
-        self.note_waits();
-        if loads_alone {
-            self.leader.announce_to_all(FlightOutcome::Uncacheable);
-        }
+        self.stop_joins(&loaded.result);
         let LoadOutput { result, delivery } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
             delivery.settle(&FlightOutcome::Invalidated);
@@ -71,27 +55,18 @@ impl FlightTask {
         let mut fleet_notification = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
         // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
         // budget. If it runs out, they are answered first and the commit goes on below.
-        let check = timeout(budget.left(), &mut fleet_notification).await;
+        let check = timeout(budget.left(), &mut fleet_notification).await.ok();
         // An entry that only other processes can read counts as well.
         let replaces =
             rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
-        if let Ok(check) = check {
+        if let Some(check) = check {
             publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
         }
-        // Callers that came after this join again.
-        let current = match check {
-            _ if publication.is_outdated => Some(sent_at),
-            // This load held the lease until now.
-            Ok(Some(TokenCheck::Held | TokenCheck::ForeignData)) => None,
-            Ok(Some(TokenCheck::Lost)) => confirmed,
-            // The store did not answer. Only a value must not be older than a change; a failure may be.
-            Ok(None) | Err(_) => confirmed.filter(|_| publication.outcome.has_value()),
-        };
-        let late = check.is_err().then(|| state.late_commits.begin(&flight.key, policy.lease));
-        if let Some(current) = current {
+        let late = check.is_none().then(|| state.late_commits.begin(&flight.key, policy.lease));
+        if let Some(current) = publication.current_at(check.flatten(), sent_at, confirmed) {
             let_go_since(&leader, current);
         }
-        let outcome = publication.for_waiters(check.ok(), if_lost);
+        let outcome = publication.for_waiters(check.flatten(), if_lost);
         delivery.settle(&outcome);
         leader.finish(outcome);
         drop(turn);
@@ -99,6 +74,23 @@ impl FlightTask {
             policy.count(Count::budget_exceeded);
             let check = fleet_notification.await;
             publication.keep_copy(&state, &flight.key, check, (sent_at, replaces));
+        }
+    }
+
+    /// Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit, another
+    /// process may change the resource, before this process has the commit's reply. Such a look-up is sent after the commit on the same
+    /// connection, so it sees the change.
+    ///
+    /// Exception: callers may join an uncacheable load until its marker is stored. Such a caller loads for itself at once. With a look-up
+    /// in between, it would find no marker and wait for another load.
+    fn stop_joins(&self, result: &LoadResult) {
+        let loads_alone = matches!(result, LoadResult::Uncacheable { .. }) && !self.is_refresh();
+        if !loads_alone {
+            self.leader.detach();
+        }
+        self.note_waits();
+        if loads_alone {
+            self.leader.announce_to_all(FlightOutcome::Uncacheable);
         }
     }
 
@@ -214,18 +206,36 @@ impl Publication {
         }
     }
 
-    /// The outcome for this process's waiters. `check` is the store's answer to the commit; the outer `None` if it has not come yet.
-    /// `if_lost` says why nothing is stored, if the load has no lease any more.
-    fn for_waiters(&self, check: Option<Option<TokenCheck>>, if_lost: Storage) -> FlightOutcome {
+    /// The moment up to which the outcome was certainly current: callers that came after it join again. `check` is the store's answer to
+    /// the commit, if there is one; `sent_at` is when the load began, and `confirmed` when the lease was last held.
+    fn current_at(
+        &self,
+        check: Option<TokenCheck>,
+        sent_at: SentAt,
+        confirmed: Option<SentAt>,
+    ) -> Option<SentAt> {
+        match check {
+            _ if self.is_outdated => Some(sent_at),
+            // This load held the lease until now.
+            Some(TokenCheck::Held | TokenCheck::ForeignData) => None,
+            Some(TokenCheck::Lost) => confirmed,
+            // The store did not answer. Only a value must not be older than a change; a failure may be.
+            None => confirmed.filter(|_| self.outcome.has_value()),
+        }
+    }
+
+    /// The outcome for this process's waiters. `check` is the store's answer to the commit, if there is one. `if_lost` says why nothing
+    /// is stored, if the load has no lease any more.
+    fn for_waiters(&self, check: Option<TokenCheck>, if_lost: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
         let expiry = match check {
-            Some(Some(TokenCheck::Lost | TokenCheck::ForeignData)) => {
+            Some(TokenCheck::Lost | TokenCheck::ForeignData) => {
                 times.not_stored(entry.stored_at).marked(if_lost)
             }
             _ if self.stored.is_none() => times.marked(Storage::Forbidden),
-            Some(Some(TokenCheck::Held)) => times,
-            Some(None) | None => times.marked(Storage::Unconfirmed),
+            Some(TokenCheck::Held) => times,
+            None => times.marked(Storage::Unconfirmed),
         };
         FlightOutcome::Value(Entry { expiry, ..entry.clone() })
     }
@@ -265,6 +275,7 @@ impl FlightTask {
 
     /// Converts a load's result to the outcome for its waiters, and decides whether it can be stored.
     fn loaded(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> LoadedOutcome {
+        let not_stored = LoadedOutcome::unstored;
         match result {
             LoadResult::Value {
                 encoding,
@@ -288,19 +299,17 @@ impl FlightTask {
                 if keep.is_zero() {
                     // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
-                    LoadedOutcome { elsewhere, ..LoadedOutcome::unstored(value, unstored, false) }
+                    LoadedOutcome { elsewhere, ..not_stored(value, unstored, false) }
                 } else {
                     self.if_short_enough(value(payload, packed), keep)
                 }
             }
-            LoadResult::OnlyForCaller => {
-                LoadedOutcome::unstored(FlightOutcome::NoLoader, Unstored::SaysNothing, false)
-            }
+            LoadResult::OnlyForCaller => not_stored(FlightOutcome::NoLoader, Unstored::SaysNothing, false),
             LoadResult::Uncacheable { unstored, mark } => {
-                LoadedOutcome::unstored(FlightOutcome::Uncacheable, unstored, mark)
+                not_stored(FlightOutcome::Uncacheable, unstored, mark)
             }
             LoadResult::Failed { failure, before } => {
-                LoadedOutcome::unstored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
+                not_stored(FlightOutcome::Failed(failure), Unstored::Failure { before }, false)
             }
         }
     }
@@ -388,10 +397,11 @@ impl FlightTask {
         let Self { state, policy, budget, flight, rejected, .. } = self;
         let (Some(within), sent_at) = (budget.next(), Instant::now()) else { return false };
         let tags = policy.tag_keys(&state.namespace, &flight.key);
-        let rules = (&tags[..], state.retained.servable(&flight.key, &tags));
+        let servable = state.retained.servable(&flight.key, &tags);
+        let read = EntryRead { state, key: &flight.key, tags: &tags, keeps: false, within };
         let found = async {
             match state.store.look_up(&flight.key, within).await? {
-                Some(raw) => current(state, raw, &flight.key, rules, within).await.map(Some),
+                Some(raw) => read.current(raw, servable).await.map(Some),
                 None => Ok(None),
             }
         };
@@ -415,8 +425,7 @@ impl FlightTask {
         unstored: Unstored,
         now: u64,
     ) -> Option<(Entry, Duration)> {
-        let is_refresh = self.flight.mode == LoadMode::BackgroundRefresh;
-        let is_replaced = is_refresh || matches!(outcome, FlightOutcome::Failed(_));
+        let is_replaced = self.is_refresh() || matches!(outcome, FlightOutcome::Failed(_));
         if is_replaced { self.stand_in(unstored, now) } else { None }
     }
 
@@ -425,12 +434,11 @@ impl FlightTask {
     pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
         let rested = previous.expiry.rested(unstored, now, self.policy.back_off);
-        let may = match self.flight.mode {
-            // A background refresh has no waiters: the value is only stored again with a back-off.
-            LoadMode::BackgroundRefresh => now < previous.expiry.served_until(unstored),
-            LoadMode::Leased | LoadMode::Unleased | LoadMode::Probe | LoadMode::ForcedReload => {
-                rested.stands_in(now)
-            }
+        // A background refresh has no waiters: the value is only stored again with a back-off.
+        let may = if self.is_refresh() {
+            now < previous.expiry.served_until(unstored)
+        } else {
+            rested.stands_in(now)
         };
         // The entry stays stored until its windows end, so that a later load can revalidate it.
         let Expiry { stale_until, error_until, .. } = previous.expiry;

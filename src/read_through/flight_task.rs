@@ -25,7 +25,7 @@ use super::lease::{Lease, LeaseEvent};
 use super::permits::{Admitted, admit, log_uncapped};
 use crate::error::{Error, Failure};
 use crate::flight::SentAt;
-use crate::guard_state::load_queue::{Callers, LoadPermit};
+use crate::guard_state::load_queue::{Callers, GrantedPermit};
 use crate::guard_state::turns::Turn;
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::{FlightKey, LoadMode};
@@ -68,68 +68,70 @@ impl FlightTask {
     /// Runs the flight. If another process is refreshing, returns how long to keep this flight in the map, so that local callers
     /// do not each try the lease.
     async fn run(mut self) -> Option<(Leader, Duration)> {
-        let is_refresh = self.flight.mode == LoadMode::BackgroundRefresh;
-        let lease = match self.flight.mode {
-            LoadMode::Unleased => None,
+        if self.flight.mode == LoadMode::Unleased {
+            self.load_in_turn(None).await;
+        } else if !self.state.is_closed() {
+            let outcome = self.contend().await;
+            return self.after_contention(outcome).await;
+        } else if self.is_refresh() {
             // The shutdown does not wait for this flight, so it must not take a lease.
-            LoadMode::BackgroundRefresh if self.state.is_closed() => {
+            return self.finish(FlightOutcome::NoLoader);
+        } else {
+            self.load_for_a_process_that_ends().await;
+        }
+        None
+    }
+
+    /// Loads under the lease, or as the outcome demands. Returns as [`run`](Self::run).
+    async fn after_contention(self, outcome: AcquireOutcome) -> Option<(Leader, Duration)> {
+        let is_refresh = self.is_refresh();
+        match outcome {
+            AcquireOutcome::Leased(lease) => self.load_in_turn(Some(lease)).await,
+            AcquireOutcome::Ended { outcome, sent_at } => {
+                if outcome.has_value() {
+                    // A caller that came after `sent_at` may know of a change that is newer than the value.
+                    self.leader.detach();
+                    let_go_since(&self.leader, sent_at);
+                }
+                return self.finish(outcome);
+            }
+            AcquireOutcome::WaitedOut => return self.finish(FlightOutcome::WaitedOut),
+            AcquireOutcome::Busy(remaining) if is_refresh => {
+                return Some((self.leader, remaining.min(self.policy.lease)));
+            }
+            AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::NoLoader),
+            // No caller waits for a refresh, and failing open would make every process refresh for itself.
+            AcquireOutcome::Leaving | AcquireOutcome::StoreDown(_) if is_refresh => {
                 return self.finish(FlightOutcome::NoLoader);
             }
-            LoadMode::Leased | LoadMode::Probe | LoadMode::ForcedReload if self.state.is_closed() => {
-                self.load_for_a_process_that_ends().await;
-                return None;
-            }
-            LoadMode::Leased | LoadMode::Probe | LoadMode::BackgroundRefresh | LoadMode::ForcedReload => {
-                match self.contend().await {
-                    AcquireOutcome::Leased(lease) => Some(lease),
-                    AcquireOutcome::Ended { outcome, sent_at } => {
-                        if outcome.has_value() {
-                            // A caller that came after `sent_at` may know of a change that is newer than the value.
-                            self.leader.detach();
-                            let_go_since(&self.leader, sent_at);
-                        }
-                        return self.finish(outcome);
-                    }
-                    AcquireOutcome::WaitedOut => return self.finish(FlightOutcome::WaitedOut),
-                    AcquireOutcome::Busy(remaining) if is_refresh => {
-                        return Some((self.leader, remaining.min(self.policy.lease)));
-                    }
-                    AcquireOutcome::Busy(_) => return self.finish(FlightOutcome::NoLoader),
-                    // No caller waits for a refresh, and failing open would make every process refresh for itself.
-                    AcquireOutcome::Leaving | AcquireOutcome::StoreDown(_) if is_refresh => {
-                        return self.finish(FlightOutcome::NoLoader);
-                    }
-                    AcquireOutcome::Leaving => {
-                        self.load_for_a_process_that_ends().await;
-                        return None;
-                    }
-                    AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
-                        OnStoreDown::FailOpen => {
-                            // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
-                            // replacement flight too, so later callers join this one.
-                            let refused =
-                                [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
-                            self.leader.lose_store(!refused);
-                            self.load_without_the_store(error).await;
-                            return None;
-                        }
-                        OnStoreDown::FailClosed => {
-                            let error = Error::store("acquiring the lease", &self.flight.key, error);
-                            return self.finish(FlightOutcome::Failed(Failure::Guard(error)));
-                        }
-                    },
+            AcquireOutcome::Leaving => self.load_for_a_process_that_ends().await,
+            AcquireOutcome::StoreDown(error) => match self.policy.on_store_down {
+                OnStoreDown::FailOpen => {
+                    // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
+                    // replacement flight too, so later callers join this one.
+                    let refused = [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
+                    self.leader.lose_store(!refused);
+                    self.load_without_the_store(error).await;
                 }
-            }
-        };
-        self.load_in_turn(lease).await;
+                OnStoreDown::FailClosed => {
+                    let error = Error::store("acquiring the lease", &self.flight.key, error);
+                    return self.finish(FlightOutcome::Failed(Failure::Guard(error)));
+                }
+            },
+        }
         None
+    }
+
+    /// Whether no caller waits for this flight: each was served the older value.
+    pub(super) fn is_refresh(&self) -> bool {
+        self.flight.mode == LoadMode::BackgroundRefresh
     }
 
     /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
     /// counts them, cannot be reached.
     async fn load_without_the_store(self, error: StoreError) {
-        let (slot, turn) = match self.enter_slot() {
-            Ok(slot) => slot.unzip(),
+        let slot = match self.enter_slot() {
+            Ok(slot) => slot,
             Err(failure) => return self.shed(failure, None).await,
         };
         self.policy.count(Count::fail_open_loads);
@@ -137,18 +139,18 @@ impl FlightTask {
         if self.policy.load_limit().is_some() {
             log_uncapped(&self.state, &self.flight.key, &error);
         }
-        self.load_and_end(None, slot, turn).await;
+        self.load_and_end(None, slot).await;
     }
 
     /// A slot among the loads without the store; `None` inside a load that has one.
-    fn enter_slot(&self) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
-        let (most, turn) = (self.most_without_the_store(), self.state.store_permit_id());
-        if self.holds(&turn) {
+    fn enter_slot(&self) -> Result<Option<LoadPermit>, Failure> {
+        let (most, id) = (self.most_without_the_store(), self.state.store_permit_id());
+        if self.holds(&id) {
             return Ok(None);
         }
         let share = self.share();
         if share.slot.get_or_init(|| self.state.fail_open.try_enter(most)).is_some() {
-            return Ok(Some((share, turn)));
+            return Ok(Some(LoadPermit { share, id }));
         }
         self.policy.count(Count::overloaded);
         Err(Failure::Guard(Error::too_many_fail_open_loads(&self.flight.key, most)))
@@ -164,9 +166,9 @@ impl FlightTask {
     /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
     async fn admit_alone(
         &mut self,
-        share: Arc<BatchShare>,
+        LoadPermit { share, .. }: LoadPermit,
         lease: &mut Option<Lease>,
-    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+    ) -> Result<Option<LoadPermit>, Failure> {
         let had_slot = share.slot.get().is_some();
         drop(share);
         if had_slot { self.enter_slot() } else { self.admit(lease, true).await }
@@ -187,7 +189,7 @@ impl FlightTask {
             return self.leader.finish(FlightOutcome::Invalidated);
         }
         self.leader.lose_store(false);
-        self.load_and_end(None, None, None).await;
+        self.load_and_end(None, None).await;
     }
 
     fn finish<T>(self, outcome: FlightOutcome) -> Option<T> {
@@ -230,19 +232,14 @@ impl FlightTask {
 
     /// Takes the permit after the lease, and loads.
     async fn load_in_turn(self, mut lease: Option<Lease>) {
-        match self.admit(&mut lease, false).await.map(Option::unzip) {
-            Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
+        match self.admit(&mut lease, false).await {
+            Ok(permit) => self.load_and_end(lease, permit).await,
             Err(failure) => self.shed(failure, lease).await,
         }
     }
 
     /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
-    async fn load_and_end(
-        mut self,
-        mut lease: Option<Lease>,
-        mut permit: Option<Arc<BatchShare>>,
-        mut turn: Option<LoadPermitId>,
-    ) {
+    async fn load_and_end(mut self, mut lease: Option<Lease>, mut permit: Option<LoadPermit>) {
         let had_lease = lease.is_some();
         let mut hops = lease.as_ref().map_or(0, |lease| lease.takeovers);
         // When the flight stopped waiting for another load, if it had to wait for one.
@@ -250,25 +247,18 @@ impl FlightTask {
         let mut vanished = false;
         loop {
             let Some((loader, slot)) = self.leader.next_loader() else {
-                // No remaining waiter has a loader: hand the lease over to another process. Release the permit first, so that
-                // loads of other keys need not wait for the hand-over.
+                // Release the permit first, so that loads of other keys need not wait for the hand-over.
                 drop(permit);
-                if let Some(lease) = lease
-                    && lease.hand_over(hops).await
-                    && vanished
-                {
-                    self.policy.count(Count::takeovers);
-                }
-                return self.leader.finish(FlightOutcome::NoLoader);
+                return self.end_without_loader(lease, hops, vanished).await;
             };
             if vanished {
                 self.policy.count(Count::takeovers);
             }
             if self.batch.take_if(|attempt| !attempt.calls(&loader)).is_some()
-                && let Some(share) = permit.take()
+                && let Some(of_batch) = permit.take()
             {
-                match self.admit_alone(share, &mut lease).await {
-                    Ok(own) => (permit, turn) = own.unzip(),
+                match self.admit_alone(of_batch, &mut lease).await {
+                    Ok(own) => permit = own,
                     Err(failure) => return self.shed(failure, lease).await,
                 }
             }
@@ -278,32 +268,41 @@ impl FlightTask {
                 self.policy.waited(until - since);
             }
             let start = self.load_start(had_lease).await;
-            match self.load(loader, turn.clone(), &mut lease).await {
-                Ok((loaded, took)) => {
-                    end_permit(
-                        permit,
-                        if loaded.result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done },
-                    );
-                    return self.end(loaded, took, start, lease).await;
-                }
-                Err(failure) if hops >= MOST_HOPS => {
-                    end_permit(permit, LoadEnd::Failed);
-                    let failed = LoadOutput::from(LoadResult::failed(failure));
-                    return self.end(failed, Duration::ZERO, start, lease).await;
-                }
+            let (loaded, took) = match self.load(loader, permit.as_ref(), &mut lease).await {
+                Ok(ended) => ended,
+                Err(failure) if hops >= MOST_HOPS => (LoadResult::failed(failure).into(), Duration::ZERO),
                 Err(failure) => {
                     (hops, vanished) = (hops + 1, true);
                     waited_until = Some(Instant::now());
-                    let stand_in = self
-                        .stand_in(Unstored::NO_ANSWER, self.state.store.now())
-                        .map(|(older, _)| FlightOutcome::Stale(older));
-                    if stand_in.is_some() {
-                        self.policy.count(Count::stand_ins);
-                    }
-                    slot.notify(stand_in.unwrap_or(FlightOutcome::Failed(failure)));
+                    slot.notify(self.outcome_if_vanished(failure));
+                    continue;
                 }
+            };
+            if let Some(permit) = permit {
+                permit.end(if loaded.result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done });
             }
+            return self.end(loaded, took, start, lease).await;
         }
+    }
+
+    /// No remaining waiter has a loader: hands the lease over to another process.
+    async fn end_without_loader(self, lease: Option<Lease>, hops: u8, vanished: bool) {
+        if let Some(lease) = lease
+            && lease.hand_over(hops).await
+            && vanished
+        {
+            self.policy.count(Count::takeovers);
+        }
+        self.leader.finish(FlightOutcome::NoLoader);
+    }
+
+    /// The outcome for the caller whose loader has vanished.
+    fn outcome_if_vanished(&self, failure: Failure) -> FlightOutcome {
+        let Some((older, _)) = self.stand_in(Unstored::NO_ANSWER, self.state.store.now()) else {
+            return FlightOutcome::Failed(failure);
+        };
+        self.policy.count(Count::stand_ins);
+        FlightOutcome::Stale(older)
     }
 }
 
@@ -327,6 +326,23 @@ pub(crate) struct FlightTask {
     pub(crate) batch: Option<Attempt>,
     /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
+}
+
+/// What a load has of a bound on loads, until it is dropped: a permit, or a slot among the loads without the store. Shared with the other
+/// flights of the round.
+struct LoadPermit {
+    share: Arc<BatchShare>,
+    id: LoadPermitId,
+}
+
+impl LoadPermit {
+    /// Ends a load that ended so. The last load of a round gives the permit back.
+    fn end(self, end: LoadEnd) {
+        let share = Arc::into_inner(self.share);
+        if let Some(Ok(Some(permit))) = share.and_then(|share| share.permit.into_inner()) {
+            permit.end(end);
+        }
+    }
 }
 
 /// When a load began, and the tags' ids at that moment.
@@ -374,7 +390,7 @@ impl FlightTask {
     async fn load(
         &mut self,
         loader: Loader,
-        turn: Option<LoadPermitId>,
+        permit: Option<&LoadPermit>,
         lease: &mut Option<Lease>,
     ) -> Result<(LoadOutput, Duration), Failure> {
         let Loader { run, span, within, .. } = loader;
@@ -392,8 +408,8 @@ impl FlightTask {
         self.note_waits();
         let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
         let input = LoadInput { mode, previous, deadline: end, lost, delivery };
-        let slot = self.state.store.store_id();
-        let load = LoadScope::scope(slot, &self.flight.key, turn, within, async move { run(input).await });
+        let (slot, permit) = (self.state.store.store_id(), permit.map(|permit| permit.id.clone()));
+        let load = LoadScope::scope(slot, &self.flight.key, permit, within, async move { run(input).await });
         let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
@@ -424,15 +440,15 @@ impl FlightTask {
     }
 
     /// Waits for a permit, if the policy bounds concurrent loads.
-    pub(super) async fn admit(
+    async fn admit(
         &self,
         lease: &mut Option<Lease>,
         has_loader: bool,
-    ) -> Result<Option<(Arc<BatchShare>, LoadPermitId)>, Failure> {
+    ) -> Result<Option<LoadPermit>, Failure> {
         let Self { state, policy, .. } = self;
         let Some(limit) = policy.load_limit() else { return Ok(None) };
-        let turn = state.permit_id(Arc::clone(&limit.name));
-        if self.holds(&turn) {
+        let id = state.permit_id(Arc::clone(&limit.name));
+        if self.holds(&id) {
             return Ok(None);
         }
         let share = self.share();
@@ -452,8 +468,10 @@ impl FlightTask {
         let admitted = self.renewing(lease, end, &watch::Sender::new(false), admit).await;
         match admitted {
             Some(Err(failure)) => Err(failure.clone()),
-            Some(Ok(Some(_))) => Ok(Some((share, turn))),
-            Some(Ok(None)) | None if share.slot.get().is_some() => Ok(Some((share, state.store_permit_id()))),
+            Some(Ok(Some(_))) => Ok(Some(LoadPermit { share, id })),
+            Some(Ok(None)) | None if share.slot.get().is_some() => {
+                Ok(Some(LoadPermit { share, id: state.store_permit_id() }))
+            }
             Some(Ok(None)) | None => Ok(None),
         }
     }
@@ -463,7 +481,7 @@ impl FlightTask {
         &self,
         limit: &LoadLimitSettings,
         has_loader: bool,
-    ) -> Result<Option<LoadPermit>, Failure> {
+    ) -> Result<Option<GrantedPermit>, Failure> {
         let Self { state, policy, flight, .. } = self;
         loop {
             match admit(state, policy, limit, &flight.key, self.callers(has_loader)).await {
@@ -551,8 +569,8 @@ impl FlightTask {
     }
 
     /// Whether the first caller waits for this load inside another load that already holds this permit.
-    pub(super) fn holds(&self, turn: &LoadPermitId) -> bool {
-        let holds = |loading: &Arc<LoadScope>| loading.holds(turn);
+    fn holds(&self, permit: &LoadPermitId) -> bool {
+        let holds = |loading: &Arc<LoadScope>| loading.holds(permit);
         self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
     }
 }
@@ -561,13 +579,4 @@ impl FlightTask {
 /// since, and such a caller may know of the change. It joins again only once: the next load begins after it came.
 pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
     leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
-}
-
-/// Gives the permit of a load back that ended so, unless other loads of a batch still need it.
-fn end_permit(permit: Option<Arc<BatchShare>>, end: LoadEnd) {
-    if let Some(share) = permit.and_then(Arc::into_inner)
-        && let Some(Ok(Some(permit))) = share.permit.into_inner()
-    {
-        permit.end(end);
-    }
 }

@@ -8,8 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::flight::SentAt;
 use crate::guard_state::GuardState;
-use crate::key::Key;
-use crate::key::{FlightKey, LoadMode};
+use crate::key::{FlightKey, Key, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake_leases::Hints;
 use crate::store::{
@@ -117,7 +116,7 @@ impl Lease {
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 log::GUARD,
-                ran_out && self.state.unrenewed_log.is_due(),
+                ran_out && self.state.logs.unrenewed.is_due(),
                 key = ?self.key,
                 ?done,
                 ran_out,

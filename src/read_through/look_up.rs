@@ -68,9 +68,8 @@ fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a,
         return ControlFlow::Break(Lookup::Failed(Failure::Guard(Error::reentrant(key))));
     }
     let due_early = match look_for_copy(call, reader) {
-        CopyLookup::Fresh(value) => return ControlFlow::Break(Lookup::LocalHit(value)),
-        CopyLookup::DueEarly(stored_at) => Some(stored_at),
-        CopyLookup::Nothing => None,
+        Ok(value) => return ControlFlow::Break(Lookup::LocalHit(value)),
+        Err(due_early) => due_early,
     };
     let caller = CallState { due_early, ..CallState::new(call) };
     // After a shutdown, look-ups are no longer sent to the store.
@@ -130,20 +129,12 @@ pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>
 ///
 /// Safe.
 pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<Option<R::Value>, StoreError> {
-    if let Some(value) = copied(call, reader) {
+    if let Ok(value) = look_for_copy(call, reader) {
         return Ok(Some(value));
     }
     let mut caller = CallState::new(call);
     let read = caller.read_anyway().await;
     peeked(caller, read, reader)
-}
-
-/// The fresh value of a copy.
-fn copied<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
-    match look_for_copy(call, reader) {
-        CopyLookup::Fresh(value) => Some(value),
-        CopyLookup::DueEarly(_) | CopyLookup::Nothing => None,
-    }
 }
 
 /// The answer of a read to a caller without a loader.
@@ -272,9 +263,9 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
     calls: Vec<Call<'a>>,
     reader: &R,
 ) -> Vec<Result<Option<R::Value>, StoreError>> {
-    let begin = |call| match copied(call, reader) {
-        Some(copy) => ControlFlow::Break(copy),
-        None => ControlFlow::Continue(CallState::new(call)),
+    let begin = |call| match look_for_copy(call, reader) {
+        Ok(copy) => ControlFlow::Break(copy),
+        Err(_) => ControlFlow::Continue(CallState::new(call)),
     };
     let begun: Vec<_> = calls.into_iter().map(begin).collect();
     let mut reads = read_for(&begun).await.into_iter();
@@ -311,24 +302,19 @@ fn timed_out() -> ReadResult {
     ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut))
 }
 
-/// The result of looking for a local copy.
-enum CopyLookup<V> {
-    /// A fresh value.
-    Fresh(V),
-    /// The copy is fresh and due for an early refresh: the store may have a newer value. The copy was stored at this time.
-    DueEarly(u64),
-    Nothing,
-}
+/// The fresh value of a copy. If there is none to serve, the `Err` is when the copy was stored, if it is due for an early refresh: it is
+/// not served, because the fleet may have a newer value.
+type CopyLookup<V> = Result<V, Option<u64>>;
 
-/// Looks for a copy that may be served to this caller. A copy that is due for an early refresh may not: the fleet may have a newer value.
+/// Looks for a copy that may be served to this caller.
 fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
     let Call { state, policy, key } = call;
     if policy.local_for.is_zero() {
-        return CopyLookup::Nothing;
+        return Err(None);
     }
     match state.local.copy(key, policy.local_for) {
         Some((copy, at)) if has_checked_tags(call, &copy.entry) => decide(state, policy, &copy, at, reader),
-        _ => CopyLookup::Nothing,
+        _ => Err(None),
     }
 }
 
@@ -346,7 +332,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     }
     let probe = state.prober.probe(key);
     let (copy, at) = state.local.copy(&probe, policy.local_for)?;
-    let CopyLookup::Fresh(value) = decide(state, policy, &copy, at, reader) else { return None };
+    let value = decide(state, policy, &copy, at, reader).ok()?;
     state.hit_at_once(&policy.counters, probe);
     Some(value)
 }
@@ -355,10 +341,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     let may_hit = may_hit_at_once(call.policy) && !call.policy.has_tags(call.key);
-    match may_hit.then(|| look_for_copy(call, reader)) {
-        Some(CopyLookup::Fresh(value)) => Some(value),
-        Some(CopyLookup::DueEarly(_) | CopyLookup::Nothing) | None => None,
-    }
+    may_hit.then(|| look_for_copy(call, reader).ok()).flatten()
 }
 
 #[inline]
@@ -379,22 +362,21 @@ fn decide<R: EntryReader>(
     reader: &R,
 ) -> CopyLookup<R::Value> {
     let copy = &copy.entry;
-    let Ok(entry) = &copy.content else { return CopyLookup::Nothing };
+    let Ok(entry) = &copy.content else { return Err(None) };
     let (now, shared) = (state.store.clock_at(at), copy.shared.as_ref());
     if reader.serves(entry, now, shared) != Freshness::Fresh {
-        return CopyLookup::Nothing;
+        return Err(None);
     }
     if policy.is_due_early(entry.stored_at, &entry.expiry, now) {
-        return CopyLookup::DueEarly(entry.stored_at);
+        return Err(Some(entry.stored_at));
     }
-    reader.open(entry, now, shared).map_or(CopyLookup::Nothing, CopyLookup::Fresh)
+    reader.open(entry, now, shared).ok_or(None)
 }
 
 /// Whether the copy was checked for all tags of this caller's policy. It was checked for those of the policy that it was read under.
 #[inline]
 fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
-    let Call { state, policy, key } = call;
-    policy.tag_keys(&state.namespace, key).iter().all(|tag| copy.checked.contains(tag))
+    call.tag_keys().iter().all(|tag| copy.checked.contains(tag))
 }
 
 /// A copy that may be served while the store does not answer.

@@ -59,14 +59,14 @@ struct FlightEnd {
     own: Option<Loader>,
 }
 
-/// The caller's answer; or the outcome of the flight that has used its loader, which thus has its answer.
-type Answered<V, A> = ControlFlow<MissOutcome<V, A>, FlightOutcome>;
+/// The caller's answer; `Err` is the outcome of the flight that has used its loader, which thus has its answer.
+type Answered<V, A> = Result<MissOutcome<V, A>, FlightOutcome>;
 
 /// The caller's answer, or how it goes on.
 type Step<V, A, C> = ControlFlow<Answered<V, A>, C>;
 
 fn done<V, A, C>(answer: MissOutcome<V, A>) -> Step<V, A, C> {
-    ControlFlow::Break(ControlFlow::Break(answer))
+    ControlFlow::Break(Ok(answer))
 }
 
 impl CallState<'_> {
@@ -87,8 +87,8 @@ impl CallState<'_> {
             answered = self.until_answered(reader, loader) => answered,
         };
         match answered {
-            ControlFlow::Break(answer) => answer,
-            ControlFlow::Continue(outcome) => match own.take() {
+            Ok(answer) => answer,
+            Err(outcome) => match own.take() {
                 Some(answer) => MissOutcome::Led(answer, outcome.into_value()),
                 None => MissOutcome::Failed(outcome.into_failure()),
             },
@@ -110,7 +110,7 @@ impl CallState<'_> {
                 ControlFlow::Break(answer) => return answer,
             };
         }
-        ControlFlow::Break(MissOutcome::Alone(loader))
+        Ok(MissOutcome::Alone(loader))
     }
 
     /// Joins or starts the flight, and waits for its end.
@@ -120,18 +120,11 @@ impl CallState<'_> {
         loader: Loader,
     ) -> Step<R::Value, A, FlightEnd> {
         let joined_at = Instant::now();
-        if let Some(attempt) = &mut self.batch {
-            attempt.again();
-        }
         // 3 join
-        let (mut waiter, leads) = match self.join(self.mode, loader) {
+        let (mut waiter, leads) = match self.join_in_batch(loader) {
             Ok(joined) => joined,
             Err(no_capacity) => return done(self.overloaded(reader, no_capacity).await),
         };
-        drop(self.solo_read.take());
-        if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
-            attempt.rest();
-        }
         if self.mode == LoadMode::Probe
             && !leads
             && let Some(own) = waiter.take_loader()
@@ -198,7 +191,7 @@ impl CallState<'_> {
         {
             return done(MissOutcome::Stale(value, own));
         }
-        let Some(loader) = own else { return ControlFlow::Break(ControlFlow::Continue(outcome)) };
+        let Some(loader) = own else { return ControlFlow::Break(Err(outcome)) };
         // 8 response
         match outcome {
             FlightOutcome::Value(entry) => match reader.open(&entry, self.now(), None) {
@@ -218,17 +211,7 @@ impl CallState<'_> {
                 return self.look_again(reader, loader).await;
             }
             FlightOutcome::Invalidated | FlightOutcome::Abandoned => {}
-            // A caller that joined without a look-up has not read a value that may stand in: read it now.
-            FlightOutcome::WaitedOut => {
-                Box::pin(self.see()).await;
-                match self.call.policy.on_wait_timeout {
-                    // One load per process, outside the lease.
-                    OnWaitTimeout::Load => self.mode = LoadMode::Unleased,
-                    OnWaitTimeout::Fail => {
-                        return done(failed(self.waited_out(), self.stand_in(reader), loader));
-                    }
-                }
-            }
+            FlightOutcome::WaitedOut => return self.after_wait_timeout(reader, loader).await,
             // This caller does not accept the older value that stands in for other callers.
             FlightOutcome::Stale(_) if !reader.goes_on_alone() => {
                 return done(MissOutcome::Failed(outcome.into_failure()));
@@ -238,6 +221,23 @@ impl CallState<'_> {
             }
         }
         ControlFlow::Continue(loader)
+    }
+
+    async fn after_wait_timeout<R: EntryReader, A>(
+        &mut self,
+        reader: &R,
+        loader: Loader,
+    ) -> Step<R::Value, A, Loader> {
+        // A caller that joined without a look-up has not read a value that may stand in: read it now.
+        Box::pin(self.see()).await;
+        match self.call.policy.on_wait_timeout {
+            // One load per process, outside the lease.
+            OnWaitTimeout::Load => {
+                self.mode = LoadMode::Unleased;
+                ControlFlow::Continue(loader)
+            }
+            OnWaitTimeout::Fail => done(failed(self.waited_out(), self.stand_in(reader), loader)),
+        }
     }
 
     /// Step 2 again.
@@ -280,6 +280,19 @@ fn failed<V, A>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOu
 }
 
 impl CallState<'_> {
+    /// Step 3, with this caller's attempt in its batch: a waiter rests.
+    fn join_in_batch(&mut self, loader: Loader) -> Result<(FlightWaiter, bool), NoCapacity> {
+        if let Some(attempt) = &mut self.batch {
+            attempt.again();
+        }
+        let (waiter, leads) = self.join(self.mode, loader)?;
+        drop(self.solo_read.take());
+        if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
+            attempt.rest();
+        }
+        Ok((waiter, leads))
+    }
+
     /// Step 3: joins or starts the flight. The flag says whether this caller started it.
     fn join(&self, mode: LoadMode, mut loader: Loader) -> Result<(FlightWaiter, bool), NoCapacity> {
         let Call { state, policy, .. } = self.call;
@@ -326,8 +339,7 @@ impl CallState<'_> {
             return false;
         }
         let has_tag = |tag: &Key| entry.is_some_and(|entry| entry.tags.id_of(tag).is_some());
-        let Call { state, policy, key } = self.call;
-        policy.tag_keys(&state.namespace, key).iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
+        self.call.tag_keys().iter().all(|tag| waiter.is_checked(tag.name()) || has_tag(tag))
     }
 
     /// Waits for the flight's end, and for `wait_timeout` at most unless `to_the_end`. Also returns the caller's own loader if the
@@ -353,12 +365,8 @@ impl CallState<'_> {
 
     fn waited_out(&self) -> Failure {
         let Call { policy, key, .. } = self.call;
-        let text = format!(
-            "another caller's load of key #{} took longer than wait_timeout ({:?})",
-            key.digest(),
-            policy.wait_timeout
-        );
-        Failure::Guard(Error::new(ErrorKind::Timeout, text))
+        let after = format!("took longer than wait_timeout ({:?})", policy.wait_timeout);
+        Failure::Guard(Error::of_key(ErrorKind::Timeout, "another caller's load of", key, after))
     }
 }
 
@@ -393,7 +401,7 @@ impl CallState<'_> {
             (NoCapacity::TooManyFlights(loader), _) => {
                 warn_if!(
                     log::GUARD,
-                    state.overload_log.is_due(),
+                    state.logs.overload.is_due(),
                     ?key,
                     "max_flights keys are being loaded: callers of others load for themselves"
                 );

@@ -41,8 +41,7 @@ use outside::{Audit, run_alone, shadow};
 
 use crate::error::{Failure, LoadError};
 use crate::loader::{Loader, OwnAnswer, OwnSender};
-use crate::observe::Outcome;
-use crate::observe::panic_text;
+use crate::observe::{Outcome, panic_text};
 use crate::value::entry::Entry;
 use crate::value::{EntryReader, ForcedReader};
 

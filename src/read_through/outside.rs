@@ -16,6 +16,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -29,13 +30,12 @@ use crate::guard_state::GuardState;
 use crate::key::{FlightKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader, OwnAnswer, OwnSender};
 use crate::observe;
-use crate::observe::panic_text;
-use crate::observe::{Count, Outcome, log, warn_if};
+use crate::observe::{Count, Outcome, log, panic_text, warn_if};
 use crate::policy::{Encoded, Policy};
 use crate::store::load_limit::LoadEnd;
 use crate::task::Tracked;
 use crate::value::SharedValue;
-use crate::value::entry::Entry;
+use crate::value::entry::{Encoding, Entry};
 
 /// A loader's load outside the flights, for `mode`: no lease is renewed, and its caller is answered at its end.
 fn run_outside_flight(
@@ -178,15 +178,17 @@ async fn hit(call: Call<'_>, served: Entry, own: OwnLoad, outcome: Outcome) -> O
     let Call { policy, .. } = call;
     if let Some(audit) = Audit::begin(call) {
         let same = match own.begin().await {
-            Some(LoadResult::Value { encoding, payload, .. }) => {
-                let of_guard = Encoded { encoding: served.encoding, payload: &served.payload };
-                policy.audit.is_same([of_guard, Encoded { encoding, payload: &payload }])
-            }
+            Some(LoadResult::Value { encoding, payload, .. }) => is_same(policy, &served, encoding, &payload),
             _ => None,
         };
         audit.conclude_later(served, same);
     }
     outcome
+}
+
+fn is_same(policy: &Policy, served: &Entry, encoding: Encoding, payload: &Bytes) -> Option<bool> {
+    let served = Encoded { encoding: served.encoding, payload: &served.payload };
+    policy.audit.is_same([served, Encoded { encoding, payload }])
 }
 
 /// Reads the entry as it is.
@@ -217,11 +219,7 @@ impl Audit {
             LoadResult::Value { encoding, payload, .. } => Some((encoding, payload)),
             LoadResult::Uncacheable { .. } | LoadResult::Failed { .. } | LoadResult::OnlyForCaller => None,
         });
-        self.spawn(load, |policy, served, (encoding, payload)| {
-            let served = Encoded { encoding: served.encoding, payload: &served.payload };
-            let loaded = Encoded { encoding: *encoding, payload };
-            policy.audit.is_same([served, loaded])
-        });
+        self.spawn(load, |policy, served, (encoding, payload)| is_same(policy, served, *encoding, payload));
     }
 
     /// Audits in the background. `load` returns `None` if it failed; `is_same` returns `None` if the values cannot be compared.
@@ -280,7 +278,7 @@ impl Audit {
         });
         if same == Some(false) {
             let age = Duration::from_millis(state.store.now().saturating_sub(served.stored_at));
-            policy.counters.audit_differed(age);
+            policy.counters.record("stampede_guard_audit_age_seconds", age);
             let is_news = state.audits.log.is_due();
             warn_if!(
                 log::GUARD,

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::GuardState;
-use crate::guard_state::load_queue::{Admission, Callers, LoadPermit, LoadQueue, PermitRequest};
+use crate::guard_state::load_queue::{Admission, Callers, GrantedPermit, LoadQueue, PermitRequest};
 use crate::key::{CacheKey, Key};
 use crate::lock::{LimitedLoad, LockError, Locks, Semaphore, Wait};
 use crate::observe::{Count, GuardCount, log, warn_if};
@@ -32,7 +32,7 @@ const LEARNT_FOR: Duration = Duration::from_secs(600);
 /// The result of asking for a permit.
 pub(crate) enum Admitted {
     /// The load may begin, with a permit, or without one if the policy says so.
-    Yes(Option<LoadPermit>),
+    Yes(Option<GrantedPermit>),
     /// The load may begin if it gets one of the process's slots for loads without the store.
     WithoutStore,
     /// All callers have left.
@@ -57,7 +57,7 @@ pub(crate) async fn admit(
     drop(ticket);
     match admission {
         Ok(Ok(Admission::Granted(permit))) => {
-            state.permit_log.is_over();
+            state.logs.permit.is_over();
             Admitted::Yes(Some(permit))
         }
         // Remaining loads run outside the protocol.
@@ -101,7 +101,7 @@ pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
 
 /// Warns once per outage of the store that loads run without a permit.
 pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
-    warn_if!(log::GUARD, state.permit_log.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+    warn_if!(log::GUARD, state.logs.permit.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 
 /// Starts as many requests for permits as the waiting loads need.

@@ -49,13 +49,11 @@ impl<'a> CallState<'a> {
     /// The read of a caller that needs the stored entry even during a load.
     pub(super) async fn read_anyway(&mut self) -> ReadResult {
         let (read, _solo_read) = self.read_past(true).await;
-        let Call { state, policy, key } = self.call;
         match (read, self.budget.next()) {
             // The task that reads for the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
-                let tags = policy.tag_keys(&state.namespace, key);
-                let keeps = !policy.local_for.is_zero();
-                Box::pin(read_store(state, key, &tags, keeps, within)).await
+                let tags = self.call.tag_keys();
+                Box::pin(EntryRead::of(self.call, &tags, within).read()).await
             }
             (read, _) => read,
         }
@@ -72,26 +70,25 @@ impl<'a> CallState<'a> {
 
     /// Callers that look up a key at the same moment share a read. With `flights`, reads even if there is a flight to join.
     async fn read_past(&mut self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
-        let Call { state, policy, key } = self.call;
+        let Call { state, policy, .. } = self.call;
         let Some(within) = self.budget.next() else {
             return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
         };
-        let tags = policy.tag_keys(&state.namespace, key);
-        let keeps = !policy.local_for.is_zero();
+        let tags = self.call.tag_keys();
+        let entry_read = EntryRead::of(self.call, &tags, within);
         if state.store.answers_at_once() {
             // The read does not suspend: a task that only reads must let other tasks run.
             consume_budget().await;
-            return (read_store(state, key, &tags, keeps, within).await, None);
+            return (entry_read.read().await, None);
         }
-        let queue = SharedLookUp { state, key, tags: &tags, past_flights: flights, keeps };
-        let (queued, is_elsewhere) = match queue.enter(within) {
+        let (queued, is_elsewhere) = match entry_read.enter(flights) {
             Ok(solo_read) => {
                 let at_once = state.turns.look_up_at_once();
                 let _turn = match at_once {
                     Some(_) => None,
                     None => Box::pin(self.look_up_turn()).await,
                 };
-                let read = read_store(state, key, &tags, keeps, within).await;
+                let read = entry_read.read().await;
                 drop(at_once);
                 return (read, Some(solo_read));
             }
@@ -104,7 +101,8 @@ impl<'a> CallState<'a> {
             || twice > policy.coordination_budget
             || is_elsewhere
         {
-            Box::pin(queue.wait_for_reader(queued, is_elsewhere, self.budget.left())).await
+            let most = self.budget.left();
+            Box::pin(entry_read.wait_for_reader(queued, is_elsewhere, flights, most)).await
         } else {
             queued.await
         };
@@ -112,46 +110,52 @@ impl<'a> CallState<'a> {
         match &read {
             // The shared read did not check all tags of this caller's policy.
             ReadResult::Found(found) if !tags.iter().all(|tag| found.checked.contains(tag)) => {
-                (Box::pin(read_store(state, key, &tags, keeps, within)).await, None)
+                (Box::pin(entry_read.read()).await, None)
             }
             _ => (read.map(Found::Shared), None),
         }
     }
 }
 
-/// How one caller shares its read.
+/// One read of an entry, within a time limit.
 #[derive(Clone, Copy)]
-struct SharedLookUp<'a, 't> {
-    state: &'a Arc<GuardState>,
-    key: &'a Key,
+pub(super) struct EntryRead<'a, 't> {
+    pub(super) state: &'a Arc<GuardState>,
+    pub(super) key: &'a Key,
     /// The tags that the entry must have.
-    tags: &'t [Key],
-    /// Whether to read also if there is a flight to join.
-    past_flights: bool,
+    pub(super) tags: &'t [Key],
     /// Whether to keep a local copy of the entry.
-    keeps: bool,
+    pub(super) keeps: bool,
+    pub(super) within: Duration,
 }
 
-impl<'a> SharedLookUp<'a, '_> {
+/// What the store has under a key; the `Err` has bytes that are no usable entry.
+type Content = Result<Entry, Bytes>;
+
+impl<'a, 't> EntryRead<'a, 't> {
+    fn of(Call { state, policy, key }: Call<'a>, tags: &'t [Key], within: Duration) -> Self {
+        Self { state, key, tags, keeps: !policy.local_for.is_zero(), within }
+    }
+
     /// Lets the caller read by itself. Otherwise queues it and returns its queued read, and whether the task that reads for the queue may
     /// be in another runtime.
     ///
     /// Not async, because its locals would enlarge the future of every hit.
-    fn enter(self, within: Duration) -> Result<SoloRead<'a>, (QueuedRead<SharedReadResult>, bool)> {
-        match self.state.reads.enter(self.key, within) {
+    fn enter(self, past_flights: bool) -> Result<SoloRead<'a>, (QueuedRead<SharedReadResult>, bool)> {
+        match self.state.reads.enter(self.key, self.within) {
             ReadRole::Solo(solo_read) => Ok(solo_read),
             ReadRole::Queued(queued, reader_runtime, batch_reader) => {
                 let is_elsewhere = batch_reader.is_none() && reader_runtime != runtime();
                 if let Some(batch_reader) = batch_reader {
-                    self.read_for_others(batch_reader, within);
+                    self.read_for_others(batch_reader, past_flights);
                 }
                 Err((queued, is_elsewhere))
             }
         }
     }
 
-    fn read_for_others(self, batch_reader: BatchReader<Key, SharedReadResult, Hashed>, within: Duration) {
-        let Self { state, tags, past_flights, keeps, .. } = self;
+    fn read_for_others(self, batch_reader: BatchReader<Key, SharedReadResult, Hashed>, past_flights: bool) {
+        let Self { state, tags, keeps, within, .. } = self;
         batch_reader.runs_in(runtime());
         let options = (past_flights, keeps);
         tokio::spawn(read_for_queue(Arc::clone(state), batch_reader, tags.to_vec(), within, options));
@@ -163,9 +167,9 @@ impl<'a> SharedLookUp<'a, '_> {
         self,
         mut queued: QueuedRead<SharedReadResult>,
         is_elsewhere: bool,
+        past_flights: bool,
         most: Duration,
     ) -> Option<SharedReadResult> {
-        let Self { state, key, tags, keeps, .. } = self;
         let late = |_| Some(ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)));
         if !is_elsewhere {
             return timeout(most, queued).await.unwrap_or_else(late);
@@ -173,39 +177,182 @@ impl<'a> SharedLookUp<'a, '_> {
         if let Ok(read) = timeout(most * 3 / 4, &mut queued).await {
             return read;
         }
-        let left = most / 4;
-        if let Some(batch_reader) = state.reads.take_over(key, &queued) {
-            self.read_for_others(batch_reader, left);
+        let left = Self { within: most / 4, ..self };
+        if let Some(batch_reader) = self.state.reads.take_over(self.key, &queued) {
+            left.read_for_others(batch_reader, past_flights);
         }
         drop(queued);
         let again = async {
-            match self.enter(left) {
-                Ok(_solo_read) => Some(read_shared(state, key, tags, keeps, left).await),
+            match left.enter(past_flights) {
+                Ok(_solo_read) => Some(left.read_shared().await),
                 Err((queued, _)) => queued.await,
             }
         };
-        timeout(left, again).await.unwrap_or_else(late)
+        timeout(left.within, again).await.unwrap_or_else(late)
+    }
+
+    /// Reads the entry, and in the same round trip the ids of the tags that it must have. Keeps a local copy of a fresh value if the
+    /// policy has copies.
+    async fn read(self) -> ReadResult {
+        if self.keeps {
+            return Box::pin(self.read_shared()).await.map(Found::Shared);
+        }
+        read_result(self.state, self.read_checked(&mut None).await).map(Found::Own)
+    }
+
+    /// As [`read`](Self::read), for callers that share the read.
+    async fn read_shared(self) -> SharedReadResult {
+        let mut ticket = self.ticket();
+        let read = self.read_checked(&mut ticket).await;
+        self.shared(read, ticket)
+    }
+
+    /// Taken before the read is sent: a change that is announced from here on voids the ticket.
+    fn ticket(self) -> Option<Ticket> {
+        self.keeps.then(|| self.state.local.ticket(self.key, self.tags))
+    }
+
+    /// The result of a read for callers that share it. If there is a ticket, keeps a local copy under it.
+    fn shared(self, read: Result<Option<Content>, StoreError>, ticket: Option<Ticket>) -> SharedReadResult {
+        let Self { state, key, tags, .. } = self;
+        let read = read_result(state, read).map(|entry| Arc::new(entry.shared(tags)));
+        if let (Some(ticket), ReadResult::Found(found)) = (ticket, &read)
+            && found.value().is_some_and(|value| value.is_fresh(state.store.now()))
+        {
+            state.local.fill(key, found, ticket);
+        }
+        read
+    }
+
+    /// Reads the entry, and in the same round trip the ids of the tags that it must have. Adds the entry's other tags to the ticket.
+    ///
+    /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
+    async fn read_checked(self, ticket: &mut Option<Ticket>) -> Result<Option<Content>, StoreError> {
+        let Self { state, key, tags, within, .. } = self;
+        let servable = state.retained.servable(key, tags);
+        let (raw, ids) = match tags {
+            [] => (state.store.look_up(key, within).await?, Vec::new()),
+            tags => {
+                let (mut entry, ids) =
+                    state.store.look_up_tagged(std::slice::from_ref(key), tags, within).await?;
+                (entry.pop().flatten(), ids)
+            }
+        };
+        self.checked(raw, &ids, servable, ticket).await
+    }
+
+    /// As [`read_checked`](Self::read_checked), for the bytes of a read and the `ids` of the tags, which it has read too. `servable` was
+    /// computed before the read was sent.
+    async fn checked(
+        self,
+        raw: Option<Bytes>,
+        ids: &[Option<u64>],
+        servable: Servable,
+        ticket: &mut Option<Ticket>,
+    ) -> Result<Option<Content>, StoreError> {
+        let Some(raw) = raw else { return Ok(None) };
+        match self.decode(raw) {
+            Ok(entry) if !self.state.retained.may_serve(servable, &entry) => {
+                Ok(Some(Err(entry.encode(self.key))))
+            }
+            Ok(entry) if self.has_tags(&entry) => Box::pin(self.check(entry, ids, ticket)).await.map(Some),
+            content => Ok(Some(content)),
+        }
+    }
+
+    /// As [`read_shared`](Self::read_shared), for many keys of one server by one command.
+    async fn read_chunk(self, keys: &'a [Key]) -> Result<Vec<ReadResult>, StoreError> {
+        let Self { state, tags, within, .. } = self;
+        let reads = keys.iter().map(|key| Self { key, ..self });
+        // Each ticket, then what may be served, and both before the read is sent.
+        let terms: Vec<_> =
+            reads.map(|read| (read, read.ticket(), state.retained.servable(read.key, tags))).collect();
+        let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
+        let found = terms.into_iter().zip(entries).map(async |((read, mut ticket, servable), raw)| {
+            let checked = read.checked(raw, &ids, servable, &mut ticket).await;
+            read.shared(checked, ticket).map(Found::Shared)
+        });
+        Ok(join_all(found).await)
+    }
+
+    /// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it. `servable` was
+    /// computed before that command was sent.
+    pub(super) async fn current(self, raw: Bytes, servable: Servable) -> Result<Content, StoreError> {
+        match self.decode(raw) {
+            Ok(entry) => self.unless_invalidated(entry, servable).await,
+            unusable => Ok(unusable),
+        }
+    }
+
+    /// The entry, unless it or one of its tags was invalidated.
+    pub(super) async fn unless_invalidated(
+        self,
+        entry: Entry,
+        servable: Servable,
+    ) -> Result<Content, StoreError> {
+        let Self { state, key, tags, within, .. } = self;
+        if !state.retained.may_serve(servable, &entry) {
+            return Ok(Err(entry.encode(key)));
+        }
+        if !self.has_tags(&entry) {
+            return Ok(Ok(entry));
+        }
+        // A caller that comes after the following read of the ids may know of a later invalidation, so it must not join this flight.
+        state.detach(key);
+        let ids = match tags {
+            [] => Vec::new(),
+            tags => state.store.present_ids(tags, within).await?,
+        };
+        self.check(entry, &ids, &mut None).await
+    }
+
+    /// Decodes the bytes stored under the key; counts and logs unreadable ones.
+    fn decode(self, raw: Bytes) -> Content {
+        let Self { state, key, .. } = self;
+        Entry::decode(raw, key, state.longest_payload()).map_err(|(reason, raw)| {
+            state.unreadable(key, &reason);
+            raw
+        })
+    }
+
+    fn has_tags(self, entry: &Entry) -> bool {
+        entry.kind == EntryKind::Value && !(self.tags.is_empty() && entry.tags.is_empty())
+    }
+
+    /// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are the ids of the tags and were read together
+    /// with the entry; the ids of its other tags are read now. An entry that lacks one of the tags was stored under a policy without
+    /// that tag. An invalidation of the tag would not show, so the entry counts as invalidated.
+    async fn check(
+        self,
+        entry: Entry,
+        ids: &[Option<u64>],
+        ticket: &mut Option<Ticket>,
+    ) -> Result<Content, StoreError> {
+        let Self { state, key, tags, within, .. } = self;
+        let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
+        if !tags.iter().zip(ids).all(same) {
+            return Ok(Err(entry.encode(key)));
+        }
+        let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
+        let others: Vec<_> =
+            entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
+        if !others.is_empty() {
+            if let Some(ticket) = ticket {
+                state.local.add_tags(ticket, &others);
+            }
+            if state.retained.has_tag(&others) {
+                return Ok(Err(entry.encode(key)));
+            }
+            let ids = state.store.present_ids(&others, within).await?;
+            if !others.iter().zip(&ids).all(same) {
+                return Ok(Err(entry.encode(key)));
+            }
+        }
+        Ok(Ok(entry))
     }
 }
 
-/// Reads the entry, and in the same round trip the ids of the tags that it must have. With `keeps`, keeps a local copy of a fresh value.
-async fn read_store(
-    state: &GuardState,
-    key: &Key,
-    tags: &[Key],
-    keeps: bool,
-    within: Duration,
-) -> ReadResult {
-    if keeps {
-        return Box::pin(read_shared(state, key, tags, true, within)).await.map(Found::Shared);
-    }
-    read_result(state, read_checked(state, key, tags, &mut None, within).await).map(Found::Own)
-}
-
-fn read_result(
-    state: &GuardState,
-    read: Result<Option<Result<Entry, Bytes>>, StoreError>,
-) -> ReadResult<StoredEntry> {
+fn read_result(state: &GuardState, read: Result<Option<Content>, StoreError>) -> ReadResult<StoredEntry> {
     match read {
         Ok(None) => ReadResult::Nothing,
         Ok(Some(content)) => ReadResult::Found(StoredEntry::new(content)),
@@ -216,62 +363,31 @@ fn read_result(
     }
 }
 
-/// As [`read_store`], for callers that share the read.
-async fn read_shared(
-    state: &GuardState,
-    key: &Key,
-    tags: &[Key],
-    keeps: bool,
-    within: Duration,
-) -> SharedReadResult {
-    // Taken before the read is sent: a change that is announced from here on voids the ticket.
-    let mut ticket = keeps.then(|| state.local.ticket(key, tags));
-    let read = read_checked(state, key, tags, &mut ticket, within).await;
-    shared(state, key, tags, read, ticket)
-}
-
-/// The result of a read for callers that share it. If there is a ticket, keeps a local copy under it.
-fn shared(
-    state: &GuardState,
-    key: &Key,
-    tags: &[Key],
-    read: Result<Option<Result<Entry, Bytes>>, StoreError>,
-    ticket: Option<Ticket>,
-) -> SharedReadResult {
-    let read = read_result(state, read).map(|entry| Arc::new(entry.shared(tags)));
-    if let (Some(ticket), ReadResult::Found(found)) = (ticket, &read)
-        && found.value().is_some_and(|value| value.is_fresh(state.store.now()))
-    {
-        state.local.fill(key, found, ticket);
-    }
-    read
-}
-
 /// Reads many entries for one caller, in the order of their keys: by as few commands as the bounds on keys and on the reply allow, or by
 /// one command each where keys are on several servers. At most [`MOST_KEYS`] of the latter run at once, so that none waits for long
 /// behind the others.
 pub(super) async fn read_many(
-    state: &GuardState,
-    policy: &Policy,
+    state: &Arc<GuardState>,
+    policy: &Arc<Policy>,
     keys: &[Key],
     within: Duration,
 ) -> Vec<ReadResult> {
     let Some(first) = keys.first() else { return Vec::new() };
-    let keeps = !policy.local_for.is_zero();
     let has_path = || keys.iter().any(|key| policy.path_tag(&state.namespace, key).is_some());
+    let call = |key| Call { state, policy, key };
     if state.store.is_spread() || state.store.answers_at_once() || has_path() {
         // The reads may not suspend: a task that only reads must let other tasks run.
         consume_budget().await;
-        let tags: Vec<_> = keys.iter().map(|key| policy.tag_keys(&state.namespace, key)).collect();
-        let reads = keys.iter().zip(&tags).map(|(key, tags)| read_store(state, key, tags, keeps, within));
+        let tags: Vec<_> = keys.iter().map(|key| call(key).tag_keys()).collect();
+        let reads = keys.iter().zip(&tags).map(|(key, tags)| EntryRead::of(call(key), tags, within).read());
         return stream::iter(reads.collect::<Vec<_>>()).buffered(MOST_KEYS).collect().await;
     }
-    let tags = policy.tag_keys(&state.namespace, first);
+    let tags = call(first).tag_keys();
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
-    let mut reads = Vec::with_capacity(keys.len());
+    let (read, mut reads) = (EntryRead::of(call(first), &tags, within), Vec::with_capacity(keys.len()));
     // One after the other: each has a command's time limit for its bytes, and a store that does not answer costs that time only once.
     for chunk in keys.chunks(most) {
-        match read_chunk(state, chunk, &tags, keeps, within).await {
+        match read.read_chunk(chunk).await {
             Ok(read) => reads.extend(read),
             Err(error) => {
                 state.count(GuardCount::store_errors);
@@ -281,26 +397,6 @@ pub(super) async fn read_many(
         }
     }
     reads
-}
-
-async fn read_chunk(
-    state: &GuardState,
-    keys: &[Key],
-    tags: &[Key],
-    keeps: bool,
-    within: Duration,
-) -> Result<Vec<ReadResult>, StoreError> {
-    // Before the read is sent, as in `read_shared`.
-    let tickets = keys.iter().map(|key| keeps.then(|| state.local.ticket(key, tags)));
-    // After the tickets, and before the read is sent.
-    let terms: Vec<_> =
-        tickets.zip(keys).map(|(ticket, key)| (ticket, state.retained.servable(key, tags))).collect();
-    let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
-    let found = keys.iter().zip(entries).zip(terms).map(async |((key, raw), (mut ticket, servable))| {
-        let read = checked(state, key, raw, (tags, &ids, servable), &mut ticket, within).await;
-        shared(state, key, tags, read, ticket).map(Found::Shared)
-    });
-    Ok(join_all(found).await)
 }
 
 /// Reads for the callers that queue for a key until the queue is empty. Each read lasts at most as long as the most patient caller waits.
@@ -323,136 +419,11 @@ async fn read_for_queue(
         let read = if !past_flights && state.flights.has_connected(&flight) {
             ReadResult::Skipped
         } else {
-            read_shared(&state, &key, &tags, keeps, batch.patience).await
+            let within = batch.patience;
+            EntryRead { state: &state, key: &key, tags: &tags, keeps, within }.read_shared().await
         };
         batch.answer(read);
         // Callers that look up the key again at once come into the next batch.
         yield_now().await;
     }
-}
-
-/// Reads the entry, and in the same round trip the ids of the tags that it must have. The inner `Err` has bytes that are no usable
-/// entry. Adds the entry's other tags to the ticket.
-///
-/// The futures that concern tags are boxed, because they would enlarge the future of every hit.
-pub(super) async fn read_checked(
-    state: &GuardState,
-    key: &Key,
-    tags: &[Key],
-    ticket: &mut Option<Ticket>,
-    within: Duration,
-) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
-    let servable = state.retained.servable(key, tags);
-    let (raw, ids) = match tags {
-        [] => (state.store.look_up(key, within).await?, Vec::new()),
-        tags => {
-            let (mut entry, ids) =
-                state.store.look_up_tagged(std::slice::from_ref(key), tags, within).await?;
-            (entry.pop().flatten(), ids)
-        }
-    };
-    checked(state, key, raw, (tags, &ids, servable), ticket, within).await
-}
-
-/// As [`read_checked`], for the bytes of a read and the `ids` of `tags`, which it has read too. `servable` was computed before the read
-/// was sent.
-pub(super) async fn checked(
-    state: &GuardState,
-    key: &Key,
-    raw: Option<Bytes>,
-    (tags, ids, servable): (&[Key], &[Option<u64>], Servable),
-    ticket: &mut Option<Ticket>,
-    within: Duration,
-) -> Result<Option<Result<Entry, Bytes>>, StoreError> {
-    let Some(raw) = raw else { return Ok(None) };
-    match decode(state, raw, key) {
-        Ok(entry) if !state.retained.may_serve(servable, &entry) => Ok(Some(Err(entry.encode(key)))),
-        Ok(entry) if has_tags(&entry, tags) => {
-            Box::pin(check(state, key, entry, (tags, ids), ticket, within)).await.map(Some)
-        }
-        content => Ok(Some(content)),
-    }
-}
-
-/// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it. `servable` was
-/// computed before that command was sent.
-pub(crate) async fn current(
-    state: &GuardState,
-    raw: Bytes,
-    key: &Key,
-    (tags, servable): (&[Key], Servable),
-    within: Duration,
-) -> Result<Result<Entry, Bytes>, StoreError> {
-    match decode(state, raw, key) {
-        Ok(entry) => unless_invalidated(state, entry, key, (tags, servable), within).await,
-        unusable => Ok(unusable),
-    }
-}
-
-/// The entry, unless it or one of its tags was invalidated.
-pub(crate) async fn unless_invalidated(
-    state: &GuardState,
-    entry: Entry,
-    key: &Key,
-    (tags, servable): (&[Key], Servable),
-    within: Duration,
-) -> Result<Result<Entry, Bytes>, StoreError> {
-    if !state.retained.may_serve(servable, &entry) {
-        return Ok(Err(entry.encode(key)));
-    }
-    if !has_tags(&entry, tags) {
-        return Ok(Ok(entry));
-    }
-    // A caller that comes after the following read of the ids may know of a later invalidation, so it must not join this flight.
-    state.detach(key);
-    let ids = match tags {
-        [] => Vec::new(),
-        tags => state.store.present_ids(tags, within).await?,
-    };
-    check(state, key, entry, (tags, &ids), &mut None, within).await
-}
-
-/// Decodes the bytes stored under `key`; counts and logs unreadable ones.
-fn decode(state: &GuardState, raw: Bytes, key: &Key) -> Result<Entry, Bytes> {
-    Entry::decode(raw, key, state.longest_payload()).map_err(|(reason, raw)| {
-        state.unreadable(key, &reason);
-        raw
-    })
-}
-
-fn has_tags(entry: &Entry, tags: &[Key]) -> bool {
-    entry.kind == EntryKind::Value && !(tags.is_empty() && entry.tags.is_empty())
-}
-
-/// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are the ids of `tags` and were read together with
-/// the entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
-/// tag. An invalidation of the tag would not show, so the entry counts as invalidated.
-async fn check(
-    state: &GuardState,
-    key: &Key,
-    entry: Entry,
-    (tags, ids): (&[Key], &[Option<u64>]),
-    ticket: &mut Option<Ticket>,
-    within: Duration,
-) -> Result<Result<Entry, Bytes>, StoreError> {
-    let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-    if !tags.iter().zip(ids).all(same) {
-        return Ok(Err(entry.encode(key)));
-    }
-    let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
-    let others: Vec<_> =
-        entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
-    if !others.is_empty() {
-        if let Some(ticket) = ticket {
-            state.local.add_tags(ticket, &others);
-        }
-        if state.retained.has_tag(&others) {
-            return Ok(Err(entry.encode(key)));
-        }
-        let ids = state.store.present_ids(&others, within).await?;
-        if !others.iter().zip(&ids).all(same) {
-            return Ok(Err(entry.encode(key)));
-        }
-    }
-    Ok(Ok(entry))
 }

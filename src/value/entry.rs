@@ -211,46 +211,40 @@ impl Entry {
         if header[2] != VERSION {
             return Err(Unreadable::Version(header[2]));
         }
-        let u32_at =
-            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let (key_len, payload_len) = (u32_at(12) as usize, u32_at(16) as usize);
-        let u16_at = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
-        let (validator_len, tags_len) = (u16_at(10), u16_at(64));
+        // In the order in which `encode` writes them.
+        let mut fields = &header[CRC_AT..];
+        let crc = fields.get_u32_le();
+        let (encoding, kind) = (Encoding(fields.get_u8()), fields.get_u8());
+        let validator_len = usize::from(fields.get_u16_le());
+        let [key_len, payload_len] = [(), ()].map(|()| fields.get_u32_le() as usize);
+        let stored_at = fields.get_u64_le();
+        let [fresh_until, stale_until, error_until, retry_at] = [(); 4].map(|()| fields.get_u64_le());
+        let expiry = Expiry { fresh_until, stale_until, error_until, retry_at, load_ms: fields.get_u32_le() };
+        let tags_len = usize::from(fields.get_u16_le());
+        let (compression, reserved) = (fields.get_u8(), fields.get_u8());
+        // On a 32-bit machine the lengths of damaged bytes may not add up.
         let length =
             key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
-        if header[3] != 0 || header[67] != 0 || length != Some(rest.len()) {
+        if header[3] != 0 || reserved != 0 || length != Some(rest.len()) {
             return Err(Unreadable::Corrupt);
         }
-        if crc32_iscsi(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
+        if crc32_iscsi(&raw[CHECKED_FROM..]) != crc {
             return Err(Unreadable::Corrupt);
         }
         if &rest[..key_len] != key.full().as_bytes() {
             return Err(Unreadable::OtherKey);
         }
-        let kind = match header[9] {
+        let kind = match kind {
             0 => EntryKind::Value,
             1 => EntryKind::Marker,
             _ => return Err(Unreadable::Corrupt),
         };
-        let entry = Self {
-            kind,
-            encoding: Encoding(header[8]),
-            stored_at: u64_from(&header[20..]),
-            expiry: Expiry {
-                fresh_until: u64_from(&header[28..]),
-                stale_until: u64_from(&header[36..]),
-                error_until: u64_from(&header[44..]),
-                retry_at: u64_from(&header[52..]),
-                load_ms: u32_at(60),
-            },
-            validator: Box::default(),
-            tags: TagList::default(),
-            payload: Bytes::new(),
-            packed: Packed::default(),
-        };
+        let (validator, tags) = (Box::default(), TagList::default());
+        let (payload, packed) = (Bytes::new(), Packed::default());
+        let entry = Self { kind, encoding, stored_at, expiry, validator, tags, payload, packed };
         let validator_at = HEADER + key_len;
         let tags_at = validator_at + validator_len;
-        Ok((entry, [validator_at, tags_at, tags_at + tags_len], header[66]))
+        Ok((entry, [validator_at, tags_at, tags_at + tags_len], compression))
     }
 }
 
@@ -338,10 +332,6 @@ pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
         raw[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
     }
     raw.into()
-}
-
-fn u64_from(bytes: &[u8]) -> u64 {
-    bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// How long a value may be served from the end of its load on.

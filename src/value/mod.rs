@@ -228,32 +228,26 @@ impl FlightOutcome {
     /// The bytes that FAIL publishes to waiters in other processes. A value in it is not compressed: `max_body` bounds values
     /// before compression, so it bounds these bytes too.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
-        let tagged = |tag: u8, text: &str| {
-            let mut out = BytesMut::with_capacity(1 + text.len());
+        let tagged = |tag: u8, content: &[u8]| {
+            let mut out = BytesMut::with_capacity(1 + content.len());
             out.put_u8(tag);
-            out.put_slice(text.as_bytes());
+            out.put_slice(content);
             out.freeze()
         };
         match self {
-            Self::Value(entry) | Self::Stale(entry) => {
-                let entry = entry.encode(key);
-                let mut out = BytesMut::with_capacity(1 + entry.len());
-                out.put_u8(b'v');
-                out.put_slice(&entry);
-                out.freeze()
-            }
+            Self::Value(entry) | Self::Stale(entry) => tagged(b'v', &entry.encode(key)),
             Self::Incoming(_)
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
             | Self::NoLoader
-            | Self::Abandoned => tagged(b'u', ""),
+            | Self::Abandoned => tagged(b'u', b""),
             Self::Failed(Failure::Loader { text, shared: Some(error), .. }) => encode_error(text, error),
-            Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text),
-            Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
+            Self::Failed(Failure::Loader { text, shared: None, .. }) => tagged(b'f', text.as_bytes()),
+            Self::Failed(Failure::Panicked(text)) => tagged(b'p', text.as_bytes()),
             Self::Failed(Failure::Guard(error)) => {
                 let tag = ERROR_TAGS.iter().find(|(_, kind)| *kind == error.kind());
-                tagged(tag.map_or(b't', |(tag, _)| *tag), &error.to_string())
+                tagged(tag.map_or(b't', |(tag, _)| *tag), error.to_string().as_bytes())
             }
         }
     }

@@ -193,7 +193,7 @@ impl World {
             sleep(LOAD).await;
             Ok::<_, String>(1_u8)
         };
-        let loader = loader(load, state, policy, &key, OwnAnswer::at_the_end().0);
+        let loader = loader(load, Call { state, policy, key: &key }, OwnAnswer::at_the_end().0);
         let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
         let rejected = stored.map(|raw| {
             Arc::new(StoredEntry::new(Ok(Entry::decode(raw, &key, usize::MAX).expect("an entry"))))

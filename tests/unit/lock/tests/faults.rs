@@ -351,7 +351,7 @@ async fn a_bump_without_an_answer_is_repeated() {
     let (took, again) = timed(acquire(&Arc::clone(&old.hold_state.target), &TERMS, Some(&mut old))).await;
     let mut again = again.expect("acquired");
     assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
-    assert!(old.is_freed() && !old.was_held(), "no answer says so any more");
+    assert!(old.freed && !old.was_held, "no answer says so any more");
     let between = next.await.expect("joined");
     assert!(old.hold_state.grant.fence < between && between < again.hold_state.grant.fence);
     drop(old);
@@ -369,7 +369,7 @@ async fn a_bump_that_fails_is_released_with_what_it_replaces() {
         let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", take)]);
         let mut old = held(&target).await;
         let failed = acquire(&Arc::clone(&old.hold_state.target), &TERMS, Some(&mut old)).await;
-        assert!(matches!(failed, Err(LockError::Store(_))) && !old.is_freed(), "{fate:?}");
+        assert!(matches!(failed, Err(LockError::Store(_))) && !old.freed, "{fate:?}");
         drop((failed, old));
         pass(ms(1000)).await;
         assert!(!target.is_locked().await, "{fate:?}");

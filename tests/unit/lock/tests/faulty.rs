@@ -8,7 +8,7 @@ use crate::lock::LockRegistry;
 use crate::lock::{LockTarget, MutexTarget};
 use crate::store::LockName;
 use crate::store::MutexTaken;
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{StoreError, StoreErrorKind, Take, Token};
 
 /// The fate of one command.
 #[derive(Clone, Copy, Debug)]
@@ -121,25 +121,19 @@ impl LockTarget for Faulty {
         self.mutex.ttl()
     }
 
-    async fn take(
-        &self,
-        token: &Token,
-        instead: Option<&Token>,
-        queue: bool,
-        within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
+    async fn take(&self, take: Take<'_>, within: Duration) -> Result<MutexTaken, StoreError> {
+        let Take { token, ttl, queue, instead } = take;
         let run_late = || {
             let (registry, name) = (Arc::clone(&self.mutex.registry), self.mutex.name.clone());
             let (options, token) = (self.mutex.options.clone(), token.clone());
             let instead = instead.cloned();
             tokio::spawn(async move {
                 sleep(ms(100)).await;
-                let _ = MutexTarget { registry, name, options }
-                    .take(&token, instead.as_ref(), queue, within)
-                    .await;
+                let take = Take { token: &token, ttl, queue, instead: instead.as_ref() };
+                let _ = MutexTarget { registry, name, options }.take(take, within).await;
             })
         };
-        self.run("take", within, self.mutex.take(token, instead, queue, within), run_late).await
+        self.run("take", within, self.mutex.take(take, within), run_late).await
     }
 
     async fn extend(
