@@ -48,6 +48,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+#[cfg(feature = "redis")]
+use self::redis::Write;
 #[cfg(feature = "testing")]
 use command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use memory::MemoryNode;
@@ -297,9 +299,14 @@ impl Store {
         announcement: &Announcement,
         within: Duration,
     ) -> Result<Announced, StoreError> {
-        run!(
-            self, within, invalidate(key, insert, announcement),
-            Command::Entry(key.clone(), EntryCommand::Invalidate { insert, announcement: announcement.clone() }) => Announced
+        call!(
+            self,
+            store => Box::pin(store.change(key, Write::Value(insert), announcement, within)).await,
+            line => {
+                let invalidate = EntryCommand::Invalidate { insert, announcement: announcement.clone() };
+                on_line!(line, within, Command::Entry(key.clone(), invalidate) => Announced)
+            },
+            node => node.invalidate(key, insert, announcement)
         )
     }
 
@@ -405,9 +412,11 @@ impl Store {
         announcement: &Announcement,
         within: Duration,
     ) -> Result<Announced, StoreError> {
-        run!(
-            self, within, forget_tag(tag, announcement),
-            Command::ForgetTag(tag.clone(), announcement.clone()) => Announced
+        call!(
+            self,
+            store => Box::pin(store.change(tag, Write::Tag, announcement, within)).await,
+            line => on_line!(line, within, Command::ForgetTag(tag.clone(), announcement.clone()) => Announced),
+            node => node.forget_tag(tag, announcement)
         )
     }
 

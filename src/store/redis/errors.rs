@@ -409,8 +409,13 @@ pub(crate) async fn bounded<T>(
 ) -> RedisResult<T> {
     match timeout(limit, work).await {
         Ok(done) => done,
-        Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+        Err(_) => Err(io_error_of(io::ErrorKind::TimedOut)),
     }
+}
+
+/// An I/O error of this kind, for a connection that is silent or closed.
+pub(crate) fn io_error_of(kind: io::ErrorKind) -> RedisError {
+    RedisError::from(io::Error::from(kind))
 }
 
 /// The error for an answer that Redis never sends.

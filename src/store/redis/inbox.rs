@@ -32,9 +32,9 @@ use crate::health::LinkState;
 use crate::store::LockName;
 use crate::store::Token;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::commands::entry_steps::{changed_name, hand_over, read_id};
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
+use crate::store::redis::scripts::{changed_name, read_id};
 use crate::store::volume::VolumeListener;
 use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
@@ -166,7 +166,7 @@ impl Recipient for Inbox {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.subscriber.connector.answer;
                         tokio::spawn(async move {
-                            let _ = hand_over(&commands, &name, &token, None, (hops, false), within).await;
+                            let _ = commands.hand_over(&name, &token, None, (hops, false), within).await;
                         });
                     }
                     _ => {}

@@ -12,6 +12,7 @@ use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 use uuid::Uuid;
 
+use crate::store::volume::ChangedName;
 use crate::store::{AttemptNumber, LockName, VOIDED_FOR};
 
 /// A script and the keys it is called with.
@@ -321,6 +322,22 @@ pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u
 /// Adds an id, as 32 digits.
 pub(super) fn push_id(cmd: &mut Cmd, id: Uuid) {
     cmd.arg(&*id.simple().encode_lower(&mut Uuid::encode_buffer()));
+}
+
+/// Parses an id of 32 digits.
+pub(super) fn read_id(text: &[u8]) -> Option<Uuid> {
+    Uuid::try_parse_ascii(text).ok().filter(|_| text.len() == 32)
+}
+
+/// Parses the last part of the log's entries and of messages: the kind and the name.
+pub(super) fn changed_name(text: &[u8]) -> Option<ChangedName> {
+    let (kind, name) = text.split_first()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;
+    match kind {
+        b'e' => Some(ChangedName::Value(name.into())),
+        b't' => Some(ChangedName::Tag(name.into())),
+        _ => None,
+    }
 }
 
 /// The SHA-1 digest in hexadecimal, by which Redis identifies a script.

@@ -185,60 +185,37 @@ impl RefusedRights {
     /// Advises rights on the namespace of the key `name` only: this user must not reach other services' keys.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
         let Self { guard, locks, copies, publish, writes, unseen } = self;
-        let advice = |what: &[String]| {
-            let mut rules: Vec<String> = Vec::new();
-            for rule in what.iter().flat_map(|what| match what.split_once(" on ") {
-                Some((command, keys)) => {
-                    [vec![format!("+{}", command.to_lowercase())], patterns(keys, name)].concat()
-                }
-                None => vec![format!("+{}", what.to_lowercase())],
-            }) {
-                if !rules.contains(&rule) {
-                    rules.push(rule);
-                }
-            }
-            let rules = rules.join(" ");
-            format!("ACL SETUSER {user} {rules} (and no rename-command); docs/redis.md has the whole list")
-        };
+        let may_not = |what: &[String]| format!("`{user}` may not {}", what.join(", "));
         let mut findings = Vec::new();
         if !guard.is_empty() {
-            let found = Finding::problem("rights", format!("`{user}` may not {}", guard.join(", ")));
-            let again = if guard.iter().any(|what| what == "SET") {
-                "; then look again: without SET not everything could be tried"
-            } else {
-                ""
+            let again = match guard.iter().any(|what| what == "SET") {
+                true => "; then look again: without SET not everything could be tried",
+                false => "",
             };
-            findings.push(found.cost(ALONE).advice(advice(&guard) + again));
+            let found = Finding::problem("rights", may_not(&guard));
+            findings.push(found.cost(ALONE).advice(advised_rules(&guard, user, name) + again));
         }
         if unseen {
             let found = "neither EVAL nor ACL DRYRUN is permitted: what scripts call could not be tried";
             findings.push(Finding::note("rights", found).advice("+eval first, and look again"));
         }
-        if !locks.is_empty() {
-            let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
-            let cost = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
-            findings.push(found.cost(cost).advice(advice(&locks)));
-        }
-        if !copies.is_empty() {
-            let found = Finding::warning("rights", format!("`{user}` may not {}", copies.join(", ")));
-            let cost = "no value is served from memory (local_for), and where another process of this namespace does that, \
-                        invalidations by this one fail";
-            findings.push(found.cost(cost).advice(advice(&copies)));
+        let of_locks = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
+        let of_copies = "no value is served from memory (local_for), and where another process of this namespace does that, \
+                         invalidations by this one fail";
+        for (what, cost) in [(locks, of_locks), (copies, of_copies)] {
+            if !what.is_empty() {
+                let found = Finding::warning("rights", may_not(&what));
+                findings.push(found.cost(cost).advice(advised_rules(&what, user, name)));
+            }
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
-            findings.push(
-                found.cost(WITHOUT_NOTIFICATIONS).advice(format!("ACL SETUSER {user} +publish &sg1:*")),
-            );
+            let advice = format!("ACL SETUSER {user} +publish &sg1:*");
+            findings.push(found.cost(WITHOUT_NOTIFICATIONS).advice(advice));
         }
         if let Some(writes) = writes {
             let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
-            let cost = format!("nothing is stored; {ALONE}");
-            findings.push(found.cost(cost).advice(
-                "OOM: memory or another maxmemory-policy; READONLY: this is a replica; \
-                 MISCONF: its disk; NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that \
-                 no node serves (redis-cli --cluster check, and fix)",
-            ));
+            findings.push(found.cost(format!("nothing is stored; {ALONE}")).advice(ON_REFUSED_WRITES));
         }
         if findings.is_empty() {
             findings
@@ -246,6 +223,26 @@ impl RefusedRights {
         }
         findings
     }
+}
+
+/// The advice for a server that refuses writes.
+const ON_REFUSED_WRITES: &str = "OOM: memory or another maxmemory-policy; READONLY: this is a replica; MISCONF: its disk; \
+     NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that no node serves (redis-cli --cluster check, and fix)";
+
+/// The advice to give this user the rights to these commands, and to keys `on` which it may not use.
+fn advised_rules(what: &[String], user: &str, name: &str) -> String {
+    let mut rules: Vec<String> = Vec::new();
+    for what in what {
+        let (command, keys) = what.split_once(" on ").unwrap_or((what, ""));
+        let keys = if keys.is_empty() { Vec::new() } else { patterns(keys, name) };
+        for rule in [vec![format!("+{}", command.to_lowercase())], keys].concat() {
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+    }
+    let rules = rules.join(" ");
+    format!("ACL SETUSER {user} {rules} (and no rename-command); docs/redis.md has the whole list")
 }
 
 /// Key patterns for `sg1:KIND:*`, or for all kinds, in the namespace of the key `name` only. One pattern covers the kinds
@@ -276,18 +273,17 @@ pub(super) async fn examine(
     let mut refused = RefusedRights::default();
     plain(commands, name, &mut refused).await?;
     let sent = Instant::now();
-    let mut answer =
-        one(commands, scripts::DOCTOR.call(CallForm { sha1: true, spread: false }, name, 64).arg(channel))
-            .await?;
-    if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
-        refused.add("EVALSHA", &refusal_text(&answer));
-    }
-    if matches!(&answer, Value::ServerError(_)) {
-        answer = one(
-            commands,
-            scripts::DOCTOR.call(CallForm { sha1: false, spread: false }, name, 64).arg(channel),
-        )
-        .await?;
+    let call = |sha1| {
+        let mut call = scripts::DOCTOR.call(CallForm { sha1, spread: false }, name, 64);
+        call.arg(channel);
+        call
+    };
+    let mut answer = one(commands, call(true)).await?;
+    if let Value::ServerError(error) = &answer {
+        if error.code() != "NOSCRIPT" {
+            refused.add("EVALSHA", &refusal_text(&answer));
+        }
+        answer = one(commands, call(false)).await?;
     }
     let (mut published_at, mut receivers) = (None, 0);
     match refused.add_all(&answer) {
@@ -305,9 +301,9 @@ pub(super) async fn examine(
 
 /// Reads from the script's answer which commands of loads it could not call. Leaves out the commands that only locks or
 /// local copies need, PUBLISH, and a refusal of all writes.
-pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
+pub(crate) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
     let mut refused = RefusedRights::default();
-    refused.add_all(answer)?;
+    refused.add_all(&answer)?;
     Some(refused.guard)
 }
 
