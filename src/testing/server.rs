@@ -528,28 +528,24 @@ async fn run_on_key(
     within: Duration,
 ) -> Result<CommandAnswer, StoreError> {
     Ok(match command {
-        EntryCommand::LookUp => CommandAnswer::Found(store.look_up(key, within).await?),
+        EntryCommand::LookUp => store.look_up(key, within).await?.into(),
         EntryCommand::Acquire { token, lease, seen, behind, queue } => {
             let (seen, behind) = (seen.as_ref(), behind.as_ref());
             let ask = Acquire { token: &token, lease, seen, behind, queue };
-            CommandAnswer::Acquired(store.acquire(key, ask, within).await?)
+            store.acquire(key, ask, within).await?.into()
         }
-        EntryCommand::Renew { token, lease } => {
-            CommandAnswer::Checked(store.renew(key, &token, lease, within).await?)
-        }
+        EntryCommand::Renew { token, lease } => store.renew(key, &token, lease, within).await?.into(),
         EntryCommand::Commit { token, entry, keep } => {
-            CommandAnswer::Checked(store.commit(key, &token, entry, keep, within).await?)
+            store.commit(key, &token, entry, keep, within).await?.into()
         }
         EntryCommand::Fail { token, outcome, keep, replay, older, seen } => {
             let fail = Fail { token: &token, outcome, keep, replay, older, seen: seen.as_ref() };
-            CommandAnswer::Checked(store.fail(key, fail, within).await?)
+            store.fail(key, fail, within).await?.into()
         }
-        EntryCommand::HandOver { token, how } => {
-            CommandAnswer::HandedOver(store.hand_over(key, &token, how, within).await?)
-        }
-        EntryCommand::Release { token } => CommandAnswer::Checked(store.release(key, &token, within).await?),
+        EntryCommand::HandOver { token, how } => store.hand_over(key, &token, how, within).await?.into(),
+        EntryCommand::Release { token } => store.release(key, &token, within).await?.into(),
         EntryCommand::Invalidate { insert, announcement } => {
-            CommandAnswer::Announced(store.invalidate(key, insert, &announcement, within).await?)
+            store.invalidate(key, insert, &announcement, within).await?.into()
         }
     })
 }
@@ -561,64 +557,45 @@ async fn run_on_lock(
     command: LockCommand,
     within: Duration,
 ) -> Result<CommandAnswer, StoreError> {
-    use CommandAnswer::{Flag, KeyspaceAnswer, MutexHolder, MutexTaken, PermitFreed, PermitTaken, Semaphore};
     Ok(match command {
         LockCommand::TakeMutex { token, ttl, queue, instead } => {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
-            MutexTaken(store.take_mutex(name, ask, within).await?)
+            store.take_mutex(name, ask, within).await?.into()
         }
-        LockCommand::FreeMutex(token, ttl) => Flag(store.free_mutex(name, &token, ttl, within).await?),
-        LockCommand::ExtendMutex(token, ttl) => Flag(store.extend_mutex(name, &token, ttl, within).await?),
-        LockCommand::LookAtMutex => MutexHolder(store.look_at_mutex(name, within).await?),
-        LockCommand::BreakMutex => Flag(store.break_mutex(name, within).await?),
+        LockCommand::FreeMutex(token, ttl) => store.free_mutex(name, &token, ttl, within).await?.into(),
+        LockCommand::ExtendMutex(token, ttl) => store.extend_mutex(name, &token, ttl, within).await?.into(),
+        LockCommand::LookAtMutex => store.look_at_mutex(name, within).await?.into(),
+        LockCommand::BreakMutex => store.break_mutex(name, within).await?.into(),
         LockCommand::TakePermit { token, lease, semaphore, queue } => {
             let ask = TakePermit { token: &token, lease, semaphore, queue };
-            PermitTaken(store.take_permit(name, ask, within).await?)
+            store.take_permit(name, ask, within).await?.into()
         }
-        LockCommand::FreePermit(token, lease) => {
-            PermitFreed(store.free_permit(name, &token, lease, within).await?)
-        }
+        LockCommand::FreePermit(token, lease) => store.free_permit(name, &token, lease, within).await?.into(),
         LockCommand::RefreshPermit(token, lease) => {
-            Flag(store.refresh_permit(name, &token, lease, within).await?)
+            store.refresh_permit(name, &token, lease, within).await?.into()
         }
-        LockCommand::LookAtSemaphore => Semaphore(store.look_at_semaphore(name, within).await?),
-        LockCommand::ChangeSemaphore(change) => {
-            Semaphore(store.change_semaphore(name, change, within).await?)
-        }
-        LockCommand::AnnounceKeyChanges => KeyspaceAnswer(store.announce_key_changes(name, within).await?),
+        LockCommand::LookAtSemaphore => store.look_at_semaphore(name, within).await?.into(),
+        LockCommand::ChangeSemaphore(change) => store.change_semaphore(name, change, within).await?.into(),
+        LockCommand::AnnounceKeyChanges => store.announce_key_changes(name, within).await?.into(),
     })
 }
 
 /// Runs a command.
 async fn run(store: &Store, command: Command, within: Duration) -> Result<CommandAnswer, StoreError> {
-    use CommandAnswer as Answer;
     Ok(match command {
         Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
         Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,
-        Command::LookUpTagged(keys, tags) => {
-            Answer::Tagged(store.look_up_tagged(&keys, &tags, within).await?)
-        }
-        Command::PresentIds(tags) => Answer::PresentIds(store.present_ids(&tags, within).await?),
-        Command::TagIds(tags, life) => Answer::TagIds(store.tag_ids(&tags, life, within).await?),
-        Command::ForgetTag(tag, announcement) => {
-            Answer::Announced(store.forget_tag(&tag, &announcement, within).await?)
-        }
-        Command::Enlist(list, member, most, life) => {
-            Answer::Flag(store.enlist(&list, member, most, life).await?)
-        }
-        Command::Replicated(key, replicas) => Answer::Count(store.replicated(&key, replicas, within).await?),
+        Command::LookUpTagged(keys, tags) => store.look_up_tagged(&keys, &tags, within).await?.into(),
+        Command::PresentIds(tags) => store.present_ids(&tags, within).await?.into(),
+        Command::TagIds(tags, life) => store.tag_ids(&tags, life, within).await?.into(),
+        Command::ForgetTag(tag, announcement) => store.forget_tag(&tag, &announcement, within).await?.into(),
+        Command::Enlist(list, member, most, life) => store.enlist(&list, member, most, life).await?.into(),
+        Command::Replicated(key, replicas) => store.replicated(&key, replicas, within).await?.into(),
         Command::RenewMembership(volume, renewal) => {
-            Answer::Renewed(store.renew_membership(&volume, renewal, within).await?)
+            store.renew_membership(&volume, renewal, within).await?.into()
         }
-        Command::Announce(announcement, name) => {
-            Answer::Announced(store.announce(&announcement, &name, within).await?)
-        }
-        Command::RemoveMember(volume, member) => {
-            Answer::Done(store.remove_member(&volume, member, within).await?)
-        }
-        Command::Acknowledge(announcer, id) => {
-            store.acknowledge(announcer, id);
-            Answer::Done(())
-        }
+        Command::Announce(announcement, name) => store.announce(&announcement, &name, within).await?.into(),
+        Command::RemoveMember(volume, member) => store.remove_member(&volume, member, within).await?.into(),
+        Command::Acknowledge(announcer, id) => store.acknowledge(announcer, id).into(),
     })
 }
