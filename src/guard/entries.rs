@@ -215,11 +215,11 @@ impl StampedeGuard {
             return not_stored(over_limit(most)).await;
         }
         // A failed insertion is not retained as an invalidation: the program may have no loader that could load the value again.
-        let attempt = Change::of_value(self, key, "the insertion", false);
-        attempt.detach_flights();
-        let inserted = attempt.run(until, Some(Insert { entry, keep, over: None })).await;
+        let change = Change::of_value(self, key, "the insertion", false);
+        change.detach_flights();
+        let inserted = change.run(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
-            // The limit of the server became known only by this attempt.
+            // The limit of the server became known only by this command.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
             _ => inserted,
         }
@@ -246,13 +246,13 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
-        // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
+        // The change begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
         // that is retained after the read.
-        let attempt = Change::of_value(&guard, &key, "the expiry", true);
+        let change = Change::of_value(&guard, &key, "the expiry", true);
         let call = Call { state: &guard.state, policy: &guard.policy, key: &key };
         // The read itself counts its errors.
         let read = guard.retry_until(&key, until, |_| read_entry(call)).await;
-        let read = read.map_err(|error| attempt.unconfirmed(error))?;
+        let read = read.map_err(|error| change.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
@@ -262,8 +262,8 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        attempt.detach_flights();
-        attempt.run(until, expired).await
+        change.detach_flights();
+        change.run(until, expired).await
     }
 
     /// The policy's tags and a value's own tags, with their ids, for a value that is stored directly.

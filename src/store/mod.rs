@@ -498,22 +498,22 @@ impl Store {
 
     /// Whether commands about the key of this name fail at once at present, as far as is known without asking the server.
     pub(crate) fn is_down(&self, name: &str) -> bool {
-        call!(self, store => store.is_down(name), line => line.far().is_down(name), _ => false)
+        call!(self, store => store.commands.is_down(name), line => line.far().is_down(name), _ => false)
     }
 
     /// Has the connections checked and their round trips measured, because a caller has waited long for its turn to send.
     pub(crate) fn suspect(&self) {
-        call!(self, store => store.suspect(), ());
+        call!(self, store => store.commands.suspect(), ());
     }
 
     /// The server of this name, as far as is known.
     pub(crate) fn server_of(&self, name: &str) -> NamedServer {
-        call!(self, store => store.server_of(name), NamedServer::default())
+        call!(self, store => store.commands.server_of(name), NamedServer::default())
     }
 
     /// The longest entry that the store takes; `usize::MAX` while no limit is known.
     pub(crate) fn longest_entry(&self) -> usize {
-        call!(self, store => store.longest_entry(), usize::MAX)
+        call!(self, store => store.commands.longest_argument(), usize::MAX)
     }
 
     /// Counts a load that runs without the store, for the report at the end of the outage.

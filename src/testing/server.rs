@@ -17,9 +17,7 @@ use crate::store::command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use crate::store::memory::faults::KeySnapshot;
 use crate::store::memory::volume_table::Volume;
 use crate::store::memory::{MemoryStore, Notifier};
-use crate::store::wake_leases::Hint;
-#[cfg(test)]
-use crate::store::wake_leases::LeaseWaiters;
+use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, Notification, Wake};
 use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
 use crate::sync::lock;
@@ -61,10 +59,8 @@ struct CommandQueue {
 
 #[derive(Debug, Default)]
 struct ServerState {
-    /// The state of each written key before the write, the oldest write first.
-    journal: VecDeque<(Instant, Box<str>, KeySnapshot)>,
-    /// The same of volumes.
-    volumes: VecDeque<(Instant, Box<str>, Volume)>,
+    /// The state of each written key and volume before the write, the oldest write first.
+    journal: VecDeque<(Instant, Box<str>, Snapshot)>,
     /// How often all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
@@ -72,32 +68,27 @@ struct ServerState {
     commands: u64,
 }
 
+/// The state of a key or of a volume.
+#[derive(Debug)]
+enum Snapshot {
+    Key(KeySnapshot),
+    Volume(Volume),
+}
+
 /// The client's end of a line, as the server sees it.
 pub(super) trait LineEnd: fmt::Debug + Send + Sync {
-    /// Whether this end belongs to the replica that has this very `Condition` (compared by pointer).
-    fn is_of(&self, condition: &Arc<Condition>) -> bool;
+    /// The condition of its replica: this very one belongs to that replica (compared by pointer).
+    fn condition(&self) -> &Arc<Condition>;
 
     /// Whether the token was minted at this end.
     fn is_own(&self, token: &Token) -> bool;
 
-    /// Whether its replica has not been killed.
-    #[cfg(test)]
-    fn is_alive(&self) -> bool;
-
-    /// Whether its replica is paused.
-    #[cfg(test)]
-    fn is_stopped(&self) -> bool;
-
     /// The waiters at this end.
-    #[cfg(test)]
     fn watches(&self) -> &LeaseWaiters;
 
     /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
     /// receiver's.
     fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
-
-    /// Delivers a message at this end at once. Returns whether a waiter received it.
-    fn hear(&self, name: &str, hint: &Hint) -> bool;
 
     /// Whether the next message to a waiter for a lock arrives; if not, whether its sender believes that it was received.
     fn lock_message(&self) -> Result<(), bool>;
@@ -195,7 +186,7 @@ impl ChaosServer {
     /// The replica with this condition was cut off, and is connected again.
     pub(super) fn reconnected(&self, condition: &Arc<Condition>) {
         for line in self.lines() {
-            if line.is_of(condition) {
+            if Arc::ptr_eq(line.condition(), condition) {
                 line.reconnected();
             }
         }
@@ -320,7 +311,7 @@ impl ChaosServer {
         let run = |command| run_on_key(node, key, command, within);
         let Some(store) = self.memory() else { return run(command).await };
         if writes {
-            self.note(store, key.name());
+            self.note(key.name(), Snapshot::Key(store.snapshot(key.name())));
         }
         if let EntryCommand::Invalidate { announcement, .. } = &command {
             self.strike_volume(&announcement.volume);
@@ -392,7 +383,7 @@ impl ChaosServer {
             witness.forged(name);
         }
         for line in self.lines() {
-            line.hear(name, &hint);
+            line.watches().notify(name, &hint);
         }
     }
 
@@ -425,10 +416,9 @@ impl ChaosServer {
         Ok(())
     }
 
-    /// Saves the state of a key before a write.
-    fn note(&self, store: &MemoryStore, name: &str) {
-        let (now, snapshot) = (Instant::now(), store.snapshot(name));
-        let mut state = lock(&self.state);
+    /// Saves the state of a key or a volume before a write.
+    fn note(&self, name: &str, snapshot: Snapshot) {
+        let (now, mut state) = (Instant::now(), lock(&self.state));
         state.journal.push_back((now, name.into(), snapshot));
         while state.journal.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
             state.journal.pop_front();
@@ -443,12 +433,7 @@ impl ChaosServer {
                 lock(&self.odds).missed(fault);
             }
         }
-        let (now, snapshot) = (Instant::now(), store.volume(volume.name()));
-        let mut state = lock(&self.state);
-        state.volumes.push_back((now, volume.name().into(), snapshot));
-        while state.volumes.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
-            state.volumes.pop_front();
-        }
+        self.note(volume.name(), Snapshot::Volume(store.volume(volume.name())));
     }
 
     fn fail_over(&self, store: &MemoryStore) {
@@ -462,21 +447,16 @@ impl ChaosServer {
         if let Some(witness) = self.witness.get() {
             witness.failed_over(to);
         }
-        loop {
-            let Some((at, name, snapshot)) = lock(&self.state).volumes.pop_back() else { break };
-            if at < to {
-                lock(&self.state).volumes.push_back((at, name, snapshot));
-                break;
+        let undone: Vec<_> = {
+            let journal = &mut lock(&self.state).journal;
+            let first = journal.partition_point(|(at, ..)| *at < to);
+            journal.drain(first..).rev().collect()
+        };
+        for (_, name, snapshot) in undone {
+            match snapshot {
+                Snapshot::Key(snapshot) => store.restore(&name, &snapshot),
+                Snapshot::Volume(snapshot) => store.restore_volume(&name, snapshot),
             }
-            store.restore_volume(&name, snapshot);
-        }
-        loop {
-            let Some((at, name, snapshot)) = lock(&self.state).journal.pop_back() else { return };
-            if at < to {
-                lock(&self.state).journal.push_back((at, name, snapshot));
-                return;
-            }
-            store.restore(&name, &snapshot);
         }
     }
 }

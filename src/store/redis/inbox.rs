@@ -22,7 +22,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -124,17 +123,6 @@ impl Inbox {
             InboxStatus::Refused => LinkState::Refused,
             InboxStatus::Shut => self.subscriber.opening(),
         }
-    }
-
-    /// How long ago a message or the answer to a ping arrived.
-    pub(crate) fn silent_for(&self) -> Option<Duration> {
-        self.subscriber.liveness.silent_for()
-    }
-
-    /// How long the answer to the latest ping took, or how long the present ping has been waiting,
-    /// if that is longer.
-    pub(crate) fn lag(&self) -> Option<Duration> {
-        self.subscriber.liveness.lag()
     }
 
     /// Whether this node minted the token. Other clients may publish to this channel, too.

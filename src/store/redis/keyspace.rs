@@ -12,15 +12,15 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use std::{fmt, io};
 
 use futures_util::FutureExt as _;
 use redis::{RedisError, Value};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::observe::log;
 use crate::store::redis::commands::{Commands, not_understood};
@@ -111,12 +111,6 @@ impl Keyspace {
     }
 }
 
-impl fmt::Debug for Keyspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keyspace").field("hears", &self.hears()).finish_non_exhaustive()
-    }
-}
-
 /// Turns on the events that are needed, in addition to those that are on already. Repeated on each connection,
 /// because a restarted server has lost the setting.
 async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreError> {
@@ -172,10 +166,7 @@ impl Keyspace {
                 let _ = changes.changed().await;
             }
         };
-        timeout(within, answered).await.unwrap_or_else(|_| {
-            let why = self.commands.down();
-            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
-        })
+        self.commands.bounded(within, answered, StoreErrorKind::TimedOut).await
     }
 
     /// Returns the answer if it is known; otherwise requests it.
@@ -395,8 +386,7 @@ async fn session(
         _ => SessionEnd::Failed(why),
     })?;
     drop(commands);
-    let Inbound { messages, mut login, .. } = connector.inbox().await?;
-    let (sink, mut messages) = messages.split();
+    let Inbound { sink, mut messages, mut login, .. } = connector.inbox().await?;
     // The prefix of the channels' names, which differs by database.
     let prefix = format!("__keyspace@{}__:", connector.db());
     let mut channels = KeyChannels { reader, sink, prefix, subscribed: HashSet::new(), idle: 0 };

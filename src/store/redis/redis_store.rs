@@ -30,7 +30,7 @@ const MOST_REPLICATING: usize = 4;
 /// One node, on connections that it may share with others.
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
-    pub(super) commands: Commands,
+    pub(in crate::store) commands: Commands,
     pub(super) inbox: Arc<Inbox>,
     pub(super) watches: Arc<LeaseWaiters>,
     pub(super) grants: Arc<LockWaiters>,

@@ -291,8 +291,8 @@ async fn subscribed(
     confirmed_at: &mut Option<Instant>,
 ) -> Result<Infallible, SubscriptionEnd> {
     let mut generation = *generations.borrow_and_update();
-    let Inbound { messages, at, login } = connector.inbox().await.map_err(SubscriptionEnd::NotOpened)?;
-    let (sink, mut messages) = messages.split();
+    let inbound = connector.inbox().await.map_err(SubscriptionEnd::NotOpened)?;
+    let Inbound { sink, mut messages, at, login } = inbound;
     let mut channels = Channels { reader, sink, subscribed: HashSet::new() };
     channels.follow(recipients).await?;
     *confirmed_at = Some(Instant::now());
@@ -426,6 +426,7 @@ impl Liveness {
         self.lag.store(0, Ordering::Relaxed);
     }
 
+    /// How long the answer to the latest ping took, or how long the present ping has been waiting, if that is longer.
     pub(crate) fn lag(&self) -> Option<Duration> {
         let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
         let under_way = match self.ping_sent_at.load(Ordering::Relaxed) {
@@ -435,6 +436,7 @@ impl Liveness {
         latest.max(under_way).map(Duration::from_micros)
     }
 
+    /// How long ago a message or the answer to a ping arrived.
     pub(crate) fn silent_for(&self) -> Option<Duration> {
         let received_at = self.received_at.load(Ordering::Relaxed);
         (received_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(received_at)))

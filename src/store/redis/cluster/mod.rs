@@ -118,16 +118,22 @@ impl Cluster {
 
     /// Records that `address` serves the slot, until the next refresh.
     fn moved(&self, slot: u16, address: Address) -> Result<CommandTarget, StoreError> {
-        let server = self.server(&address).map_err(unreachable_node)?;
+        let target = self.target(address, false)?;
         let mut state = self.state();
         if let SlotMap::Known(layout) = &state.slot_map
-            && layout.master(slot).is_none_or(|master| master.address != address)
+            && layout.master(slot).is_none_or(|master| master.address != target.address)
         {
-            state.slot_map = SlotMap::Known(Arc::new(layout.with(slot, &address, &server)));
+            state.slot_map = SlotMap::Known(Arc::new(layout.with(slot, &target.address, &target.server)));
         }
         drop(state);
         self.looks.news.notify_one();
-        Ok(CommandTarget { address, server, is_asking: false })
+        Ok(target)
+    }
+
+    fn target(&self, address: Address, is_asking: bool) -> Result<CommandTarget, StoreError> {
+        let unreachable = |error| store_error(StoreErrorKind::Unavailable, error);
+        let server = self.server(&address).map_err(unreachable)?;
+        Ok(CommandTarget { address, server, is_asking })
     }
 
     /// The supervisor of a node; a new one is not connected yet.
@@ -297,17 +303,14 @@ impl Cluster {
                 Redirect::Moved(slot, address) if redirections <= REDIRECTIONS => {
                     self.moved(slot, address)?
                 }
-                Redirect::Ask(address) if redirections <= REDIRECTIONS => {
-                    let server = self.server(&address).map_err(unreachable_node)?;
-                    CommandTarget { address, server, is_asking: true }
-                }
+                Redirect::Ask(address) if redirections <= REDIRECTIONS => self.target(address, true)?,
                 // Some of the keys are on this node and some on the other, or nodes with different views redirect the
                 // command back and forth. Both states are temporary, so the command starts again from the map while the
                 // caller has time.
                 _ => {
                     if Instant::now() + pause >= until {
-                        let why = Some(Arc::new(RedisError::from(error)) as _);
-                        return Err(StoreError { kind: StoreErrorKind::Transient, source: why });
+                        let source = Some(Arc::new(RedisError::from(error)) as _);
+                        return Err(StoreError { kind: StoreErrorKind::Transient, source });
                     }
                     sleep(pause).await;
                     (pause, redirections) = ((pause * 2).min(LAST_PAUSE), 0);
@@ -342,8 +345,3 @@ impl Cluster {
 
 /// The error for a slot without a master.
 const UNSERVED: &str = "no node serves the slot of this key";
-
-/// The error for a node that the client cannot connect to.
-fn unreachable_node(error: RedisError) -> StoreError {
-    store_error(StoreErrorKind::Unavailable, error)
-}

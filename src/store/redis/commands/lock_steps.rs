@@ -125,7 +125,7 @@ pub(crate) struct LockStep<'a> {
     pub(crate) name: &'a LockName,
     /// The prefixes of the keys that follow the lock's own key.
     parts: &'a [&'a str],
-    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`roll.lua`).
+    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`lock_roll.lua`).
     spread_part: Option<&'a str>,
 }
 

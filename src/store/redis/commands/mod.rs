@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
@@ -23,7 +23,7 @@ use crate::store::{NamedServer, StoreError, StoreErrorKind};
 
 /// The connections of one node for commands.
 #[derive(Clone, Debug)]
-pub(super) struct Commands {
+pub(in crate::store) struct Commands {
     pub(super) route: Route,
     /// Whether the node has ended; other nodes may still use its connections.
     has_ended: Arc<AtomicBool>,
@@ -125,6 +125,17 @@ impl Commands {
         self.call(name, call, within, read).await.map(|(answer, _)| answer)
     }
 
+    /// Waits for `work` at most `within`. The error is then the reason why all commands fail, or of this kind.
+    pub(super) async fn bounded<T>(
+        &self,
+        within: Duration,
+        work: impl Future<Output = Result<T, StoreError>>,
+        kind: StoreErrorKind,
+    ) -> Result<T, StoreError> {
+        let done = timeout(within, work).await;
+        done.unwrap_or_else(|_| Err(self.down().unwrap_or_else(|| StoreError::new(kind))))
+    }
+
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
     pub(super) fn is_spread(&self) -> bool {
         !matches!(self.route, Route::One(_))
@@ -161,13 +172,13 @@ impl Commands {
     }
 
     /// The longest argument that all servers take; `usize::MAX` while no limit is known.
-    pub(super) fn longest_argument(&self) -> usize {
+    pub(in crate::store) fn longest_argument(&self) -> usize {
         let all = self.route.all().unwrap_or_default();
         all.iter().map(|server| server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
     /// Whether commands about `key` fail at once at present.
-    pub(super) fn is_down(&self, key: &str) -> bool {
+    pub(in crate::store) fn is_down(&self, key: &str) -> bool {
         match self.is_usable().and_then(|()| self.route.connection(key)) {
             Ok(server) => server.is_some_and(|server| server.down().is_some()),
             Err(_) => true,
@@ -175,7 +186,7 @@ impl Commands {
     }
 
     /// Requests a check of the connections, because one may have broken.
-    pub(super) fn suspect(&self) {
+    pub(in crate::store) fn suspect(&self) {
         by_route!(&self.route, |server| server.suspect(), |cluster| cluster.suspect());
     }
 
@@ -195,7 +206,7 @@ impl Commands {
     }
 
     /// The server of the key with this name, and how long a reading of its clock took.
-    pub(super) fn server_of(&self, name: &str) -> NamedServer {
+    pub(in crate::store) fn server_of(&self, name: &str) -> NamedServer {
         by_route!(
             &self.route,
             |server| NamedServer { number: 0, round_trip: server.round_trip() },

@@ -100,12 +100,12 @@ impl TaskRef<Supervisor> {
                 continue;
             }
             checked_at = Instant::now();
-            let reading = bounded(connector.answer, connector.look(&mut connection)).await;
+            let reading = bounded(connector.answer, connector.endpoint.look(&mut connection)).await;
             // A single missing answer may mean a slow server. If the next check, which follows at once, is not answered
             // either, the connection is silent.
             again = self.note(generation, reading) && !again;
             tokio::select! {
-                has_new_primary = connector.has_been_replaced() => if has_new_primary {
+                has_new_primary = connector.endpoint.has_been_replaced() => if has_new_primary {
                     self.leave(generation);
                 },
                 // The sentinels may be slow, and the connection may break meanwhile.
@@ -199,7 +199,7 @@ impl TaskRef<Supervisor> {
         let Some(supervisor) = self.owner() else { return };
         let outage = supervisor.slot().outage.take();
         if let Some(outage) = outage {
-            let node = supervisor.connector.address().filter(|_| supervisor.connector.is_node());
+            let node = supervisor.connector.address().filter(|_| supervisor.connector.endpoint.is_node());
             outage.log_end(&supervisor.connector.outages, opened_at, node);
         }
     }
@@ -209,7 +209,7 @@ impl TaskRef<Supervisor> {
     fn has_to_look(&self) -> bool {
         let Some(supervisor) = self.owner() else { return false };
         let has_received = supervisor.breaker.take_received();
-        !has_received || supervisor.connector.may_be_demoted()
+        !has_received || supervisor.connector.endpoint.may_be_demoted()
     }
 
     /// Drops a working connection whose server is not the primary any more.

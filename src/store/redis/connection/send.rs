@@ -154,8 +154,9 @@ impl Supervisor {
             Ok(Value::ServerError(error)) => {
                 self.breaker.record_answer(sent);
                 answered = true;
-                let redirects =
-                    || self.connector.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
+                let redirects = || {
+                    self.connector.endpoint.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN")
+                };
                 if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
                     return Ok(Value::ServerError(error));
                 }
@@ -177,7 +178,7 @@ impl Supervisor {
             self.bulk_limit.broken_by(cmd, is_too_long);
         }
         if code(&error) == Some("NOREPLICAS") {
-            self.connector.doubt();
+            self.connector.endpoint.doubt();
         }
         let is_news =
             fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);

@@ -14,7 +14,7 @@
 //! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, in the order in which they came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
-//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`roll.lua`) |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`lock_roll.lua`) |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
 //! | `sg1:sm:{tag}` | layout, capacity at creation, added permits, idle time in ms |
@@ -81,10 +81,7 @@ impl RedisStore {
             self.inbox.settled().await;
             Ok(())
         };
-        timeout(within, both).await.unwrap_or_else(|_| {
-            let why = self.commands.down();
-            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
-        })
+        self.commands.bounded(within, both, StoreErrorKind::TimedOut).await
     }
 
     pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
@@ -106,22 +103,7 @@ impl RedisStore {
 
     pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
         // Does not wait for the inbox: a caller that only sends commands needs no messages.
-        timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
-            let why = self.commands.down();
-            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
-        })
-    }
-
-    pub(crate) fn server_of(&self, name: &str) -> NamedServer {
-        self.commands.server_of(name)
-    }
-
-    pub(crate) fn suspect(&self) {
-        self.commands.suspect();
-    }
-
-    pub(crate) fn is_down(&self, name: &str) -> bool {
-        self.commands.is_down(name)
+        self.commands.bounded(within, self.commands.reach(name), StoreErrorKind::Unavailable).await
     }
 
     pub(crate) fn health(&self) -> Health {
@@ -133,16 +115,12 @@ impl RedisStore {
             breaker,
             reason,
             clock: self.commands.clock(),
-            silent_for: self.inbox.silent_for(),
-            inbox_lag: self.inbox.lag(),
+            silent_for: self.connections.subscriber.liveness.silent_for(),
+            inbox_lag: self.connections.subscriber.liveness.lag(),
             outages: self.connections.connector.outages.begun(),
             credential_failures: self.connections.connector.login.failures(),
             local: None,
         }
-    }
-
-    pub(crate) fn longest_entry(&self) -> usize {
-        self.commands.longest_argument()
     }
 
     pub(crate) fn went_without(&self) {

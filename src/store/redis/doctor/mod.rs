@@ -82,7 +82,7 @@ impl Examination<'_> {
             self.store.connections.topology,
             connector.address().as_deref(),
         ));
-        if let (Some(sentinel), Some(primary)) = (connector.sentinel(), connector.address()) {
+        if let (Some(sentinel), Some(primary)) = (connector.endpoint.sentinel(), connector.address()) {
             self.findings.push(server::examine_sentinels(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
