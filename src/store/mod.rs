@@ -172,8 +172,7 @@ commands! {
     /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
     /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
     /// else a position in the queue.
-    acquire(key: &Key, ask: Acquire<'_>) -> Acquired
-        = Command::Entry(key.clone(), ask.into());
+    acquire(key: &Key, ask: Acquire<'_>) -> Acquired = Command::Entry(key.clone(), ask.into());
 
     /// RENEW: gives the lease `lease` from now, if it is still this token's.
     renew(key: &Key, token: &Token, lease: Duration) -> TokenCheck
@@ -185,8 +184,7 @@ commands! {
 
     /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
     /// and wakes them.
-    fail(key: &Key, fail: Fail<'_>) -> TokenCheck
-        = Command::Entry(key.clone(), fail.into());
+    fail(key: &Key, fail: Fail<'_>) -> TokenCheck = Command::Entry(key.clone(), fail.into());
 
     /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
     /// that waiter. Frees the lease if there is none.
@@ -199,25 +197,20 @@ commands! {
         = Command::Entry(key.clone(), EntryCommand::Release { token: token.clone() });
 
     /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
-    look_up_tagged(keys: &[Key], tags: &[Key]) -> TaggedLookUp
-        = Command::LookUpTagged(keys.to_vec(), tags.to_vec());
+    look_up_tagged(keys: &[Key], tags: &[Key]) -> TaggedLookUp = Command::LookUpTagged(keys.to_vec(), tags.to_vec());
 
     /// The present ids of tags; `None` for a tag without an id.
-    present_ids(tags: &[Key]) -> Vec<Option<u64>>
-        = Command::PresentIds(tags.to_vec());
+    present_ids(tags: &[Key]) -> Vec<Option<u64>> = Command::PresentIds(tags.to_vec());
 
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
-    tag_ids(tags: &[Key], life: Duration) -> Vec<u64>
-        = Command::TagIds(tags.to_vec(), life);
+    tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
 
     /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
-    replicated(key: &Key, replicas: u32) -> u32
-        = Command::Replicated(key.clone(), replicas);
+    replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
 
     /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
     /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
-    take_mutex(name: &LockName, ask: Take<'_>) -> MutexTaken
-        = Command::Lock(name.clone(), ask.into());
+    take_mutex(name: &LockName, ask: Take<'_>) -> MutexTaken = Command::Lock(name.clone(), ask.into());
 
     /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
     /// to the head of the queue. Answers whether the token held it. A position is identified by token and time to live, so
@@ -231,18 +224,15 @@ commands! {
         = Command::Lock(name.clone(), LockCommand::ExtendMutex(token.clone(), ttl));
 
     /// LOOK: the holder of the mutex, foreign holders included.
-    look_at_mutex(name: &LockName) -> Option<MutexHolder>
-        = Command::Lock(name.clone(), LockCommand::LookAtMutex);
+    look_at_mutex(name: &LockName) -> Option<MutexHolder> = Command::Lock(name.clone(), LockCommand::LookAtMutex);
 
     /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
     /// Answers whether it had a holder.
-    break_mutex(name: &LockName) -> bool
-        = Command::Lock(name.clone(), LockCommand::BreakMutex);
+    break_mutex(name: &LockName) -> bool = Command::Lock(name.clone(), LockCommand::BreakMutex);
 
     /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
     /// then as [`take_mutex`](Self::take_mutex).
-    take_permit(name: &LockName, ask: TakePermit<'_>) -> PermitTaken
-        = Command::Lock(name.clone(), ask.into());
+    take_permit(name: &LockName, ask: TakePermit<'_>) -> PermitTaken = Command::Lock(name.clone(), ask.into());
 
     /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
     free_permit(name: &LockName, token: &Token, lease: Duration) -> PermitFreed
@@ -270,16 +260,14 @@ commands! {
 
     /// RENEW: this node is a member, with this stamp, from now on. Answers what was announced after the mark, if the mark is of the
     /// present session and the log still has exactly that entry.
-    renew_membership(volume: &Key, renewal: Renewal) -> Renewed
-        = Command::RenewMembership(volume.clone(), renewal);
+    renew_membership(volume: &Key, renewal: Renewal) -> Renewed = Command::RenewMembership(volume.clone(), renewal);
 
     /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
     announce(announcement: &Announcement, name: &ChangedName) -> Announced
         = Command::Announce(announcement.clone(), name.clone());
 
     /// FORGET and LEAVE: removes a member, if its stamp is still this one.
-    remove_member(volume: &Key, member: Member) -> ()
-        = Command::RemoveMember(volume.clone(), member);
+    remove_member(volume: &Key, member: Member) -> () = Command::RemoveMember(volume.clone(), member);
 }
 
 #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]

@@ -576,6 +576,9 @@ async fn run(store: &Store, command: Command, within: Duration) -> Result<Comman
         }
         Command::Announce(announcement, name) => store.announce(&announcement, &name, within).await?.into(),
         Command::RemoveMember(volume, member) => store.remove_member(&volume, member, within).await?.into(),
-        Command::Acknowledge(announcer, id) => store.acknowledge(announcer, id).into(),
+        Command::Acknowledge(announcer, id) => {
+            store.acknowledge(announcer, id);
+            CommandAnswer::Done(())
+        }
     })
 }

@@ -213,8 +213,21 @@ impl MemoryNode {
         self.store.shared.notify(key.name(), hint);
     }
 
-    fn token_check(ours: bool) -> TokenCheck {
-        if ours { TokenCheck::Held } else { TokenCheck::Lost }
+    /// Ends the lease if it is the token's: changes the key's records by `end`, and wakes all waiters.
+    fn end_lease(
+        &self,
+        key: &Key,
+        token: &Token,
+        end: impl FnOnce(&mut KeyRecords, usize),
+    ) -> Result<TokenCheck, StoreError> {
+        let mut records = self.store.records();
+        if !records.end_lease(key.name(), token) {
+            records.tidy(key.name());
+            return Ok(TokenCheck::Lost);
+        }
+        end(&mut records, self.store.shared.capacity);
+        self.wake(records, key, &Hint::Finished(Some(token.clone())));
+        Ok(TokenCheck::Held)
     }
 }
 
@@ -269,15 +282,15 @@ impl MemoryNode {
 
     pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
-        let ours = match &mut records.record(key.name()).lease {
+        let check = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
                 *until = Instant::now() + lease;
-                true
+                TokenCheck::Held
             }
-            _ => false,
+            _ => TokenCheck::Lost,
         };
         records.tidy(key.name());
-        Ok(Self::token_check(ours))
+        Ok(check)
     }
 
     pub(super) fn commit(
@@ -287,38 +300,26 @@ impl MemoryNode {
         entry: Bytes,
         keep: Duration,
     ) -> Result<TokenCheck, StoreError> {
-        let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), token);
-        if ours {
+        self.end_lease(key, token, |records, capacity| {
             records.forget_left(key.name());
-            records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
-            self.wake(records, key, &Hint::Finished(Some(token.clone())));
-        } else {
-            records.tidy(key.name());
-        }
-        Ok(Self::token_check(ours))
+            records.set_entry(key.name(), entry, keep, capacity);
+        })
     }
 
     pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> Result<TokenCheck, StoreError> {
-        let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), fail.token);
-        if ours {
-            records.set_left(key.name(), &fail, self.store.shared.capacity);
+        self.end_lease(key, fail.token, |records, capacity| {
+            records.set_left(key.name(), &fail, capacity);
             let record = records.record(key.name());
             let stored = record.entry.as_ref().map(|(entry, _)| entry);
             let (is_seen, is_empty) = (stored.is_some() && fail.seen == stored, stored.is_none());
             match fail.older {
                 OlderEntry::Marked(marker, keep) if is_seen || is_empty => {
-                    records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
+                    records.set_entry(key.name(), marker, keep, capacity);
                 }
                 OlderEntry::Ends if is_seen => records.forget_entry(key.name()),
                 OlderEntry::Stays | OlderEntry::Ends | OlderEntry::Marked(..) => {}
             }
-            self.wake(records, key, &Hint::Finished(Some(fail.token.clone())));
-        } else {
-            records.tidy(key.name());
-        }
-        Ok(Self::token_check(ours))
+        })
     }
 
     pub(super) fn hand_over(
@@ -357,14 +358,13 @@ impl MemoryNode {
 
     pub(super) fn release(&self, key: &Key, token: &Token) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), token);
-        if ours {
+        if records.end_lease(key.name(), token) {
             self.wake(records, key, &Hint::Finished(None));
-        } else {
-            records.record(key.name()).queue.retain(|queued| queued != token);
-            records.tidy(key.name());
+            return Ok(TokenCheck::Held);
         }
-        Ok(Self::token_check(ours))
+        records.record(key.name()).queue.retain(|queued| queued != token);
+        records.tidy(key.name());
+        Ok(TokenCheck::Lost)
     }
 
     pub(super) fn invalidate(

@@ -78,6 +78,20 @@ pub(crate) async fn free_permit(
     Ok(PermitFreed { available: last.unwrap_or(freed).available, ..freed })
 }
 
+/// FREE of a lock of either kind.
+pub(crate) async fn free(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    ttl: Option<Duration>,
+    within: Duration,
+) -> Result<(), StoreError> {
+    match name.is_semaphore() {
+        true => free_permit(commands, name, token, ttl.unwrap_or_default(), within).await.map(drop),
+        false => free_mutex(commands, name, token, ttl, within).await.map(drop),
+    }
+}
+
 /// Hands a lock to the rest of its queue, if there is `more`. Returns the last answer of FREE, if it was called.
 pub(crate) async fn finish_freeing<T>(
     commands: &Commands,
@@ -107,12 +121,7 @@ pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, 
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     for pause in PAUSES {
         // A grant removes the waiter from the queue, so the time to live, which is part of its queue entry, is not needed.
-        let freed = if name.is_semaphore() {
-            free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
-        } else {
-            free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
-        };
-        match freed.map_err(|error| error.kind) {
+        match free(&commands, &name, &token, None, within).await.map_err(|error| error.kind) {
             Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
             Err(_) => sleep(Duration::from_millis(pause)).await,
         }

@@ -9,7 +9,7 @@ use crate::store::protocol::*;
 use crate::store::redis::RedisStore;
 use crate::store::redis::commands::lock_queue::{LeaveRole, find_lost};
 use crate::store::redis::commands::lock_steps::{
-    LockStep, TakeRemarks, UnreachableNodes, end, finish_freeing, free_mutex, free_permit, ints,
+    LockStep, TakeRemarks, UnreachableNodes, end, finish_freeing, free, free_mutex, free_permit, ints,
     mutex_holder, permit_freed, permit_taken, queue_entry, remaining, semaphore_state, taken, yes,
 };
 use crate::store::redis::commands::not_understood;
@@ -86,12 +86,13 @@ impl RedisStore {
         if matches!(joined, LeaveRole::Removed) {
             return Ok(());
         }
-        self.leave_alone(name, leave, within).await?;
+        let alone = || free(&self.commands, name, leave.token, leave.ttl, within);
+        self.freeing(name, alone()).await?;
         if let LeaveRole::First(mut job) = joined {
             while job.remove_others(&self.commands, name, within).await? {
                 // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
                 // lock on.
-                self.leave_alone(name, leave, within).await?;
+                self.freeing(name, alone()).await?;
             }
         }
         Ok(())
@@ -274,19 +275,6 @@ impl RedisStore {
             drop(self.grants.notify_missed(&name.key, None));
         }
         freed
-    }
-
-    /// LEAVE of one waiter in a command of its own.
-    async fn leave_alone(
-        &self,
-        name: &LockName,
-        Leave { token, ttl }: Leave<'_>,
-        within: Duration,
-    ) -> Result<(), StoreError> {
-        match name.is_semaphore() {
-            true => self.free_permit(name, token, ttl.unwrap_or_default(), within).await.map(drop),
-            false => self.free_mutex(name, token, ttl, within).await.map(drop),
-        }
     }
 }
 
