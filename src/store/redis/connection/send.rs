@@ -4,13 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::silent;
-use super::{ConnectionState, LiveConnection, Loss, Supervisor};
+use super::{LiveConnection, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
 use crate::store::{StoreError, StoreErrorKind};
@@ -111,7 +110,7 @@ impl Supervisor {
     #[cfg(feature = "cluster")]
     pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
-        while matches!(self.slot().state, ConnectionState::Connecting(_)) {
+        while matches!(self.slot().state, super::ConnectionState::Connecting(_)) {
             let _ = changes.changed().await;
         }
         self.opened().await.map(drop)
@@ -212,7 +211,7 @@ impl Supervisor {
 
 /// Sends a command after ASKING. Both are sent in one write, because no other command may come between them.
 #[cfg(feature = "cluster")]
-async fn ask(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
+async fn ask(connection: &mut redis::aio::MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
     let mut pipeline = redis::pipe();
     pipeline.cmd("ASKING").add_command(cmd.clone());
     let replies = connection.send_packed_commands(&pipeline, 0, 2).await?;
