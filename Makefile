@@ -205,8 +205,8 @@ deny:
 
 # The protocol, the callers of the scripts, the encodings, the rules of HTTP.
 PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
-GLUE = $(wildcard src/store/redis/commands/*.rs) \
-  $(addprefix src/store/redis/,scripts.rs inbox.rs contract.rs errors.rs doctor/server.rs)
+GLUE = $(wildcard src/store/redis/commands/*.rs src/store/redis/contract/*.rs) \
+  $(addprefix src/store/redis/,scripts.rs inbox.rs errors.rs doctor/server.rs)
 ENCODINGS = src/value/entry.rs src/value/mod.rs src/value/codec.rs src/key/mod.rs src/key/cache_key.rs
 RULES = $(wildcard src/http/*.rs src/http_rules/*.rs)
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)

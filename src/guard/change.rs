@@ -112,22 +112,27 @@ impl Change {
         until: Instant,
     ) -> Result<(AnnouncedChange<'a>, Announced), StoreError> {
         let GuardState { store, local, .. } = &***guard.state;
-        let mut change = guard.change(target.name());
-        let command = |within| {
+        let (mut change, key) = (guard.change(target.name()), &target.key);
+        let mut retries = Retries::until(guard, key, until);
+        loop {
+            let within = retries.next().await?;
             let (sent, announcement) = (local.attempt_sent(), change.attempt());
-            async move {
-                let key = &target.key;
-                let announced = match target.is_tag {
-                    true => store.forget_tag(key, &announcement, within).await,
-                    false => store.invalidate(key, insert.cloned(), &announcement, within).await,
-                };
-                let announced = guard.count_errors(announced)?;
-                sent.answered();
-                Ok(announced)
+            let announced = match target.is_tag {
+                true => store.forget_tag(key, &announcement, within).await,
+                false => store.invalidate(key, insert.cloned(), &announcement, within).await,
+            };
+            match guard.count_errors(announced) {
+                Ok(announced) => {
+                    sent.answered();
+                    return Ok((change, announced));
+                }
+                Err(error) => {
+                    // It may still run, so the next one voids it.
+                    drop(sent);
+                    retries.pause_after(error).await?;
+                }
             }
-        };
-        let announced = guard.retry_until(&target.key, until, command).await?;
-        Ok((change, announced))
+        }
     }
 
     /// Waits for the server's replicas, if the policy says so.
@@ -285,7 +290,7 @@ impl StampedeGuard {
         answer.inspect_err(|_| self.state.count(GuardCount::store_errors))
     }
 
-    /// Retries a command until `until`, beyond the coordination budget, because the caller needs nothing but this change.
+    /// Sends a command until it is answered, as [`Retries`] says.
     pub(super) async fn retry_until<T, F>(
         &self,
         key: &Key,
@@ -295,23 +300,57 @@ impl StampedeGuard {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        let mut last_error = StoreError::new(StoreErrorKind::Unavailable);
+        let mut retries = Retries::until(self, key, until);
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(last_error);
+            match command(retries.next().await?).await {
+                Ok(done) => return Ok(done),
+                Err(error) => retries.pause_after(error).await?,
             }
-            // Unlike a load, a change waits for a reconnect.
-            let done = match self.count_errors(self.state.store.reach(key.name(), left).await) {
-                Ok(()) => command(left.min(LONGEST / 4)).await,
-                Err(error) => Err(error),
-            };
-            match done {
-                Err(error) if !error.is_final() => last_error = error,
-                done => return done,
-            }
-            tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
         }
+    }
+}
+
+/// The retries of a command about a key until a moment, beyond the coordination budget, because the caller needs nothing but this
+/// change.
+struct Retries<'a> {
+    guard: &'a StampedeGuard,
+    key: &'a Key,
+    until: Instant,
+    /// The time that was left when the latest try began.
+    left: Duration,
+    last_error: StoreError,
+}
+
+impl<'a> Retries<'a> {
+    fn until(guard: &'a StampedeGuard, key: &'a Key, until: Instant) -> Self {
+        let last_error = StoreError::new(StoreErrorKind::Unavailable);
+        Self { guard, key, until, left: Duration::ZERO, last_error }
+    }
+
+    /// Waits until the command can be sent, because unlike a load, a change waits for a reconnect. Returns how long the command may
+    /// take, or the last error if there is no time for another try.
+    async fn next(&mut self) -> Result<Duration, StoreError> {
+        loop {
+            self.left = self.until.saturating_duration_since(Instant::now());
+            if self.left.is_zero() {
+                return Err(self.last_error.clone());
+            }
+            let reached = self.guard.state.store.reach(self.key.name(), self.left).await;
+            match self.guard.count_errors(reached) {
+                Ok(()) => return Ok(self.left.min(LONGEST / 4)),
+                Err(error) => self.pause_after(error).await?,
+            }
+        }
+    }
+
+    /// Waits for a moment after an error; returns it if a retry would get the same one.
+    async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
+        if error.is_final() {
+            return Err(error);
+        }
+        self.last_error = error;
+        sleep(Duration::from_millis(fastrand::u64(5..50)).min(self.left)).await;
+        Ok(())
     }
 }
 

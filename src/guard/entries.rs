@@ -1,5 +1,5 @@
-//! Calls that read, store and remove entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call
-//! that makes many changes.
+//! Calls that read and store entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call that makes
+//! many changes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -213,48 +213,14 @@ impl StampedeGuard {
             return not_stored(over_limit(most)).await;
         }
         // A failed insertion is not retained as an invalidation: the program may have no loader that could load the value again.
-        let attempt = Change::of_value(self, key, "the insertion", false);
-        attempt.detach_flights();
-        let inserted = attempt.run(until, Some(Insert { entry, keep, over: None })).await;
+        let change = Change::of_value(self, key, "the insertion", false);
+        change.detach_flights();
+        let inserted = change.run(until, Some(Insert { entry, keep, over: None })).await;
         match over() {
-            // The limit of the server became known only by this attempt.
+            // The limit of the server became known only by this command.
             Some(most) if inserted.is_err() => not_stored(over_limit(most)).await,
             _ => inserted,
         }
-    }
-
-    /// Removes `key`. Loads that are running do not bring it back: their values are not stored. For several keys, tags and paths at
-    /// once: [`invalidation`](Self::invalidation).
-    ///
-    /// Where processes have local copies (`local_for`), it then waits until each of them has dropped its copy: about a round trip, or at
-    /// most one `local_term` (two seconds) for a process that is dead, hung, paused or cut off.
-    ///
-    /// # Errors
-    ///
-    /// An empty key, or a store that did not confirm the invalidation within two seconds, in which case it may or may not
-    /// have happened. The guard then retains it, and sends it again as soon as the store answers: no need to repeat it.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the invalidation may or may not have happened in the store; it is retained as after an error. In this
-    /// process running loads are detached at once.
-    ///
-    /// # Consistency
-    ///
-    /// After an error, or once the future is dropped, this process serves no value that was stored before, from the store or from
-    /// memory. Other processes may serve one until the invalidation is sent; it is lost if this process dies before
-    /// ([`most_kept_invalidations`](crate::StampedeGuardBuilder::most_kept_invalidations)).
-    ///
-    /// Once it has returned `Ok`, no later caller in any process receives a value that was loaded before. (In another process a caller
-    /// may join a load after the last moment at which its lease was known to be held. Such a caller looks again when the store refuses
-    /// the load's value.) There are two exceptions: a store that cannot be reached at that moment, and clients that read an HTTP response
-    /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
-    /// at the next renewal of the lease).
-    pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        let guard = self.current();
-        let change = Change::invalidation(&guard, ChangeTarget::value(guard.key(key)?));
-        // Boxed, because otherwise the caller's future would be as large as this one.
-        Box::pin(change.run(Instant::now() + LONGEST, None)).await
     }
 
     /// Marks the value of `key` stale: the next caller loads, and the values of loads that are running are not stored. The old
@@ -278,12 +244,12 @@ impl StampedeGuard {
         let guard = self.current();
         let key = guard.key(key)?;
         let until = Instant::now() + LONGEST;
-        // The attempt begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
+        // The change begins before the read. So this change, which may store the entry that it read, does not settle an invalidation
         // that is retained after the read.
-        let attempt = Change::of_value(&guard, &key, "the expiry", true);
+        let change = Change::of_value(&guard, &key, "the expiry", true);
         // The read itself counts its errors.
         let read = guard.retry_until(&key, until, |_| read_entry(guard.call(&key))).await;
-        let read = read.map_err(|error| attempt.unconfirmed(error))?;
+        let read = read.map_err(|error| change.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
             Some(entry) if entry.expiry.stands_in(now) => {
@@ -293,66 +259,8 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        attempt.detach_flights();
-        attempt.run(until, expired).await
-    }
-
-    /// Removes every value with this tag by one command, however many values there are; the values of loads that are running are not
-    /// stored. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
-    /// those that their loader added ([`LoadContext::tag`](crate::LoadContext::tag)).
-    ///
-    /// # Errors
-    ///
-    /// As [`invalidate`](Self::invalidate).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`invalidate`](Self::invalidate).
-    ///
-    /// # Consistency
-    ///
-    /// Once it has returned, no later caller in any process receives a value that was loaded before. It stays invalidated:
-    /// no late load or eviction brings it back. A failover to a replica that has not received the invalidation, or a restart from an
-    /// older data set, can bring it back; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
-    /// replicas.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
-    ///
-    /// let policy = Policy::builder().tags(["catalog"]).build()?;
-    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
-    /// guard.insert(("price", 7), &499_u32).await?;
-    /// guard.invalidate_tag("catalog").await?;
-    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
-    /// # Ok(()) }
-    /// ```
-    pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
-        self.invalidation().tag(tag).send().await
-    }
-
-    /// Removes every value of this namespace that is stored under a policy with
-    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all), this guard's among them: as
-    /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidPolicy`] if this guard's policy lacks that setting: its own values would stay. Otherwise as
-    /// [`invalidate`](Self::invalidate).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`invalidate`](Self::invalidate).
-    pub async fn invalidate_all(&self) -> Result<(), Error> {
-        let guard = self.current();
-        if !guard.policy.invalidate_all {
-            let text = "invalidate_all does not reach this guard's own values: build its policy with \
-                        Policy::builder().invalidate_all(true); what was stored without that is then a miss";
-            return Err(Error::new(ErrorKind::InvalidPolicy, text));
-        }
-        guard.invalidation().tag(CacheKey::reserved(entry::EVERYTHING)).send().await
+        change.detach_flights();
+        change.run(until, expired).await
     }
 
     /// The policy's tags and a value's own tags, with their ids, for a value that is stored directly.
@@ -458,43 +366,6 @@ impl StampedeGuard {
         let inserts = keys.iter().zip(&values).enumerate().filter(|(at, _)| positions[*at] == *at);
         let answers: HashMap<_, _> = stream::iter(inserts.map(insert)).buffered(CHANGES).collect().await;
         positions.iter().filter_map(|at| answers.get(at).cloned()).collect()
-    }
-
-    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; the answers are in their order.
-    ///
-    /// # Errors
-    ///
-    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, this call sends no more:
-    /// the remaining ones are retained, as the unconfirmed ones are. For the first error of all:
-    /// `.into_iter().collect::<Result<(), _>>()?`.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, some may have happened in the store; all unconfirmed ones are retained, as after an error.
-    ///
-    /// # Consistency
-    ///
-    /// As [`invalidate`](Self::invalidate), for each key. If values are always removed together, give them a common tag:
-    /// [`invalidate_tag`](Self::invalidate_tag) is one command.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::StampedeGuard;
-    ///
-    /// let guard = StampedeGuard::in_memory();
-    /// guard.insert_many([("a", 1_u32), ("b", 2)]).await.into_iter().collect::<Result<(), _>>()?;
-    /// guard.invalidate_many(["a", "b"]).await.into_iter().collect::<Result<(), _>>()?;
-    /// assert_eq!(guard.get::<u32>("a").await?, None);
-    /// # Ok(()) }
-    /// ```
-    pub async fn invalidate_many<K: Into<CacheKey>>(
-        &self,
-        keys: impl IntoIterator<Item = K>,
-    ) -> Vec<Result<(), Error>> {
-        let made = self.invalidation().keys(keys).begin().make_each().await;
-        made.into_iter().map(|made| made.map_err(|failed| failed.error)).collect()
     }
 }
 

@@ -1,23 +1,155 @@
-//! One invalidation of many keys, tags and paths: [`StampedeGuard::invalidation`].
+//! The invalidations: of one key, of a tag, of everything, of many keys; and one of many keys, tags and paths:
+//! [`StampedeGuard::invalidation`].
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::fmt;
 use std::future::Future;
 
 use futures_util::stream::{self, StreamExt as _};
+use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::change::Change;
+use super::change::{Change, LONGEST};
 use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
 use crate::store::{StoreError, StoreErrorKind};
+use crate::value::entry;
 
 /// How many targets the text of an error names.
 const NAMED: usize = 8;
 
 impl StampedeGuard {
+    /// Removes `key`. Loads that are running do not bring it back: their values are not stored. For several keys, tags and paths at
+    /// once: [`invalidation`](Self::invalidation).
+    ///
+    /// Where processes have local copies (`local_for`), it then waits until each of them has dropped its copy: about a round trip, or at
+    /// most one `local_term` (two seconds) for a process that is dead, hung, paused or cut off.
+    ///
+    /// # Errors
+    ///
+    /// An empty key, or a store that did not confirm the invalidation within two seconds, in which case it may or may not
+    /// have happened. The guard then retains it, and sends it again as soon as the store answers: no need to repeat it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the invalidation may or may not have happened in the store; it is retained as after an error. In this
+    /// process running loads are detached at once.
+    ///
+    /// # Consistency
+    ///
+    /// After an error, or once the future is dropped, this process serves no value that was stored before, from the store or from
+    /// memory. Other processes may serve one until the invalidation is sent; it is lost if this process dies before
+    /// ([`most_kept_invalidations`](crate::StampedeGuardBuilder::most_kept_invalidations)).
+    ///
+    /// Once it has returned `Ok`, no later caller in any process receives a value that was loaded before. (In another process a caller
+    /// may join a load after the last moment at which its lease was known to be held. Such a caller looks again when the store refuses
+    /// the load's value.) There are two exceptions: a store that cannot be reached at that moment, and clients that read an HTTP response
+    /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
+    /// at the next renewal of the lease).
+    pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
+        let guard = self.current();
+        let change = Change::invalidation(&guard, ChangeTarget::value(guard.key(key)?));
+        // Boxed, because otherwise the caller's future would be as large as this one.
+        Box::pin(change.run(Instant::now() + LONGEST, None)).await
+    }
+
+    /// Removes every value with this tag by one command, however many values there are; the values of loads that are running are not
+    /// stored. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
+    /// those that their loader added ([`LoadContext::tag`](crate::LoadContext::tag)).
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// Once it has returned, no later caller in any process receives a value that was loaded before. It stays invalidated:
+    /// no late load or eviction brings it back. A failover to a replica that has not received the invalidation, or a restart from an
+    /// older data set, can bring it back; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
+    /// replicas.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["catalog"]).build()?;
+    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    /// guard.insert(("price", 7), &499_u32).await?;
+    /// guard.invalidate_tag("catalog").await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
+        self.invalidation().tag(tag).send().await
+    }
+
+    /// Removes every value of this namespace that is stored under a policy with
+    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all), this guard's among them: as
+    /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidPolicy`] if this guard's policy lacks that setting: its own values would stay. Otherwise as
+    /// [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    pub async fn invalidate_all(&self) -> Result<(), Error> {
+        let guard = self.current();
+        if !guard.policy.invalidate_all {
+            let text = "invalidate_all does not reach this guard's own values: build its policy with \
+                        Policy::builder().invalidate_all(true); what was stored without that is then a miss";
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        }
+        guard.invalidation().tag(CacheKey::reserved(entry::EVERYTHING)).send().await
+    }
+
+    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; the answers are in their order.
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, this call sends no more:
+    /// the remaining ones are retained, as the unconfirmed ones are. For the first error of all:
+    /// `.into_iter().collect::<Result<(), _>>()?`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some may have happened in the store; all unconfirmed ones are retained, as after an error.
+    ///
+    /// # Consistency
+    ///
+    /// As [`invalidate`](Self::invalidate), for each key. If values are always removed together, give them a common tag:
+    /// [`invalidate_tag`](Self::invalidate_tag) is one command.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert_many([("a", 1_u32), ("b", 2)]).await.into_iter().collect::<Result<(), _>>()?;
+    /// guard.invalidate_many(["a", "b"]).await.into_iter().collect::<Result<(), _>>()?;
+    /// assert_eq!(guard.get::<u32>("a").await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn invalidate_many<K: Into<CacheKey>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Vec<Result<(), Error>> {
+        let made = self.invalidation().keys(keys).begin().make_each().await;
+        made.into_iter().map(|made| made.map_err(|failed| failed.error)).collect()
+    }
+
     /// One invalidation of many keys, tags and paths, for a change of the origin that affects more than one of them. Nothing happens
     /// before [`send`](Invalidation::send).
     ///
@@ -122,12 +254,12 @@ impl Invalidation {
     /// Begins all changes before the first command is sent: from now on an error or a cancellation loses none of them.
     pub(crate) fn begin(self) -> BegunInvalidation {
         let Self { guard, targets } = self;
-        let (mut positions, mut attempts) = (HashMap::new(), Vec::new());
+        let (mut positions, mut changes) = (HashMap::new(), Vec::new());
         let mut begin = |target: ChangeTarget| match positions.entry(target) {
             hash_map::Entry::Occupied(position) => *position.get(),
             hash_map::Entry::Vacant(vacant) => {
-                attempts.push(Ok(Change::invalidation(&guard, vacant.key().clone())));
-                *vacant.insert(attempts.len() - 1)
+                changes.push(Ok(Change::invalidation(&guard, vacant.key().clone())));
+                *vacant.insert(changes.len() - 1)
             }
         };
         let targets = targets
@@ -137,7 +269,7 @@ impl Invalidation {
                 BegunTarget { named, changes }
             })
             .collect();
-        BegunInvalidation { guard, attempts, targets }
+        BegunInvalidation { guard, changes, targets }
     }
 }
 
@@ -145,13 +277,13 @@ impl Invalidation {
 pub(crate) struct BegunInvalidation {
     guard: StampedeGuard,
     /// Each change once. `Err`: it was retained without an attempt to send it.
-    attempts: Vec<Result<Change, FailedChange>>,
+    changes: Vec<Result<Change, FailedChange>>,
     targets: Vec<BegunTarget>,
 }
 
 struct BegunTarget {
     named: InvalidationTarget,
-    /// The indices of its changes in `attempts`.
+    /// The indices of its changes in `BegunInvalidation::changes`.
     changes: Result<Vec<usize>, Error>,
 }
 
@@ -173,12 +305,12 @@ impl BegunInvalidation {
     /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many.
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
-        for entry in &mut self.attempts {
-            if let Ok(attempt) = entry
-                && attempt.is_unreachable()
+        for entry in &mut self.changes {
+            if let Ok(change) = entry
+                && change.is_unreachable()
             {
-                let error = attempt.unconfirmed(StoreError::new(StoreErrorKind::Unavailable));
-                *entry = Err(FailedChange { key: attempt.target.key.clone(), error });
+                let error = change.unconfirmed(StoreError::new(StoreErrorKind::Unavailable));
+                *entry = Err(FailedChange { key: change.target.key.clone(), error });
                 retained += 1;
             }
         }
@@ -186,29 +318,29 @@ impl BegunInvalidation {
     }
 
     /// Whether any changes remain to be made.
-    pub(crate) fn has_attempts(&self) -> bool {
-        self.attempts.iter().any(Result::is_ok)
+    pub(crate) fn has_changes(&self) -> bool {
+        self.changes.iter().any(Result::is_ok)
     }
 
     /// Makes all changes. Returns the result of each target, in their order.
     pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
-        let Self { guard, attempts, targets } = self;
+        let Self { guard, changes, targets } = self;
         let deadline = &SharedDeadline::new(&guard.policy);
-        let make = async |attempt: Result<Change, FailedChange>| {
-            let attempt = attempt?;
-            let (key, is_unreachable) = (attempt.target.key.clone(), attempt.is_unreachable());
-            let make = async |until| attempt.run(until, None).await;
+        let make = async |change: Result<Change, FailedChange>| {
+            let change = change?;
+            let (key, is_unreachable) = (change.target.key.clone(), change.is_unreachable());
+            let make = async |until| change.run(until, None).await;
             let made = Box::pin(deadline.holds(is_unreachable, make)).await;
             made.map_err(|error| FailedChange { key, error })
         };
-        let made: Vec<_> = stream::iter(attempts.into_iter().map(make)).buffered(CHANGES).collect().await;
-        targets.into_iter().map(|target| target.answer(&made)).collect()
+        let made: Vec<_> = stream::iter(changes.into_iter().map(make)).buffered(CHANGES).collect().await;
+        targets.into_iter().map(|target| target.result(&made)).collect()
     }
 }
 
 impl BegunTarget {
     /// The result of this target. If several of its changes have failed, the error is that of an unconfirmed one.
-    fn answer(self, made: &[Result<(), FailedChange>]) -> Result<(), FailedTarget> {
+    fn result(self, made: &[Result<(), FailedChange>]) -> Result<(), FailedTarget> {
         let Self { named, changes } = self;
         let changes = match changes {
             Ok(changes) => changes,

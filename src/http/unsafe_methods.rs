@@ -321,7 +321,7 @@ fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<Jo
     if begun.retain_unreachable() > 0 {
         still_stored(state, "the store is down; it is invalidated as soon as the store answers");
     }
-    if !begun.has_attempts() {
+    if !begun.has_changes() {
         return None;
     }
     let (running, state) = (state.tasks.enter(), Arc::clone(state));

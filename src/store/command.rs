@@ -78,37 +78,50 @@ pub(crate) enum LockCommand {
     BreakMutex,
     TakePermit { token: Token, lease: Duration, semaphore: Create, queue: bool },
     FreePermit(Token, Duration),
-    EndLoad(Token, Duration, EndedLoad),
+    EndLoad(Token, (Duration, EndedLoad)),
     RefreshPermit(Token, Duration),
     LookAtSemaphore,
     ChangeSemaphore(SemaphoreChange),
     AnnounceKeyChanges,
 }
 
-/// The answer to a command.
-#[derive(Clone, Debug)]
-pub(crate) enum CommandAnswer {
-    Found(Option<Bytes>),
-    Acquired(Acquired),
-    Checked(TokenCheck),
-    HandedOver(HandedOver),
-    Announced(Announced),
-    Tagged(TaggedLookUp),
-    PresentIds(Vec<Option<u64>>),
-    TagIds(Vec<u64>),
-    Flag(bool),
-    Count(u32),
-    MutexTaken(MutexTaken),
-    MutexHolder(Option<MutexHolder>),
-    PermitTaken(PermitTaken),
-    PermitFreed(PermitFreed),
-    LoadEnded((PermitFreed, Option<LimitState>)),
-    Semaphore(Option<SemaphoreState>),
-    KeyspaceAnswer(KeyspaceAnswer),
-    Renewed(Renewed),
-    Done(()),
-    /// A memory store refuses nothing but an attempt at a change that a later one has voided.
-    Refused(StoreErrorKind),
+/// The answer to a command: each kind of answer is one type.
+macro_rules! answers {
+    ($($answer:ident($type:ty)),*) => {
+        #[derive(Clone, Debug)]
+        pub(crate) enum CommandAnswer {
+            $($answer($type),)*
+            /// A memory store refuses nothing but an attempt at a change that a later one has voided.
+            Refused(StoreErrorKind),
+        }
+
+        $(
+            impl From<$type> for CommandAnswer {
+                fn from(answer: $type) -> Self {
+                    Self::$answer(answer)
+                }
+            }
+
+            impl TryFrom<CommandAnswer> for $type {
+                type Error = StoreError;
+
+                fn try_from(answer: CommandAnswer) -> Result<Self, StoreError> {
+                    match answer {
+                        CommandAnswer::$answer(answer) => Ok(answer),
+                        _ => Err(StoreError::new(StoreErrorKind::Refused)),
+                    }
+                }
+            }
+        )*
+    };
+}
+
+answers! {
+    Found(Option<Bytes>), Acquired(Acquired), Checked(TokenCheck), HandedOver(HandedOver), Announced(Announced),
+    Tagged(TaggedLookUp), PresentIds(Vec<Option<u64>>), TagIds(Vec<u64>), Flag(bool), Count(u32), MutexTaken(MutexTaken),
+    MutexHolder(Option<MutexHolder>), PermitTaken(PermitTaken), PermitFreed(PermitFreed),
+    LoadEnded((PermitFreed, Option<LimitState>)), Semaphore(Option<SemaphoreState>),
+    KeyspaceAnswer(KeyspaceAnswer), Renewed(Renewed), Done(())
 }
 
 impl Command {

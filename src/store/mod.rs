@@ -49,6 +49,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+#[cfg(feature = "redis")]
+use self::redis::Write;
 #[cfg(feature = "testing")]
 use command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use load_limit::{EndedLoad, LimitState};
@@ -141,28 +143,138 @@ macro_rules! call {
     };
 }
 
-/// Runs a command: on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
-/// as owned data, whose answer is of this kind.
-macro_rules! run {
-    ($self:ident, $within:ident, $method:ident($($arg:expr),*), $command:expr => $answer:ident) => {
-        call!(
-            $self,
-            store => Box::pin(store.$method($($arg,)* $within)).await,
-            line => on_line!(line, $within, $command => $answer),
-            node => node.$method($($arg),*)
-        )
+/// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
+/// as owned data, the [`Command`] behind the `=`.
+macro_rules! commands {
+    ($($(#[$doc:meta])* $method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $command:expr;)*) => {
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
+        impl Store {$(
+            $(#[$doc])*
+            pub(crate) async fn $method(&self, $($arg: $type,)* within: Duration) -> Result<$answer, StoreError> {
+                call!(
+                    self,
+                    store => Box::pin(store.$method($($arg,)* within)).await,
+                    line => on_line!(line, within, $command),
+                    node => node.$method($($arg),*)
+                )
+            }
+        )*}
     };
 }
 
-/// The answer of this kind to a command that a command line runs.
+/// The answer to a command that a command line runs.
 #[cfg(feature = "testing")]
 macro_rules! on_line {
-    ($line:ident, $within:ident, $command:expr => $answer:ident) => {
-        match Arc::clone($line).run($command, $within).await? {
-            CommandAnswer::$answer(answer) => Ok(answer),
-            _ => Err(StoreError::new(StoreErrorKind::Refused)),
-        }
+    ($line:ident, $within:ident, $command:expr) => {
+        Arc::clone($line).run($command, $within).await?.try_into()
     };
+}
+
+commands! {
+    /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
+    /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
+    /// else a position in the queue.
+    acquire(key: &Key, ask: Acquire<'_>) -> Acquired = Command::Entry(key.clone(), ask.into());
+
+    /// RENEW: gives the lease `lease` from now, if it is still this token's.
+    renew(key: &Key, token: &Token, lease: Duration) -> TokenCheck
+        = Command::Entry(key.clone(), EntryCommand::Renew { token: token.clone(), lease });
+
+    /// COMMIT: if the lease is this token's, stores `entry` for `keep`, frees the lease and wakes all waiters in the queue.
+    commit(key: &Key, token: &Token, entry: Bytes, keep: Duration) -> TokenCheck
+        = Command::Entry(key.clone(), EntryCommand::Commit { token: token.clone(), entry, keep });
+
+    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
+    /// and wakes them.
+    fail(key: &Key, fail: Fail<'_>) -> TokenCheck = Command::Entry(key.clone(), fail.into());
+
+    /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
+    /// that waiter. Frees the lease if there is none.
+    hand_over(key: &Key, token: &Token, how: HandOver) -> HandedOver
+        = Command::Entry(key.clone(), EntryCommand::HandOver { token: token.clone(), how });
+
+    /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's
+    /// position there, so that it is not handed the lease later. Also used after a commit whose answer was lost.
+    release(key: &Key, token: &Token) -> TokenCheck
+        = Command::Entry(key.clone(), EntryCommand::Release { token: token.clone() });
+
+    /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
+    look_up_tagged(keys: &[Key], tags: &[Key]) -> TaggedLookUp = Command::LookUpTagged(keys.to_vec(), tags.to_vec());
+
+    /// The present ids of tags; `None` for a tag without an id.
+    present_ids(tags: &[Key]) -> Vec<Option<u64>> = Command::PresentIds(tags.to_vec());
+
+    /// The ids of tags, created where missing. Each lives at least for `life` from now.
+    tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
+
+    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
+    replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
+
+    /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
+    /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
+    take_mutex(name: &LockName, ask: Take<'_>) -> MutexTaken = Command::Lock(name.clone(), ask.into());
+
+    /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
+    /// to the head of the queue. Answers whether the token held it. A position is identified by token and time to live, so
+    /// `ttl` must be the one that the token was queued with.
+    free_mutex(name: &LockName, token: &Token, ttl: Option<Duration>) -> bool
+        = Command::Lock(name.clone(), LockCommand::FreeMutex(token.clone(), ttl));
+
+    /// EXTEND: restarts the time to live, if this token still holds the mutex, and notifies the waiters if the new end is
+    /// earlier. Answers whether the token held it.
+    extend_mutex(name: &LockName, token: &Token, ttl: Option<Duration>) -> bool
+        = Command::Lock(name.clone(), LockCommand::ExtendMutex(token.clone(), ttl));
+
+    /// LOOK: the holder of the mutex, foreign holders included.
+    look_at_mutex(name: &LockName) -> Option<MutexHolder> = Command::Lock(name.clone(), LockCommand::LookAtMutex);
+
+    /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
+    /// Answers whether it had a holder.
+    break_mutex(name: &LockName) -> bool = Command::Lock(name.clone(), LockCommand::BreakMutex);
+
+    /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
+    /// then as [`take_mutex`](Self::take_mutex).
+    take_permit(name: &LockName, ask: TakePermit<'_>) -> PermitTaken = Command::Lock(name.clone(), ask.into());
+
+    /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
+    free_permit(name: &LockName, token: &Token, lease: Duration) -> PermitFreed
+        = Command::Lock(name.clone(), LockCommand::FreePermit(token.clone(), lease));
+
+    /// FREE of a permit of a load limit: also counts the load, which may change the limit ([`load_limit`]). Answers the limit; `None`
+    /// if the token held no permit, and nothing was counted.
+    end_load(name: &LockName, token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>)
+        = Command::Lock(name.clone(), LockCommand::EndLoad(token.clone(), load));
+
+    /// REFRESH: restarts the permit's lease, if it has not ended. Answers whether it was restarted.
+    refresh_permit(name: &LockName, token: &Token, lease: Duration) -> bool
+        = Command::Lock(name.clone(), LockCommand::RefreshPermit(token.clone(), lease));
+
+    /// LOOK at a semaphore; changes nothing and creates nothing.
+    look_at_semaphore(name: &LockName) -> Option<SemaphoreState>
+        = Command::Lock(name.clone(), LockCommand::LookAtSemaphore);
+
+    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`SemaphoreChange::Delete`] the state before it; `None`
+    /// if there is no semaphore to change.
+    change_semaphore(name: &LockName, change: SemaphoreChange) -> Option<SemaphoreState>
+        = Command::Lock(name.clone(), LockCommand::ChangeSemaphore(change));
+
+    /// Has the server announce all changes of this mutex's key, by any client, for as long as a waiter for it is
+    /// registered; the first waiter then receives `missed` at each deletion and expiry. A wait may rely on it for events
+    /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
+    /// available, the answer says so.
+    announce_key_changes(name: &LockName) -> KeyspaceAnswer
+        = Command::Lock(name.clone(), LockCommand::AnnounceKeyChanges);
+
+    /// RENEW: this node is a member, with this stamp, from now on. Answers what was announced after the mark, if the mark is of the
+    /// present session and the log still has exactly that entry.
+    renew_membership(volume: &Key, renewal: Renewal) -> Renewed = Command::RenewMembership(volume.clone(), renewal);
+
+    /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
+    announce(announcement: &Announcement, name: &ChangedName) -> Announced
+        = Command::Announce(announcement.clone(), name.clone());
+
+    /// FORGET and LEAVE: removes a member, if its stamp is still this one.
+    remove_member(volume: &Key, member: Member) -> () = Command::RemoveMember(volume.clone(), member);
 }
 
 #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
@@ -203,89 +315,8 @@ impl Store {
         call!(
             self,
             store => store.look_up(key, within).await,
-            line => on_line!(line, within, Command::Entry(key.clone(), EntryCommand::LookUp) => Found),
+            line => on_line!(line, within, Command::Entry(key.clone(), EntryCommand::LookUp)),
             node => node.look_up(key)
-        )
-    }
-
-    /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
-    /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
-    /// else a position in the queue.
-    pub(crate) async fn acquire(
-        &self,
-        key: &Key,
-        ask: Acquire<'_>,
-        within: Duration,
-    ) -> Result<Acquired, StoreError> {
-        run!(self, within, acquire(key, ask), Command::Entry(key.clone(), ask.into()) => Acquired)
-    }
-
-    /// RENEW: gives the lease `lease` from now, if it is still this token's.
-    pub(crate) async fn renew(
-        &self,
-        key: &Key,
-        token: &Token,
-        lease: Duration,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
-        run!(
-            self, within, renew(key, token, lease),
-            Command::Entry(key.clone(), EntryCommand::Renew { token: token.clone(), lease }) => Checked
-        )
-    }
-
-    /// COMMIT: if the lease is this token's, stores `entry` for `keep`, frees the lease and wakes all waiters in the queue.
-    pub(crate) async fn commit(
-        &self,
-        key: &Key,
-        token: &Token,
-        entry: Bytes,
-        keep: Duration,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
-        run!(
-            self, within, commit(key, token, entry, keep),
-            Command::Entry(key.clone(), EntryCommand::Commit { token: token.clone(), entry, keep }) => Checked
-        )
-    }
-
-    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
-    /// and wakes them.
-    pub(crate) async fn fail(
-        &self,
-        key: &Key,
-        fail: Fail<'_>,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
-        run!(self, within, fail(key, fail), Command::Entry(key.clone(), fail.into()) => Checked)
-    }
-
-    /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
-    /// that waiter. Frees the lease if there is none.
-    pub(crate) async fn hand_over(
-        &self,
-        key: &Key,
-        token: &Token,
-        how: HandOver,
-        within: Duration,
-    ) -> Result<HandedOver, StoreError> {
-        run!(
-            self, within, hand_over(key, token, how),
-            Command::Entry(key.clone(), EntryCommand::HandOver { token: token.clone(), how }) => HandedOver
-        )
-    }
-
-    /// RELEASE: if the lease is this token's, frees it and wakes all waiters in the queue; else gives up the token's
-    /// position there, so that it is not handed the lease later. Also used after a commit whose answer was lost.
-    pub(crate) async fn release(
-        &self,
-        key: &Key,
-        token: &Token,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
-        run!(
-            self, within, release(key, token),
-            Command::Entry(key.clone(), EntryCommand::Release { token: token.clone() }) => Checked
         )
     }
 
@@ -299,9 +330,14 @@ impl Store {
         announcement: &Announcement,
         within: Duration,
     ) -> Result<Announced, StoreError> {
-        run!(
-            self, within, invalidate(key, insert, announcement),
-            Command::Entry(key.clone(), EntryCommand::Invalidate { insert, announcement: announcement.clone() }) => Announced
+        call!(
+            self,
+            store => Box::pin(store.change(key, Write::Value(insert), announcement, within)).await,
+            line => {
+                let invalidate = EntryCommand::Invalidate { insert, announcement: announcement.clone() };
+                on_line!(line, within, Command::Entry(key.clone(), invalidate))
+            },
+            node => node.invalidate(key, insert, announcement)
         )
     }
 
@@ -367,38 +403,6 @@ impl Store {
         )
     }
 
-    /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
-    pub(crate) async fn look_up_tagged(
-        &self,
-        keys: &[Key],
-        tags: &[Key],
-        within: Duration,
-    ) -> Result<TaggedLookUp, StoreError> {
-        run!(
-            self, within, look_up_tagged(keys, tags),
-            Command::LookUpTagged(keys.to_vec(), tags.to_vec()) => Tagged
-        )
-    }
-
-    /// The present ids of tags; `None` for a tag without an id.
-    pub(crate) async fn present_ids(
-        &self,
-        tags: &[Key],
-        within: Duration,
-    ) -> Result<Vec<Option<u64>>, StoreError> {
-        run!(self, within, present_ids(tags), Command::PresentIds(tags.to_vec()) => PresentIds)
-    }
-
-    /// The ids of tags, created where missing. Each lives at least for `life` from now.
-    pub(crate) async fn tag_ids(
-        &self,
-        tags: &[Key],
-        life: Duration,
-        within: Duration,
-    ) -> Result<Vec<u64>, StoreError> {
-        run!(self, within, tag_ids(tags, life), Command::TagIds(tags.to_vec(), life) => TagIds)
-    }
-
     /// Removes the id of a tag. On one server the same step announces the change. A [voided](Attempts) attempt changes
     /// nothing, as in [`invalidate`](Self::invalidate).
     pub(crate) async fn forget_tag(
@@ -407,9 +411,11 @@ impl Store {
         announcement: &Announcement,
         within: Duration,
     ) -> Result<Announced, StoreError> {
-        run!(
-            self, within, forget_tag(tag, announcement),
-            Command::ForgetTag(tag.clone(), announcement.clone()) => Announced
+        call!(
+            self,
+            store => Box::pin(store.change(tag, Write::Tag, announcement, within)).await,
+            line => on_line!(line, within, Command::ForgetTag(tag.clone(), announcement.clone())),
+            node => node.forget_tag(tag, announcement)
         )
     }
 
@@ -423,46 +429,11 @@ impl Store {
         life: Duration,
     ) -> Result<bool, StoreError> {
         let within = call!(self, store => store.command_timeout(), WITHIN);
-        run!(
-            self, within, enlist(list, member, most, life),
-            Command::Enlist(list.clone(), member, most, life) => Flag
-        )
-    }
-
-    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
-    pub(crate) async fn replicated(
-        &self,
-        key: &Key,
-        replicas: u32,
-        within: Duration,
-    ) -> Result<u32, StoreError> {
-        run!(self, within, replicated(key, replicas), Command::Replicated(key.clone(), replicas) => Count)
-    }
-
-    /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
-    /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
-    pub(crate) async fn take_mutex(
-        &self,
-        name: &LockName,
-        ask: Take<'_>,
-        within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
-        run!(self, within, take_mutex(name, ask), Command::Lock(name.clone(), ask.into()) => MutexTaken)
-    }
-
-    /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
-    /// to the head of the queue. Answers whether the token held it. A position is identified by token and time to live, so
-    /// `ttl` must be the one that the token was queued with.
-    pub(crate) async fn free_mutex(
-        &self,
-        name: &LockName,
-        token: &Token,
-        ttl: Option<Duration>,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
-        run!(
-            self, within, free_mutex(name, token, ttl),
-            Command::Lock(name.clone(), LockCommand::FreeMutex(token.clone(), ttl)) => Flag
+        call!(
+            self,
+            store => Box::pin(store.enlist(list, member, most, life, within)).await,
+            line => on_line!(line, within, Command::Enlist(list.clone(), member, most, life)),
+            node => node.enlist(list, member, most, life)
         )
     }
 
@@ -486,134 +457,6 @@ impl Store {
         }
     }
 
-    /// EXTEND: restarts the time to live, if this token still holds the mutex, and notifies the waiters if the new end is
-    /// earlier. Answers whether the token held it.
-    pub(crate) async fn extend_mutex(
-        &self,
-        name: &LockName,
-        token: &Token,
-        ttl: Option<Duration>,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
-        run!(
-            self, within, extend_mutex(name, token, ttl),
-            Command::Lock(name.clone(), LockCommand::ExtendMutex(token.clone(), ttl)) => Flag
-        )
-    }
-
-    /// LOOK: the holder of the mutex, foreign holders included.
-    pub(crate) async fn look_at_mutex(
-        &self,
-        name: &LockName,
-        within: Duration,
-    ) -> Result<Option<MutexHolder>, StoreError> {
-        run!(
-            self, within, look_at_mutex(name),
-            Command::Lock(name.clone(), LockCommand::LookAtMutex) => MutexHolder
-        )
-    }
-
-    /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
-    /// Answers whether it had a holder.
-    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
-        run!(self, within, break_mutex(name), Command::Lock(name.clone(), LockCommand::BreakMutex) => Flag)
-    }
-
-    /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
-    /// then as [`take_mutex`](Self::take_mutex).
-    pub(crate) async fn take_permit(
-        &self,
-        name: &LockName,
-        ask: TakePermit<'_>,
-        within: Duration,
-    ) -> Result<PermitTaken, StoreError> {
-        run!(self, within, take_permit(name, ask), Command::Lock(name.clone(), ask.into()) => PermitTaken)
-    }
-
-    /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
-    pub(crate) async fn free_permit(
-        &self,
-        name: &LockName,
-        token: &Token,
-        lease: Duration,
-        within: Duration,
-    ) -> Result<PermitFreed, StoreError> {
-        run!(
-            self, within, free_permit(name, token, lease),
-            Command::Lock(name.clone(), LockCommand::FreePermit(token.clone(), lease)) => PermitFreed
-        )
-    }
-
-    /// FREE of a permit of a load limit: also counts the load, which may change the limit ([`load_limit`]). Answers the limit; `None`
-    /// if the token held no permit, and nothing was counted.
-    pub(crate) async fn end_load(
-        &self,
-        name: &LockName,
-        token: &Token,
-        (lease, ended): (Duration, EndedLoad),
-        within: Duration,
-    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
-        run!(
-            self, within, end_load(name, token, (lease, ended)),
-            Command::Lock(name.clone(), LockCommand::EndLoad(token.clone(), lease, ended)) => LoadEnded
-        )
-    }
-
-    /// REFRESH: restarts the permit's lease, if it has not ended. Answers whether it was restarted.
-    pub(crate) async fn refresh_permit(
-        &self,
-        name: &LockName,
-        token: &Token,
-        lease: Duration,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
-        run!(
-            self, within, refresh_permit(name, token, lease),
-            Command::Lock(name.clone(), LockCommand::RefreshPermit(token.clone(), lease)) => Flag
-        )
-    }
-
-    /// LOOK at a semaphore; changes nothing and creates nothing.
-    pub(crate) async fn look_at_semaphore(
-        &self,
-        name: &LockName,
-        within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
-        run!(
-            self, within, look_at_semaphore(name),
-            Command::Lock(name.clone(), LockCommand::LookAtSemaphore) => Semaphore
-        )
-    }
-
-    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`SemaphoreChange::Delete`] the state before it; `None`
-    /// if there is no semaphore to change.
-    pub(crate) async fn change_semaphore(
-        &self,
-        name: &LockName,
-        change: SemaphoreChange,
-        within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
-        run!(
-            self, within, change_semaphore(name, change),
-            Command::Lock(name.clone(), LockCommand::ChangeSemaphore(change)) => Semaphore
-        )
-    }
-
-    /// Has the server announce all changes of this mutex's key, by any client, for as long as a waiter for it is
-    /// registered; the first waiter then receives `missed` at each deletion and expiry. A wait may rely on it for events
-    /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
-    /// available, the answer says so.
-    pub(crate) async fn announce_key_changes(
-        &self,
-        name: &LockName,
-        within: Duration,
-    ) -> Result<KeyspaceAnswer, StoreError> {
-        run!(
-            self, within, announce_key_changes(name),
-            Command::Lock(name.clone(), LockCommand::AnnounceKeyChanges) => KeyspaceAnswer
-        )
-    }
-
     /// Registers a waiter, in the order of calls, until the [`LockWaiter`] is dropped.
     pub(crate) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         call!(self, store => store.await_grant(name, token))
@@ -635,46 +478,6 @@ impl Store {
         call!(self, store => store.is_spread(), line => line.far().grants_are_claims(), _ => false)
     }
 
-    /// RENEW: this node is a member, with this stamp, from now on. Answers what was announced after the mark, if the mark is of the
-    /// present session and the log still has exactly that entry.
-    pub(crate) async fn renew_membership(
-        &self,
-        volume: &Key,
-        renewal: Renewal,
-        within: Duration,
-    ) -> Result<Renewed, StoreError> {
-        run!(
-            self, within, renew_membership(volume, renewal),
-            Command::RenewMembership(volume.clone(), renewal) => Renewed
-        )
-    }
-
-    /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
-    pub(crate) async fn announce(
-        &self,
-        announcement: &Announcement,
-        name: &ChangedName,
-        within: Duration,
-    ) -> Result<Announced, StoreError> {
-        run!(
-            self, within, announce(announcement, name),
-            Command::Announce(announcement.clone(), name.clone()) => Announced
-        )
-    }
-
-    /// FORGET and LEAVE: removes a member, if its stamp is still this one.
-    pub(crate) async fn remove_member(
-        &self,
-        volume: &Key,
-        member: Member,
-        within: Duration,
-    ) -> Result<(), StoreError> {
-        run!(
-            self, within, remove_member(volume, member),
-            Command::RemoveMember(volume.clone(), member) => Done
-        )
-    }
-
     /// Notifies the announcer that this node has dropped its copies of the announced name. Does not wait; the message may be
     /// lost.
     pub(crate) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
@@ -690,22 +493,22 @@ impl Store {
 
     /// Whether commands about the key of this name fail at once at present, as far as is known without asking the server.
     pub(crate) fn is_down(&self, name: &str) -> bool {
-        call!(self, store => store.is_down(name), line => line.far().is_down(name), _ => false)
+        call!(self, store => store.commands.is_down(name), line => line.far().is_down(name), _ => false)
     }
 
     /// Has the connections checked and their round trips measured, because a caller has waited long for its turn to send.
     pub(crate) fn suspect(&self) {
-        call!(self, store => store.suspect(), ());
+        call!(self, store => store.commands.suspect(), ());
     }
 
     /// The server of this name, as far as is known.
     pub(crate) fn server_of(&self, name: &str) -> NamedServer {
-        call!(self, store => store.server_of(name), NamedServer::default())
+        call!(self, store => store.commands.server_of(name), NamedServer::default())
     }
 
     /// The longest entry that the store takes; `usize::MAX` while no limit is known.
     pub(crate) fn longest_entry(&self) -> usize {
-        call!(self, store => store.longest_entry(), usize::MAX)
+        call!(self, store => store.commands.longest_argument(), usize::MAX)
     }
 
     /// Counts a load that runs without the store, for the report at the end of the outage.

@@ -239,20 +239,25 @@ impl<S> ChaosStore<S> {
     #[cfg(test)]
     pub(crate) fn waits(&self, token: &Token) -> Option<bool> {
         let line = self.server.lines().into_iter().find(|line| line.watches().has(token))?;
-        line.is_alive().then(|| !line.is_stopped())
+        (!line.condition().is(ReplicaState::Dead)).then(|| !line.condition().is(ReplicaState::Stopped))
     }
 
     /// The lease of this name, if a flight of the replica holds it and is registered for its messages.
     #[cfg(test)]
     pub(crate) fn holds(&self, replica: &Replica, name: &str) -> Option<Token> {
         let (holder, _) = self.server.memory()?.lease(name)?;
-        let is_held = |line: &Arc<dyn LineEnd>| line.is_of(&replica.condition) && line.watches().has(&holder);
+        let is_held = |line: &Arc<dyn LineEnd>| {
+            Arc::ptr_eq(line.condition(), &replica.condition) && line.watches().has(&holder)
+        };
         self.server.lines().iter().any(is_held).then_some(holder)
     }
 
     #[cfg(test)]
     pub(crate) fn has_waiters(&self, replica: &Replica) -> bool {
-        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && !line.watches().is_empty())
+        self.server
+            .lines()
+            .iter()
+            .any(|line| Arc::ptr_eq(line.condition(), &replica.condition) && !line.watches().is_empty())
     }
 
     #[cfg(test)]

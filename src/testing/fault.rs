@@ -10,78 +10,76 @@ use tokio::sync::Notify;
 
 use crate::sync::lock;
 
-/// A fault on the way to a store, in the store, or on the way back.
-///
-/// Some strike a command, some a wake-up, and some the store itself, at the moment when a command arrives. Those of
-/// the last kind need a store in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Fault {
+/// Declares the faults, each with its name for tables and logs.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident $name:literal,)*) => {
+        /// A fault on the way to a store, in the store, or on the way back.
+        ///
+        /// Some strike a command, some a wake-up, and some the store itself, at the moment when a command arrives. Those of
+        /// the last kind need a store in memory.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Fault {
+            $($(#[$doc])* $fault,)*
+        }
+
+        impl Fault {
+            /// All faults.
+            pub const ALL: &'static [Self] = &[$(Self::$fault),*];
+
+            /// The name, for tables and logs.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$fault => $name,)*
+                }
+            }
+        }
+    };
+}
+
+faults! {
     /// A command fails and is not run: no connection.
-    ErrorBefore,
+    ErrorBefore "error before",
     /// A command runs, and then the connection breaks: its caller gets an error.
-    ErrorAfter,
+    ErrorAfter "error after",
     /// A command gets no answer within its deadline, and runs up to three seconds later.
-    Ghost,
+    Ghost "ghost",
     /// A command gets no answer within its deadline, and never runs.
-    BlackHole,
+    BlackHole "black hole",
     /// A command takes up to twice its deadline, before or after it runs.
-    Slow,
+    Slow "slow",
     /// A waiter does not receive the message that its wait has ended, or that a lock has been granted to it.
-    WakeLost,
+    WakeLost "wake lost",
     /// A waiter receives a message twice, the second time up to a second later.
-    WakeTwice,
+    WakeTwice "wake twice",
     /// The waiters of a key receive a message about an event that did not happen, or those of a lock a message to
     /// ask again. (A false grant of a lock is never sent: guards trust its sender.)
-    WakeForged,
+    WakeForged "wake forged",
     /// A replica's subscription is lost, for up to a second. In half of the cases the replica does not notice.
-    Unreachable,
+    Unreachable "deaf",
     /// The lease of the command's key is evicted.
-    EvictLease,
+    EvictLease "lease evicted",
     /// The entry of the command's key is evicted.
-    EvictEntry,
+    EvictEntry "entry evicted",
     /// The registry of the nodes that keep local copies is evicted.
-    EvictRegistry,
+    EvictRegistry "registry evicted",
     /// The log of the announcements to those nodes is evicted.
-    EvictLog,
+    EvictLog "log evicted",
     /// Everything is flushed.
-    Flush,
+    Flush "flush",
     /// A failover to a server that lacks the latest writes, up to half a second of them.
-    FailOver,
+    FailOver "failover",
     /// The store's clock jumps by up to an hour, to either side.
-    ClockStep,
+    ClockStep "clock step",
     /// A write is refused: out of memory.
-    OutOfMemory,
+    OutOfMemory "out of memory",
     /// Writes are refused for up to half a second: the server is no longer the primary.
-    ReadOnly,
+    ReadOnly "read-only",
     /// A byte of the key's entry is changed.
-    Corrupt,
+    Corrupt "corrupt",
 }
 
 impl Fault {
-    /// All faults.
-    pub const ALL: &'static [Self] = &[
-        Self::ErrorBefore,
-        Self::ErrorAfter,
-        Self::Ghost,
-        Self::BlackHole,
-        Self::Slow,
-        Self::WakeLost,
-        Self::WakeTwice,
-        Self::WakeForged,
-        Self::Unreachable,
-        Self::EvictLease,
-        Self::EvictEntry,
-        Self::EvictRegistry,
-        Self::EvictLog,
-        Self::Flush,
-        Self::FailOver,
-        Self::ClockStep,
-        Self::OutOfMemory,
-        Self::ReadOnly,
-        Self::Corrupt,
-    ];
-
     /// The faults that strike on any store: those of commands and of messages to waiters. The others happen only in
     /// a memory store.
     pub const ON_ANY_STORE: &'static [Self] = &[
@@ -97,31 +95,6 @@ impl Fault {
         Self::OutOfMemory,
         Self::ReadOnly,
     ];
-
-    /// The name, for tables and logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ErrorBefore => "error before",
-            Self::ErrorAfter => "error after",
-            Self::Ghost => "ghost",
-            Self::BlackHole => "black hole",
-            Self::Slow => "slow",
-            Self::WakeLost => "wake lost",
-            Self::WakeTwice => "wake twice",
-            Self::WakeForged => "wake forged",
-            Self::Unreachable => "deaf",
-            Self::EvictLease => "lease evicted",
-            Self::EvictEntry => "entry evicted",
-            Self::EvictRegistry => "registry evicted",
-            Self::EvictLog => "log evicted",
-            Self::Flush => "flush",
-            Self::FailOver => "failover",
-            Self::ClockStep => "clock step",
-            Self::OutOfMemory => "out of memory",
-            Self::ReadOnly => "read-only",
-            Self::Corrupt => "corrupt",
-        }
-    }
 }
 
 impl fmt::Display for Fault {

@@ -17,9 +17,7 @@ use crate::store::command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use crate::store::memory::faults::KeySnapshot;
 use crate::store::memory::volume_table::Volume;
 use crate::store::memory::{MemoryStore, Notifier};
-use crate::store::wake_leases::Hint;
-#[cfg(test)]
-use crate::store::wake_leases::LeaseWaiters;
+use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, Notification, Wake};
 use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
 use crate::sync::lock;
@@ -61,10 +59,8 @@ struct CommandQueue {
 
 #[derive(Debug, Default)]
 struct ServerState {
-    /// The state of each written key before the write, the oldest write first.
-    journal: VecDeque<(Instant, Box<str>, KeySnapshot)>,
-    /// The same of volumes.
-    volumes: VecDeque<(Instant, Box<str>, Volume)>,
+    /// The state of each written key and volume before the write, the oldest write first.
+    journal: VecDeque<(Instant, Box<str>, Snapshot)>,
     /// How often all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
@@ -72,32 +68,27 @@ struct ServerState {
     commands: u64,
 }
 
+/// The state of a key or of a volume.
+#[derive(Debug)]
+enum Snapshot {
+    Key(KeySnapshot),
+    Volume(Volume),
+}
+
 /// The client's end of a line, as the server sees it.
 pub(super) trait LineEnd: fmt::Debug + Send + Sync {
-    /// Whether this end belongs to the replica that has this very `Condition` (compared by pointer).
-    fn is_of(&self, condition: &Arc<Condition>) -> bool;
+    /// The condition of its replica: this very one belongs to that replica (compared by pointer).
+    fn condition(&self) -> &Arc<Condition>;
 
     /// Whether the token was minted at this end.
     fn is_own(&self, token: &Token) -> bool;
 
-    /// Whether its replica has not been killed.
-    #[cfg(test)]
-    fn is_alive(&self) -> bool;
-
-    /// Whether its replica is paused.
-    #[cfg(test)]
-    fn is_stopped(&self) -> bool;
-
     /// The waiters at this end.
-    #[cfg(test)]
     fn watches(&self) -> &LeaseWaiters;
 
     /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
     /// receiver's.
     fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
-
-    /// Delivers a message at this end at once. Returns whether a waiter received it.
-    fn hear(&self, name: &str, hint: &Hint) -> bool;
 
     /// Whether the next message to a waiter for a lock arrives; if not, whether its sender believes that it was received.
     fn lock_message(&self) -> Result<(), bool>;
@@ -195,7 +186,7 @@ impl ChaosServer {
     /// The replica with this condition was cut off, and is connected again.
     pub(super) fn reconnected(&self, condition: &Arc<Condition>) {
         for line in self.lines() {
-            if line.is_of(condition) {
+            if Arc::ptr_eq(line.condition(), condition) {
                 line.reconnected();
             }
         }
@@ -320,7 +311,7 @@ impl ChaosServer {
         let run = |command| run_on_key(node, key, command, within);
         let Some(store) = self.memory() else { return run(command).await };
         if writes {
-            self.note(store, key.name());
+            self.note(key.name(), Snapshot::Key(store.snapshot(key.name())));
         }
         if let EntryCommand::Invalidate { announcement, .. } = &command {
             self.strike_volume(&announcement.volume);
@@ -392,7 +383,7 @@ impl ChaosServer {
             witness.forged(name);
         }
         for line in self.lines() {
-            line.hear(name, &hint);
+            line.watches().notify(name, &hint);
         }
     }
 
@@ -425,10 +416,9 @@ impl ChaosServer {
         Ok(())
     }
 
-    /// Saves the state of a key before a write.
-    fn note(&self, store: &MemoryStore, name: &str) {
-        let (now, snapshot) = (Instant::now(), store.snapshot(name));
-        let mut state = lock(&self.state);
+    /// Saves the state of a key or a volume before a write.
+    fn note(&self, name: &str, snapshot: Snapshot) {
+        let (now, mut state) = (Instant::now(), lock(&self.state));
         state.journal.push_back((now, name.into(), snapshot));
         while state.journal.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
             state.journal.pop_front();
@@ -443,12 +433,7 @@ impl ChaosServer {
                 lock(&self.odds).missed(fault);
             }
         }
-        let (now, snapshot) = (Instant::now(), store.volume(volume.name()));
-        let mut state = lock(&self.state);
-        state.volumes.push_back((now, volume.name().into(), snapshot));
-        while state.volumes.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
-            state.volumes.pop_front();
-        }
+        self.note(volume.name(), Snapshot::Volume(store.volume(volume.name())));
     }
 
     fn fail_over(&self, store: &MemoryStore) {
@@ -462,21 +447,16 @@ impl ChaosServer {
         if let Some(witness) = self.witness.get() {
             witness.failed_over(to);
         }
-        loop {
-            let Some((at, name, snapshot)) = lock(&self.state).volumes.pop_back() else { break };
-            if at < to {
-                lock(&self.state).volumes.push_back((at, name, snapshot));
-                break;
+        let undone: Vec<_> = {
+            let journal = &mut lock(&self.state).journal;
+            let first = journal.partition_point(|(at, ..)| *at < to);
+            journal.drain(first..).rev().collect()
+        };
+        for (_, name, snapshot) in undone {
+            match snapshot {
+                Snapshot::Key(snapshot) => store.restore(&name, &snapshot),
+                Snapshot::Volume(snapshot) => store.restore_volume(&name, snapshot),
             }
-            store.restore_volume(&name, snapshot);
-        }
-        loop {
-            let Some((at, name, snapshot)) = lock(&self.state).journal.pop_back() else { return };
-            if at < to {
-                lock(&self.state).journal.push_back((at, name, snapshot));
-                return;
-            }
-            store.restore(&name, &snapshot);
         }
     }
 }
@@ -528,28 +508,24 @@ async fn run_on_key(
     within: Duration,
 ) -> Result<CommandAnswer, StoreError> {
     Ok(match command {
-        EntryCommand::LookUp => CommandAnswer::Found(store.look_up(key, within).await?),
+        EntryCommand::LookUp => store.look_up(key, within).await?.into(),
         EntryCommand::Acquire { token, lease, seen, behind, queue } => {
             let (seen, behind) = (seen.as_ref(), behind.as_ref());
             let ask = Acquire { token: &token, lease, seen, behind, queue };
-            CommandAnswer::Acquired(store.acquire(key, ask, within).await?)
+            store.acquire(key, ask, within).await?.into()
         }
-        EntryCommand::Renew { token, lease } => {
-            CommandAnswer::Checked(store.renew(key, &token, lease, within).await?)
-        }
+        EntryCommand::Renew { token, lease } => store.renew(key, &token, lease, within).await?.into(),
         EntryCommand::Commit { token, entry, keep } => {
-            CommandAnswer::Checked(store.commit(key, &token, entry, keep, within).await?)
+            store.commit(key, &token, entry, keep, within).await?.into()
         }
         EntryCommand::Fail { token, outcome, keep, replay, older, seen } => {
             let fail = Fail { token: &token, outcome, keep, replay, older, seen: seen.as_ref() };
-            CommandAnswer::Checked(store.fail(key, fail, within).await?)
+            store.fail(key, fail, within).await?.into()
         }
-        EntryCommand::HandOver { token, how } => {
-            CommandAnswer::HandedOver(store.hand_over(key, &token, how, within).await?)
-        }
-        EntryCommand::Release { token } => CommandAnswer::Checked(store.release(key, &token, within).await?),
+        EntryCommand::HandOver { token, how } => store.hand_over(key, &token, how, within).await?.into(),
+        EntryCommand::Release { token } => store.release(key, &token, within).await?.into(),
         EntryCommand::Invalidate { insert, announcement } => {
-            CommandAnswer::Announced(store.invalidate(key, insert, &announcement, within).await?)
+            store.invalidate(key, insert, &announcement, within).await?.into()
         }
     })
 }
@@ -561,68 +537,49 @@ async fn run_on_lock(
     command: LockCommand,
     within: Duration,
 ) -> Result<CommandAnswer, StoreError> {
-    use CommandAnswer::{Flag, KeyspaceAnswer, MutexHolder, MutexTaken, Semaphore};
-    use CommandAnswer::{LoadEnded, PermitFreed, PermitTaken};
     Ok(match command {
         LockCommand::TakeMutex { token, ttl, queue, instead } => {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
-            MutexTaken(store.take_mutex(name, ask, within).await?)
+            store.take_mutex(name, ask, within).await?.into()
         }
-        LockCommand::FreeMutex(token, ttl) => Flag(store.free_mutex(name, &token, ttl, within).await?),
-        LockCommand::ExtendMutex(token, ttl) => Flag(store.extend_mutex(name, &token, ttl, within).await?),
-        LockCommand::LookAtMutex => MutexHolder(store.look_at_mutex(name, within).await?),
-        LockCommand::BreakMutex => Flag(store.break_mutex(name, within).await?),
+        LockCommand::FreeMutex(token, ttl) => store.free_mutex(name, &token, ttl, within).await?.into(),
+        LockCommand::ExtendMutex(token, ttl) => store.extend_mutex(name, &token, ttl, within).await?.into(),
+        LockCommand::LookAtMutex => store.look_at_mutex(name, within).await?.into(),
+        LockCommand::BreakMutex => store.break_mutex(name, within).await?.into(),
         LockCommand::TakePermit { token, lease, semaphore, queue } => {
             let ask = TakePermit { token: &token, lease, semaphore, queue };
-            PermitTaken(store.take_permit(name, ask, within).await?)
+            store.take_permit(name, ask, within).await?.into()
         }
-        LockCommand::FreePermit(token, lease) => {
-            PermitFreed(store.free_permit(name, &token, lease, within).await?)
-        }
-        LockCommand::EndLoad(token, lease, ended) => {
-            LoadEnded(store.end_load(name, &token, (lease, ended), within).await?)
-        }
+        LockCommand::EndLoad(token, load) => store.end_load(name, &token, load, within).await?.into(),
+        LockCommand::FreePermit(token, lease) => store.free_permit(name, &token, lease, within).await?.into(),
         LockCommand::RefreshPermit(token, lease) => {
-            Flag(store.refresh_permit(name, &token, lease, within).await?)
+            store.refresh_permit(name, &token, lease, within).await?.into()
         }
-        LockCommand::LookAtSemaphore => Semaphore(store.look_at_semaphore(name, within).await?),
-        LockCommand::ChangeSemaphore(change) => {
-            Semaphore(store.change_semaphore(name, change, within).await?)
-        }
-        LockCommand::AnnounceKeyChanges => KeyspaceAnswer(store.announce_key_changes(name, within).await?),
+        LockCommand::LookAtSemaphore => store.look_at_semaphore(name, within).await?.into(),
+        LockCommand::ChangeSemaphore(change) => store.change_semaphore(name, change, within).await?.into(),
+        LockCommand::AnnounceKeyChanges => store.announce_key_changes(name, within).await?.into(),
     })
 }
 
 /// Runs a command.
 async fn run(store: &Store, command: Command, within: Duration) -> Result<CommandAnswer, StoreError> {
-    use CommandAnswer as Answer;
     Ok(match command {
         Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
         Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,
-        Command::LookUpTagged(keys, tags) => {
-            Answer::Tagged(store.look_up_tagged(&keys, &tags, within).await?)
-        }
-        Command::PresentIds(tags) => Answer::PresentIds(store.present_ids(&tags, within).await?),
-        Command::TagIds(tags, life) => Answer::TagIds(store.tag_ids(&tags, life, within).await?),
-        Command::ForgetTag(tag, announcement) => {
-            Answer::Announced(store.forget_tag(&tag, &announcement, within).await?)
-        }
-        Command::Enlist(list, member, most, life) => {
-            Answer::Flag(store.enlist(&list, member, most, life).await?)
-        }
-        Command::Replicated(key, replicas) => Answer::Count(store.replicated(&key, replicas, within).await?),
+        Command::LookUpTagged(keys, tags) => store.look_up_tagged(&keys, &tags, within).await?.into(),
+        Command::PresentIds(tags) => store.present_ids(&tags, within).await?.into(),
+        Command::TagIds(tags, life) => store.tag_ids(&tags, life, within).await?.into(),
+        Command::ForgetTag(tag, announcement) => store.forget_tag(&tag, &announcement, within).await?.into(),
+        Command::Enlist(list, member, most, life) => store.enlist(&list, member, most, life).await?.into(),
+        Command::Replicated(key, replicas) => store.replicated(&key, replicas, within).await?.into(),
         Command::RenewMembership(volume, renewal) => {
-            Answer::Renewed(store.renew_membership(&volume, renewal, within).await?)
+            store.renew_membership(&volume, renewal, within).await?.into()
         }
-        Command::Announce(announcement, name) => {
-            Answer::Announced(store.announce(&announcement, &name, within).await?)
-        }
-        Command::RemoveMember(volume, member) => {
-            Answer::Done(store.remove_member(&volume, member, within).await?)
-        }
+        Command::Announce(announcement, name) => store.announce(&announcement, &name, within).await?.into(),
+        Command::RemoveMember(volume, member) => store.remove_member(&volume, member, within).await?.into(),
         Command::Acknowledge(announcer, id) => {
             store.acknowledge(announcer, id);
-            Answer::Done(())
+            CommandAnswer::Done(())
         }
     })
 }

@@ -194,7 +194,7 @@ impl Wire {
         tokio::spawn(async move {
             sleep(takes).await;
             line.condition.runs().await;
-            if !line.hear(&name, &hint)
+            if !line.watches.notify(&name, &hint)
                 && let Hint::Granted { token, hops } = hint
             {
                 line.pass_on(&name, token, hops).await;
@@ -394,8 +394,8 @@ impl Drop for WitnessedCommand {
 }
 
 impl LineEnd for Wire {
-    fn is_of(&self, condition: &Arc<Condition>) -> bool {
-        Arc::ptr_eq(&self.condition, condition)
+    fn condition(&self) -> &Arc<Condition> {
+        &self.condition
     }
 
     fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool {
@@ -420,14 +420,10 @@ impl LineEnd for Wire {
             self.hear_after(takes + again, name, hint);
         }
         if takes.is_zero() && !self.condition.is(ReplicaState::Stopped) {
-            return self.hear(name, hint);
+            return self.watches.notify(name, hint);
         }
         self.hear_after(takes, name, hint);
         true
-    }
-
-    fn hear(&self, name: &str, hint: &Hint) -> bool {
-        self.watches.notify(name, hint)
     }
 
     fn lock_message(&self) -> Result<(), bool> {
@@ -461,17 +457,6 @@ impl LineEnd for Wire {
         }
     }
 
-    #[cfg(test)]
-    fn is_alive(&self) -> bool {
-        !self.condition.is(ReplicaState::Dead)
-    }
-
-    #[cfg(test)]
-    fn is_stopped(&self) -> bool {
-        self.condition.is(ReplicaState::Stopped)
-    }
-
-    #[cfg(test)]
     fn watches(&self) -> &LeaseWaiters {
         &self.watches
     }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::records::{Sweep, later};
@@ -137,10 +138,11 @@ impl Mutexes {
         held
     }
 
-    /// The holder, and until when it holds the mutex.
-    pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<(Token, Option<Instant>)> {
-        let holder =
-            self.record(key, now).0.holder.as_ref().map(|holder| (holder.token.clone(), holder.until));
+    pub(super) fn look(&mut self, step: &MutexStep<'_>, key: &Arc<str>) -> Option<MutexHolder> {
+        let holder = self.record(key, step.now).0.holder.as_ref().map(|holder| MutexHolder {
+            token: Bytes::copy_from_slice(holder.token.as_str().as_bytes()),
+            remaining: holder.until.map(|until| until - step.now),
+        });
         self.tidy(key);
         holder
     }
@@ -318,6 +320,27 @@ impl Semaphores {
         key: &Arc<str>,
         token: &Token,
         lease: Duration,
+    ) -> PermitFreed {
+        self.free_after(step, key, token, lease, None).0
+    }
+
+    /// As [`free`](Self::free); also counts the load of a permit that was held.
+    pub(super) fn end_load(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
+        (lease, ended): (Duration, EndedLoad),
+    ) -> (PermitFreed, Option<LimitState>) {
+        self.free_after(step, key, token, lease, Some(ended))
+    }
+
+    fn free_after(
+        &mut self,
+        step: &mut MutexStep<'_>,
+        key: &Arc<str>,
+        token: &Token,
+        lease: Duration,
         ended: Option<EndedLoad>,
     ) -> (PermitFreed, Option<LimitState>) {
         let Some(record) = self.existing(step.now, key) else {
@@ -352,9 +375,8 @@ impl Semaphores {
         held
     }
 
-    pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<SemaphoreState> {
-        let record = self.existing(now, key)?;
-        Some(record.state(now, false, 0))
+    pub(super) fn look(&mut self, step: &MutexStep<'_>, key: &Arc<str>) -> Option<SemaphoreState> {
+        Some(self.existing(step.now, key)?.state(step.now, false, 0))
     }
 
     pub(super) fn change(

@@ -14,6 +14,7 @@ mod records;
 mod tests;
 pub(crate) mod volume_table;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -25,7 +26,7 @@ use uuid::Uuid;
 
 use self::locks::{LockTable, MutexStep};
 use self::records::{AROUND, KeyRecords, later};
-use self::volume_table::Volumes;
+use self::volume_table::{Volume, Volumes};
 use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
 use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
@@ -213,8 +214,21 @@ impl MemoryNode {
         self.store.shared.notify(key.name(), hint);
     }
 
-    fn token_check(ours: bool) -> TokenCheck {
-        if ours { TokenCheck::Held } else { TokenCheck::Lost }
+    /// Ends the lease if it is the token's: changes the key's records by `end`, and wakes all waiters.
+    fn end_lease(
+        &self,
+        key: &Key,
+        token: &Token,
+        end: impl FnOnce(&mut KeyRecords, usize),
+    ) -> Result<TokenCheck, StoreError> {
+        let mut records = self.store.records();
+        if !records.end_lease(key.name(), token) {
+            records.tidy(key.name());
+            return Ok(TokenCheck::Lost);
+        }
+        end(&mut records, self.store.shared.capacity);
+        self.wake(records, key, &Hint::Finished(Some(token.clone())));
+        Ok(TokenCheck::Held)
     }
 }
 
@@ -269,15 +283,15 @@ impl MemoryNode {
 
     pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
-        let ours = match &mut records.record(key.name()).lease {
+        let check = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
                 *until = Instant::now() + lease;
-                true
+                TokenCheck::Held
             }
-            _ => false,
+            _ => TokenCheck::Lost,
         };
         records.tidy(key.name());
-        Ok(Self::token_check(ours))
+        Ok(check)
     }
 
     pub(super) fn commit(
@@ -287,38 +301,26 @@ impl MemoryNode {
         entry: Bytes,
         keep: Duration,
     ) -> Result<TokenCheck, StoreError> {
-        let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), token);
-        if ours {
+        self.end_lease(key, token, |records, capacity| {
             records.forget_left(key.name());
-            records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
-            self.wake(records, key, &Hint::Finished(Some(token.clone())));
-        } else {
-            records.tidy(key.name());
-        }
-        Ok(Self::token_check(ours))
+            records.set_entry(key.name(), entry, keep, capacity);
+        })
     }
 
     pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> Result<TokenCheck, StoreError> {
-        let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), fail.token);
-        if ours {
-            records.set_left(key.name(), &fail, self.store.shared.capacity);
+        self.end_lease(key, fail.token, |records, capacity| {
+            records.set_left(key.name(), &fail, capacity);
             let record = records.record(key.name());
             let stored = record.entry.as_ref().map(|(entry, _)| entry);
             let (is_seen, is_empty) = (stored.is_some() && fail.seen == stored, stored.is_none());
             match fail.older {
                 OlderEntry::Marked(marker, keep) if is_seen || is_empty => {
-                    records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
+                    records.set_entry(key.name(), marker, keep, capacity);
                 }
                 OlderEntry::Ends if is_seen => records.forget_entry(key.name()),
                 OlderEntry::Stays | OlderEntry::Ends | OlderEntry::Marked(..) => {}
             }
-            self.wake(records, key, &Hint::Finished(Some(fail.token.clone())));
-        } else {
-            records.tidy(key.name());
-        }
-        Ok(Self::token_check(ours))
+        })
     }
 
     pub(super) fn hand_over(
@@ -357,14 +359,13 @@ impl MemoryNode {
 
     pub(super) fn release(&self, key: &Key, token: &Token) -> Result<TokenCheck, StoreError> {
         let mut records = self.store.records();
-        let ours = records.end_lease(key.name(), token);
-        if ours {
+        if records.end_lease(key.name(), token) {
             self.wake(records, key, &Hint::Finished(None));
-        } else {
-            records.record(key.name()).queue.retain(|queued| queued != token);
-            records.tidy(key.name());
+            return Ok(TokenCheck::Held);
         }
-        Ok(Self::token_check(ours))
+        records.record(key.name()).queue.retain(|queued| queued != token);
+        records.tidy(key.name());
+        Ok(TokenCheck::Lost)
     }
 
     pub(super) fn invalidate(
@@ -387,8 +388,7 @@ impl MemoryNode {
             records.set_entry(key.name(), entry, keep, capacity);
         }
         self.wake(records, key, &Hint::Invalidated);
-        let volumes = &self.store.shared.volumes;
-        Ok(volumes.announce(self.node, announcement, &ChangedName::value(key)))
+        self.announce(announcement, &ChangedName::value(key))
     }
 
     pub(super) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
@@ -446,88 +446,32 @@ impl MemoryNode {
     }
 }
 
+/// The commands of locks: each is a step on the table of the mutexes or of the semaphores, under the lock's key.
+macro_rules! lock_commands {
+    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*);)*) => {
+        impl MemoryNode {$(
+            pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> Result<$answer, StoreError> {
+                self.step(|locks, step| locks.$table.$step(step, &name.key, $($given),*))
+            }
+        )*}
+    };
+}
+
+lock_commands! {
+    take_mutex(ask: Take<'_>) -> MutexTaken = mutexes.take(&ask);
+    free_mutex(token: &Token, ttl: Option<Duration>) -> bool = mutexes.free(token, ttl);
+    extend_mutex(token: &Token, ttl: Option<Duration>) -> bool = mutexes.extend(token, ttl);
+    look_at_mutex() -> Option<MutexHolder> = mutexes.look();
+    break_mutex() -> bool = mutexes.force();
+    take_permit(ask: TakePermit<'_>) -> PermitTaken = semaphores.take(&ask);
+    free_permit(token: &Token, lease: Duration) -> PermitFreed = semaphores.free(token, lease);
+    end_load(token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>) = semaphores.end_load(token, load);
+    refresh_permit(token: &Token, lease: Duration) -> bool = semaphores.refresh(token, lease);
+    look_at_semaphore() -> Option<SemaphoreState> = semaphores.look();
+    change_semaphore(change: SemaphoreChange) -> Option<SemaphoreState> = semaphores.change(change);
+}
+
 impl MemoryNode {
-    pub(super) fn take_mutex(&self, name: &LockName, ask: Take<'_>) -> Result<MutexTaken, StoreError> {
-        self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
-    }
-
-    pub(super) fn free_mutex(
-        &self,
-        name: &LockName,
-        token: &Token,
-        ttl: Option<Duration>,
-    ) -> Result<bool, StoreError> {
-        self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl))
-    }
-
-    pub(super) fn extend_mutex(
-        &self,
-        name: &LockName,
-        token: &Token,
-        ttl: Option<Duration>,
-    ) -> Result<bool, StoreError> {
-        self.step(|locks, step| locks.mutexes.extend(step, &name.key, token, ttl))
-    }
-
-    pub(super) fn look_at_mutex(&self, name: &LockName) -> Result<Option<MutexHolder>, StoreError> {
-        self.step(|locks, step| {
-            let (token, until) = locks.mutexes.look(step.now, &name.key)?;
-            let token = Bytes::copy_from_slice(token.as_str().as_bytes());
-            Some(MutexHolder { token, remaining: until.map(|until| until - step.now) })
-        })
-    }
-
-    pub(super) fn break_mutex(&self, name: &LockName) -> Result<bool, StoreError> {
-        self.step(|locks, step| locks.mutexes.force(step, &name.key))
-    }
-
-    pub(super) fn take_permit(
-        &self,
-        name: &LockName,
-        ask: TakePermit<'_>,
-    ) -> Result<PermitTaken, StoreError> {
-        self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask))
-    }
-
-    pub(super) fn free_permit(
-        &self,
-        name: &LockName,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<PermitFreed, StoreError> {
-        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease, None).0)
-    }
-
-    pub(super) fn end_load(
-        &self,
-        name: &LockName,
-        token: &Token,
-        (lease, ended): (Duration, EndedLoad),
-    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
-        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease, Some(ended)))
-    }
-
-    pub(super) fn refresh_permit(
-        &self,
-        name: &LockName,
-        token: &Token,
-        lease: Duration,
-    ) -> Result<bool, StoreError> {
-        self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease))
-    }
-
-    pub(super) fn look_at_semaphore(&self, name: &LockName) -> Result<Option<SemaphoreState>, StoreError> {
-        self.step(|locks, step| locks.semaphores.look(step.now, &name.key))
-    }
-
-    pub(super) fn change_semaphore(
-        &self,
-        name: &LockName,
-        change: SemaphoreChange,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
-        self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
-    }
-
     pub(super) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
         self.store.shared.grants.register(name, token)
     }
@@ -619,7 +563,7 @@ impl MemoryNode {
         records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
         records.tags.remove(tag.name());
         drop(records);
-        Ok(self.store.shared.volumes.announce(self.node, announcement, &ChangedName::tag(tag)))
+        self.announce(announcement, &ChangedName::tag(tag))
     }
 
     pub(super) fn enlist(
@@ -639,29 +583,59 @@ impl MemoryNode {
 }
 
 impl MemoryNode {
-    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> Result<Renewed, StoreError> {
-        Ok(self.store.shared.volumes.renew(volume.name(), self.node, renewal))
+    fn volumes(&self) -> MutexGuard<'_, HashMap<Box<str>, Volume>> {
+        lock(&self.store.shared.volumes.by_name)
     }
 
+    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> Result<Renewed, StoreError> {
+        Ok(self.volumes().entry(volume.name().into()).or_default().renew(self.node, renewal))
+    }
+
+    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> Result<(), StoreError> {
+        let mut volumes = self.volumes();
+        if let Some(registry) = volumes.get_mut(volume.name()).and_then(|volume| volume.registry.as_mut()) {
+            registry.members.retain(|known| *known != member);
+        }
+        Ok(())
+    }
+
+    pub(super) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
+        if let Some(listener) = self.listener(announcer) {
+            listener.acknowledged(id, self.node);
+        }
+    }
+
+    pub(super) fn listen(&self, listener: Weak<dyn VolumeListener>) {
+        let mut listeners = lock(&self.store.shared.volumes.listeners);
+        listeners.retain(|_, listener| listener.strong_count() > 0);
+        listeners.entry(self.node).or_insert(listener);
+    }
+
+    fn listener(&self, node: Uuid) -> Option<Arc<dyn VolumeListener>> {
+        lock(&self.store.shared.volumes.listeners).get(&node).and_then(Weak::upgrade)
+    }
+
+    /// ANNOUNCE. The members are notified outside the locks, after the step.
     pub(super) fn announce(
         &self,
         announcement: &Announcement,
         name: &ChangedName,
     ) -> Result<Announced, StoreError> {
-        Ok(self.store.shared.volumes.announce(self.node, announcement, name))
-    }
-
-    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> Result<(), StoreError> {
-        self.store.shared.volumes.remove_member(volume.name(), member);
-        Ok(())
-    }
-
-    pub(super) fn acknowledge(&self, announcer: Uuid, id: Uuid) {
-        self.store.shared.volumes.acknowledge(announcer, id, self.node);
-    }
-
-    pub(super) fn listen(&self, listener: Weak<dyn VolumeListener>) {
-        self.store.shared.volumes.listen(self.node, listener);
+        let volume = announcement.volume.name();
+        let announced = {
+            let mut volumes = self.volumes();
+            if announcement.creates && !volumes.contains_key(volume) {
+                volumes.insert(volume.into(), Volume::default());
+            }
+            volumes.get_mut(volume).and_then(|volume| volume.announce(self.node, announcement, name))
+        };
+        let Some((audience, message)) = announced else { return Ok(Announced::NoRegistry) };
+        for member in &audience.members {
+            if let Some(listener) = self.listener(member.node) {
+                listener.announced(&message);
+            }
+        }
+        Ok(Announced::To(audience))
     }
 }
 

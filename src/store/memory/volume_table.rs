@@ -1,16 +1,15 @@
 //! The registries and logs of a memory store's volumes.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::store::volume::{
-    Announced, Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member,
-    ReceivedAnnouncement, RegistryState, Renewal, Renewed, VolumeListener,
+    Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member, ReceivedAnnouncement,
+    RegistryState, Renewal, Renewed, VolumeListener,
 };
-use crate::sync::lock;
 
 /// How many announcements a log keeps.
 const LOG_LENGTH: usize = 1_024;
@@ -19,7 +18,7 @@ const LOG_LENGTH: usize = 1_024;
 #[derive(Default)]
 pub(super) struct Volumes {
     pub(super) by_name: Mutex<HashMap<Box<str>, Volume>>,
-    listeners: Mutex<HashMap<Uuid, Weak<dyn VolumeListener>>>,
+    pub(super) listeners: Mutex<HashMap<Uuid, Weak<dyn VolumeListener>>>,
 }
 
 /// One volume: its registry and its log, each of which may be missing.
@@ -34,7 +33,7 @@ pub(super) struct Registry {
     state: RegistryState,
     number: u64,
     /// In the order in which they joined, so that equal runs of a simulation notify them in equal orders.
-    members: Vec<Member>,
+    pub(super) members: Vec<Member>,
 }
 
 #[derive(Clone, Debug)]
@@ -72,7 +71,7 @@ impl Volume {
         (registry, &mut self.log)
     }
 
-    fn renew(&mut self, node: Uuid, renewal: Renewal) -> Renewed {
+    pub(super) fn renew(&mut self, node: Uuid, renewal: Renewal) -> Renewed {
         let (registry, log) = self.ensure(renewal.known_registry, renewal.term);
         match registry.members.iter_mut().find(|member| member.node == node) {
             Some(member) => member.stamp = renewal.stamp,
@@ -87,7 +86,7 @@ impl Volume {
         Renewed { registry: registry.state, announced, newest: Mark { at, session } }
     }
 
-    fn announce(
+    pub(super) fn announce(
         &mut self,
         announcer: Uuid,
         announcement: &Announcement,
@@ -108,58 +107,5 @@ impl Volume {
         let members = registry.members.iter().filter(|member| member.node != announcer).copied().collect();
         let audience = Audience { registry: registry.state, at, before, members };
         Some((audience, ReceivedAnnouncement { number: at.number, before, record }))
-    }
-}
-
-impl Volumes {
-    pub(super) fn renew(&self, volume: &str, node: Uuid, renewal: Renewal) -> Renewed {
-        lock(&self.by_name).entry(volume.into()).or_default().renew(node, renewal)
-    }
-
-    pub(super) fn remove_member(&self, volume: &str, member: Member) {
-        let mut volumes = lock(&self.by_name);
-        if let Some(registry) = volumes.get_mut(volume).and_then(|volume| volume.registry.as_mut()) {
-            registry.members.retain(|known| *known != member);
-        }
-    }
-
-    pub(super) fn acknowledge(&self, announcer: Uuid, id: Uuid, by: Uuid) {
-        if let Some(listener) = self.listener(announcer) {
-            listener.acknowledged(id, by);
-        }
-    }
-
-    pub(super) fn listen(&self, node: Uuid, listener: Weak<dyn VolumeListener>) {
-        let mut listeners = lock(&self.listeners);
-        listeners.retain(|_, listener| listener.strong_count() > 0);
-        listeners.entry(node).or_insert(listener);
-    }
-
-    fn listener(&self, node: Uuid) -> Option<Arc<dyn VolumeListener>> {
-        lock(&self.listeners).get(&node).and_then(Weak::upgrade)
-    }
-
-    /// ANNOUNCE. The members are notified outside the locks, after the step.
-    pub(super) fn announce(
-        &self,
-        announcer: Uuid,
-        announcement: &Announcement,
-        name: &ChangedName,
-    ) -> Announced {
-        let volume = announcement.volume.name();
-        let announced = {
-            let mut volumes = lock(&self.by_name);
-            if announcement.creates && !volumes.contains_key(volume) {
-                volumes.insert(volume.into(), Volume::default());
-            }
-            volumes.get_mut(volume).and_then(|volume| volume.announce(announcer, announcement, name))
-        };
-        let Some((audience, message)) = announced else { return Announced::NoRegistry };
-        for member in &audience.members {
-            if let Some(listener) = self.listener(member.node) {
-                listener.announced(&message);
-            }
-        }
-        Announced::To(audience)
     }
 }

@@ -29,12 +29,6 @@ pub(crate) struct AdvisedError {
 
 pub(crate) type Cause = Arc<dyn Error + Send + Sync>;
 
-impl AdvisedError {
-    pub(crate) fn advice(&self) -> &'static str {
-        self.advice
-    }
-}
-
 impl fmt::Display for AdvisedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.advice)
@@ -391,7 +385,7 @@ impl OutageLog {
 fn kind(why: &StoreError) -> Cow<'static, str> {
     let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
     if let Some(advised) = source.downcast_ref::<AdvisedError>() {
-        return Cow::Borrowed(advised.advice());
+        return Cow::Borrowed(advised.advice);
     }
     let Some(error) = source.downcast_ref::<RedisError>() else { return Cow::Borrowed("unknown") };
     match code(error) {
@@ -409,8 +403,13 @@ pub(crate) async fn bounded<T>(
 ) -> RedisResult<T> {
     match timeout(limit, work).await {
         Ok(done) => done,
-        Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+        Err(_) => Err(io_error_of(io::ErrorKind::TimedOut)),
     }
+}
+
+/// An I/O error of this kind, for a connection that is silent or closed.
+pub(crate) fn io_error_of(kind: io::ErrorKind) -> RedisError {
+    RedisError::from(io::Error::from(kind))
 }
 
 /// The error for an answer that Redis never sends.

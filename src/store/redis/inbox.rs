@@ -22,7 +22,6 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -32,9 +31,9 @@ use crate::health::LinkState;
 use crate::store::LockName;
 use crate::store::Token;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::commands::entry_steps::{changed_name, hand_over, read_id};
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
+use crate::store::redis::scripts::{changed_name, read_id};
 use crate::store::volume::VolumeListener;
 use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
@@ -126,17 +125,6 @@ impl Inbox {
         }
     }
 
-    /// How long ago a message or the answer to a ping arrived.
-    pub(crate) fn silent_for(&self) -> Option<Duration> {
-        self.subscriber.liveness.silent_for()
-    }
-
-    /// How long the answer to the latest ping took, or how long the present ping has been waiting,
-    /// if that is longer.
-    pub(crate) fn lag(&self) -> Option<Duration> {
-        self.subscriber.liveness.lag()
-    }
-
     /// Whether this node minted the token. Other clients may publish to this channel, too.
     fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node().simple().to_string()
@@ -166,7 +154,7 @@ impl Recipient for Inbox {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.subscriber.connector.answer;
                         tokio::spawn(async move {
-                            let _ = hand_over(&commands, &name, &token, None, (hops, false), within).await;
+                            let _ = commands.hand_over(&name, &token, None, (hops, false), within).await;
                         });
                     }
                     _ => {}

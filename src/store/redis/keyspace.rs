@@ -11,19 +11,22 @@
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::convert::Infallible;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use redis::{RedisError, Value};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::observe::log;
-use crate::store::redis::commands::{Commands, refused};
-use crate::store::redis::connection::connector::{Connector, Inbound};
-use crate::store::redis::errors::{bounded, classify, reason, store_error, unexpected};
+use crate::store::redis::commands::{Commands, not_understood};
+use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
+use crate::store::redis::connection::send::SendMode;
+use crate::store::redis::errors::{bounded, classify, io_error_of, reason, store_error};
 use crate::store::wake_locks::LockWaiters;
 use crate::store::{KeyspaceAnswer, StoreError, StoreErrorKind};
 use crate::sync::lock;
@@ -108,23 +111,20 @@ impl Keyspace {
     }
 }
 
-impl fmt::Debug for Keyspace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keyspace").field("hears", &self.hears()).finish_non_exhaustive()
-    }
-}
-
 /// Turns on the events that are needed, in addition to those that are on already. Repeated on each connection,
 /// because a restarted server has lost the setting.
 async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreError> {
-    let answer = commands.send("", redis::cmd("CONFIG").arg("GET").arg(SETTING), within).await?;
-    let settings: HashMap<String, String> =
-        redis::from_redis_value(answer).map_err(|_| refused(unexpected()))?;
-    let flags = settings.get(SETTING).ok_or_else(|| refused(unexpected()))?;
+    let answer =
+        commands.send("", redis::cmd("CONFIG").arg("GET").arg(SETTING), within, SendMode::Once).await?;
+    let settings: HashMap<String, String> = redis::from_redis_value(answer).map_err(|_| not_understood())?;
+    let flags = settings.get(SETTING).ok_or_else(not_understood)?;
     if let Some(flags) = merged(flags) {
-        match commands.send("", redis::cmd("CONFIG").arg("SET").arg(SETTING).arg(flags), within).await? {
+        match commands
+            .send("", redis::cmd("CONFIG").arg("SET").arg(SETTING).arg(flags), within, SendMode::Once)
+            .await?
+        {
             Value::Okay => {}
-            _ => return Err(refused(unexpected())),
+            _ => return Err(not_understood()),
         }
     }
     Ok(())
@@ -166,10 +166,7 @@ impl Keyspace {
                 let _ = changes.changed().await;
             }
         };
-        timeout(within, answered).await.unwrap_or_else(|_| {
-            let why = self.commands.down();
-            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
-        })
+        self.commands.bounded(within, answered, StoreErrorKind::TimedOut).await
     }
 
     /// Returns the answer if it is known; otherwise requests it.
@@ -200,7 +197,13 @@ impl Keyspace {
         // The lock of the state is free: the task takes it under its own.
         self.task.start(self, |task| {
             self.state().refused = None;
-            serve(task, self.connector.clone(), self.commands.generations(), Arc::clone(&self.fresh_keys))
+            let serving = serve(
+                task,
+                self.connector.clone(),
+                self.commands.generations(),
+                Arc::clone(&self.fresh_keys),
+            );
+            serving.map(drop)
         });
         Ok(None)
     }
@@ -232,19 +235,19 @@ impl TaskRef<Keyspace> {
         self.with(|keyspace| act(keyspace, &mut keyspace.state()))
     }
 
-    /// Removes keys without waiters. Returns true if no key is left and this task must end: a later request starts another
+    /// Removes keys without waiters. Returns `None` if no key is left and this task must end: a later request starts another
     /// task.
-    fn is_done(&self) -> bool {
-        let done = self.end_if(|keyspace| {
+    fn continues(&self) -> Option<()> {
+        let ends = self.end_if(|keyspace| {
             let mut state = keyspace.state();
             keyspace.prune(&mut state);
             state.keys.is_empty()
         });
-        if done && let Some(keyspace) = self.owner() {
+        if ends && let Some(keyspace) = self.owner() {
             // A pending request without a registered waiter has lost its key: wake it, so that it starts another task.
             keyspace.changes.send_replace(());
         }
-        done
+        (!ends).then_some(())
     }
 
     /// Records that the server announces these keys, and wakes the waiters that may have missed an
@@ -255,18 +258,13 @@ impl TaskRef<Keyspace> {
             for key in keys {
                 if let Some(announcements) = state.keys.get_mut(key) {
                     announcements.confirmed = true;
-                    again.extend(announcements.promised.then_some(key));
+                    again.extend(announcements.promised.then(|| Arc::clone(key)));
                 }
             }
             keyspace.check_events(state);
             again
         })?;
-        let keyspace = self.owner()?;
-        keyspace.changes.send_replace(());
-        for key in again {
-            drop(keyspace.grants.notify_missed(key, None));
-        }
-        Some(())
+        self.notify(&again)
     }
 
     /// Records that announcements are not available, and wakes the waiters that were promised them.
@@ -276,10 +274,15 @@ impl TaskRef<Keyspace> {
             state.keys.retain(|_, announcements| announcements.promised);
             state.keys.keys().cloned().collect::<Vec<_>>()
         })?;
+        self.notify(&keys)
+    }
+
+    /// Wakes the callers that wait for an answer, and the waiters for the locks with these keys.
+    fn notify(&self, keys: &[Arc<str>]) -> Option<()> {
         let keyspace = self.owner()?;
         keyspace.changes.send_replace(());
         for key in keys {
-            drop(keyspace.grants.notify_missed(&key, None));
+            drop(keyspace.grants.notify_missed(key, None));
         }
         Some(())
     }
@@ -314,58 +317,57 @@ enum SessionEnd {
     Done,
 }
 
+impl From<RedisError> for SessionEnd {
+    fn from(error: RedisError) -> Self {
+        let kind = classify(&error).0;
+        let why = store_error(kind, error);
+        match kind {
+            StoreErrorKind::Refused => Self::Refused("SUBSCRIBE to keyspace channels is refused", why),
+            _ => Self::Failed(why),
+        }
+    }
+}
+
 /// Runs sessions while there are waiters.
 async fn serve(
     reader: TaskRef<Keyspace>,
     connector: Connector,
     mut generations: watch::Receiver<u64>,
     fresh_keys: Arc<Notify>,
-) {
+) -> Option<Infallible> {
     let mut backoff = Backoff::new();
     loop {
         let started = Instant::now();
-        let end = session(&reader, &connector, &mut generations, &fresh_keys).await;
+        let Err(end) = session(&reader, &connector, &mut generations, &fresh_keys).await;
         backoff.connected_for(started.elapsed());
-        if reader.with_state(lose).is_none() {
-            return;
-        }
+        reader.with_state(lose)?;
         match end {
-            SessionEnd::Done => return,
+            SessionEnd::Done => return None,
             SessionEnd::Moved => {}
             SessionEnd::Failed(why) => {
                 tracing::debug!(target: log::REDIS, reason = %reason(&why), "no announcements of keys")
             }
             SessionEnd::Refused(what, why) => {
                 tracing::debug!(target: log::REDIS, what, reason = %reason(&why), "no announcements of keys");
-                if reader.refuse(what).is_none() {
-                    return;
-                }
+                reader.refuse(what)?;
                 let until = Instant::now() + REFUSED;
                 while Instant::now() < until {
                     sleep(TICK).await;
-                    if reader.is_done() {
-                        return;
-                    }
+                    reader.continues()?;
                 }
-                if reader.with_state(|_, state| state.refused = None).is_none() {
-                    return;
-                }
+                reader.with_state(|_, state| state.refused = None)?;
             }
         }
         backoff.pause().await;
-        if reader.is_done() {
-            return;
-        }
+        reader.continues()?;
         // Before the commands are connected, a session might be opened at another server and have to move at
         // once.
         while reader.owner().is_some_and(|keyspace| keyspace.commands.has_to_wait()) {
             tokio::select! {
-                changed = generations.changed() => if changed.is_err() { return },
+                changed = generations.changed() => changed.ok()?,
                 () = sleep(TICK) => {}
             }
-            if reader.is_done() {
-                return;
-            }
+            reader.continues()?;
         }
     }
 }
@@ -376,87 +378,38 @@ async fn session(
     connector: &Connector,
     generations: &mut watch::Receiver<u64>,
     fresh_keys: &Notify,
-) -> SessionEnd {
+) -> Result<Infallible, SessionEnd> {
     let mut generation = *generations.borrow_and_update();
-    let Some(commands) = reader.owner().map(|keyspace| keyspace.commands.clone()) else {
-        return SessionEnd::Done;
-    };
-    match configure(&commands, connector.answer).await {
-        Ok(()) => drop(commands),
-        Err(why) if why.kind == StoreErrorKind::Refused => {
-            return SessionEnd::Refused("CONFIG is refused", why);
-        }
-        Err(why) => return SessionEnd::Failed(why),
-    }
-    let (mut sink, mut messages, mut login) = match connector.inbox().await {
-        Ok(Inbound { messages, login, .. }) => {
-            let (sink, messages) = messages.split();
-            (sink, messages, login)
-        }
-        Err(error) => return failed(error),
-    };
+    let commands = reader.owner().map(|keyspace| keyspace.commands.clone()).ok_or(SessionEnd::Done)?;
+    configure(&commands, connector.answer).await.map_err(|why| match why.kind {
+        StoreErrorKind::Refused => SessionEnd::Refused("CONFIG is refused", why),
+        _ => SessionEnd::Failed(why),
+    })?;
+    drop(commands);
+    let Inbound { sink, mut messages, mut login, .. } = connector.inbox().await?;
     // The prefix of the channels' names, which differs by database.
     let prefix = format!("__keyspace@{}__:", connector.db());
-    let channels = |keys: &[Arc<str>]| keys.iter().map(|key| format!("{prefix}{key}")).collect::<Vec<_>>();
-    let mut subscribed = HashSet::new();
+    let mut channels = KeyChannels { reader, sink, prefix, subscribed: HashSet::new(), idle: 0 };
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut idle = 0;
     loop {
-        let Some(fresh) = reader.with_state(|_, state| std::mem::take(&mut state.fresh)) else {
-            return SessionEnd::Done;
-        };
-        for keys in fresh.chunks(AT_ONCE) {
-            if let Err(error) = bounded(TICK, sink.subscribe(channels(keys))).await {
-                return failed(error);
-            }
-            subscribed.extend(keys.iter().cloned());
-            if reader.confirm(keys).is_none() {
-                return SessionEnd::Done;
-            }
-        }
+        channels.subscribe().await?;
         tokio::select! {
-            message = messages.next() => match message {
-                Some(message) => if reader.deliver(&message, &prefix).is_none() { return SessionEnd::Done },
-                None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
-            },
+            message = messages.next() => {
+                let message = message.ok_or_else(|| io_error_of(io::ErrorKind::BrokenPipe))?;
+                reader.deliver(&message, &channels.prefix).ok_or(SessionEnd::Done)?;
+            }
             () = fresh_keys.notified() => {}
             issue = connector.login.later_than(login) => {
-                match connector.log_in_for_messages(&mut sink, login, &issue).await {
-                    Ok(present) => login = present,
-                    Err(error) => return failed(error),
-                }
+                login = connector.log_in_for_messages(&mut channels.sink, login, &issue).await?;
             }
-            _ = ticks.tick() => {
-                if let Err(error) = bounded(TICK, sink.ping()).await {
-                    return failed(error);
-                }
-                let abandoned = reader.with_state(|keyspace, state| {
-                    keyspace.prune(state);
-                    subscribed.iter().filter(|key| !state.keys.contains_key(*key)).cloned().collect::<Vec<_>>()
-                });
-                let Some(abandoned) = abandoned else { return SessionEnd::Done };
-                for keys in abandoned.chunks(AT_ONCE) {
-                    if let Err(error) = bounded(TICK, sink.unsubscribe(channels(keys))).await {
-                        return failed(error);
-                    }
-                    for key in keys {
-                        subscribed.remove(key);
-                    }
-                }
-                idle = if subscribed.is_empty() { idle + 1 } else { 0 };
-                if idle > IDLE_TICKS && reader.is_done() {
-                    return SessionEnd::Done;
-                }
-            }
+            _ = ticks.tick() => channels.tend().await?,
             changed = generations.changed() => {
+                changed.map_err(|_| SessionEnd::Done)?;
                 let latest = *generations.borrow_and_update();
-                if changed.is_err() {
-                    return SessionEnd::Done;
-                }
                 // As in the inbox: a later connection for commands may lead to another server.
                 if generation != 0 && latest != generation {
-                    return SessionEnd::Moved;
+                    return Err(SessionEnd::Moved);
                 }
                 generation = latest;
             }
@@ -464,11 +417,52 @@ async fn session(
     }
 }
 
-fn failed(error: RedisError) -> SessionEnd {
-    let kind = classify(&error).0;
-    let why = store_error(kind, error);
-    if kind == StoreErrorKind::Refused {
-        return SessionEnd::Refused("SUBSCRIBE to keyspace channels is refused", why);
+/// The channels that a session is subscribed to.
+struct KeyChannels<'a> {
+    reader: &'a TaskRef<Keyspace>,
+    sink: MessageSink,
+    prefix: String,
+    subscribed: HashSet<Arc<str>>,
+    /// How many ticks have passed without a key.
+    idle: u32,
+}
+
+impl KeyChannels<'_> {
+    fn names(&self, keys: &[Arc<str>]) -> Vec<String> {
+        keys.iter().map(|key| format!("{}{key}", self.prefix)).collect()
     }
-    SessionEnd::Failed(why)
+
+    /// Subscribes to the channels of the keys that were requested meanwhile.
+    async fn subscribe(&mut self) -> Result<(), SessionEnd> {
+        let fresh = self.reader.with_state(|_, state| std::mem::take(&mut state.fresh));
+        for keys in fresh.ok_or(SessionEnd::Done)?.chunks(AT_ONCE) {
+            let names = self.names(keys);
+            bounded(TICK, self.sink.subscribe(names)).await?;
+            self.subscribed.extend(keys.iter().cloned());
+            self.reader.confirm(keys).ok_or(SessionEnd::Done)?;
+        }
+        Ok(())
+    }
+
+    /// Pings the server, and leaves the channels of keys without waiters. Ends the session if there are none for some time.
+    async fn tend(&mut self) -> Result<(), SessionEnd> {
+        bounded(TICK, self.sink.ping()).await?;
+        let abandoned = self.reader.with_state(|keyspace, state| {
+            keyspace.prune(state);
+            let is_abandoned = |key: &&Arc<str>| !state.keys.contains_key(*key);
+            self.subscribed.iter().filter(is_abandoned).cloned().collect::<Vec<_>>()
+        });
+        for keys in abandoned.ok_or(SessionEnd::Done)?.chunks(AT_ONCE) {
+            let names = self.names(keys);
+            bounded(TICK, self.sink.unsubscribe(names)).await?;
+            for key in keys {
+                self.subscribed.remove(key);
+            }
+        }
+        self.idle = if self.subscribed.is_empty() { self.idle + 1 } else { 0 };
+        if self.idle > IDLE_TICKS {
+            self.reader.continues().ok_or(SessionEnd::Done)?;
+        }
+        Ok(())
+    }
 }

@@ -42,6 +42,7 @@ mod subscriber;
 
 #[cfg(all(test, feature = "cluster"))]
 pub(in crate::store) use cluster::slots::slot_of;
+pub(crate) use contract::Write;
 pub(crate) use login::Login;
 pub(crate) use redis_store::{Connections, RedisServers, RedisStore};
 #[cfg(feature = "sentinel")]

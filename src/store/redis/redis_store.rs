@@ -1,7 +1,6 @@
 //! The store of one node, and the connections that the nodes of one backend share.
 
 use std::fmt;
-use std::future::Future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -9,22 +8,17 @@ use std::time::Duration;
 
 use redis::Client;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use super::commands::Commands;
-use super::commands::entry_steps::CommandAttempt;
 use super::commands::lock_queue::LeaveBatches;
 use super::connection::Supervisor;
 use super::connection::connector::Connector;
-use super::errors::code_of;
 use super::inbox::Inbox;
 use super::keyspace::Keyspace;
 use super::login::Login;
 use super::subscriber::Subscriber;
 use crate::health::Topology;
-use crate::store::StoreError;
 use crate::store::credentials::CredentialsProvider;
-use crate::store::volume::{Announced, Announcement};
 use crate::store::wake_leases::LeaseWaiters;
 use crate::store::wake_locks::LockWaiters;
 use crate::sync::lock;
@@ -36,7 +30,7 @@ const MOST_REPLICATING: usize = 4;
 /// One node, on connections that it may share with others.
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
-    pub(super) commands: Commands,
+    pub(in crate::store) commands: Commands,
     pub(super) inbox: Arc<Inbox>,
     pub(super) watches: Arc<LeaseWaiters>,
     pub(super) grants: Arc<LockWaiters>,
@@ -46,7 +40,7 @@ pub(crate) struct RedisStore {
     /// may wait for longer.
     pub(super) replicating: Semaphore,
     /// Whether the only server that this node knows has refused a script because its keys are in two slots.
-    splits_keys: AtomicBool,
+    pub(super) splits_keys: AtomicBool,
 }
 
 impl RedisStore {
@@ -90,33 +84,6 @@ impl RedisStore {
             self.keyspace.close();
             self.connections.leave();
         }
-    }
-
-    /// Makes a change and announces it in the same script call. Where the volume may be on another server than the changed key,
-    /// `change` is called without the announcement.
-    pub(super) async fn changing<'a, F>(
-        &self,
-        announcement: &'a Announcement,
-        within: Duration,
-        change: impl Fn(CommandAttempt<'a>, Duration) -> F,
-    ) -> Result<Announced, StoreError>
-    where
-        F: Future<Output = Result<Announced, StoreError>>,
-    {
-        let sent = Instant::now();
-        let mut attempt = CommandAttempt { announcement, node: self.node(), announces: true };
-        if !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed) {
-            match change(attempt, within).await {
-                // The server is a node of a cluster, or a proxy in front of one. It has refused the call before the script
-                // began.
-                Err(error) if code_of(&error) == Some("CROSSSLOT") => {
-                    self.splits_keys.store(true, Ordering::Relaxed);
-                }
-                changed => return changed,
-            }
-        }
-        attempt.announces = false;
-        change(attempt, within.saturating_sub(sent.elapsed())).await
     }
 }
 

@@ -12,6 +12,7 @@ use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 use uuid::Uuid;
 
+use crate::store::volume::ChangedName;
 use crate::store::{AttemptNumber, LockName, VOIDED_FOR};
 
 /// A script and the keys it is called with.
@@ -41,165 +42,70 @@ impl ScriptText {
     }
 }
 
-macro_rules! script {
-    ($name:ident, $keys:literal, $($file:literal),+) => {
-        pub(super) static $name: Script = Script {
-            text: ScriptText::new(concat!($(include_str!($file)),+)),
-            spread: None,
-            keys: $keys,
-        };
+/// The text of these files of `scripts/`, one after the other.
+macro_rules! lua {
+    ($($file:ident)+) => {
+        ScriptText::new(concat!($(include_str!(concat!("scripts/", stringify!($file), ".lua"))),+))
     };
 }
 
-/// A script that grants a lock or a lease to a waiter. Its first prelude says whether it runs on one server or in a cluster;
-/// another prelude may be for clusters only.
-macro_rules! giving {
-    ($name:ident, $keys:literal, $($file:literal),+ $(; $spread:literal, $last:literal)?) => {
-        pub(super) static $name: Script = Script {
-            text: ScriptText::new(concat!(
-                include_str!("scripts/here.lua"),
-                $(include_str!($file),)+
-                $(include_str!($last))?
-            )),
-            spread: Some(ScriptText::new(concat!(
-                include_str!("scripts/spread.lua"),
-                $(include_str!($file),)+
-                $(include_str!($spread), include_str!($last))?
-            ))),
-            keys: $keys,
-        };
+/// Scripts: the kinds of their keys, then their files.
+macro_rules! scripts {
+    ($($name:ident $keys:literal $($file:ident)+;)*) => {
+        $(pub(super) static $name: Script = Script { text: lua!($($file)+), spread: None, keys: $keys };)*
     };
 }
-script!(ACQUIRE, b"elqo", "scripts/acquire.lua");
-script!(COMMIT, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/commit.lua");
-script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/fail.lua");
-giving!(HAND_OVER, b"lq", "scripts/hand_over.lua");
-script!(RENEW, b"l", "scripts/renew.lua");
-script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
-script!(WAKE_REST, b"q", "scripts/wake.lua", "scripts/wake_rest.lua");
-script!(
-    INVALIDATE,
-    b"elqo",
-    "scripts/attempt.lua",
-    "scripts/wake.lua",
-    "scripts/ours.lua",
-    "scripts/unannounced.lua",
-    "scripts/invalidate.lua"
-);
-script!(
-    INVALIDATE_AND_ANNOUNCE,
-    b"elqo",
-    "scripts/attempt.lua",
-    "scripts/wake.lua",
-    "scripts/ours.lua",
-    "scripts/volume.lua",
-    "scripts/announcing.lua",
-    "scripts/invalidate.lua"
-);
-script!(TAG, b"t", "scripts/tag.lua");
-script!(FORGET_TAG, b"t", "scripts/attempt.lua", "scripts/unannounced.lua", "scripts/forget_tag.lua");
-script!(
-    FORGET_TAG_AND_ANNOUNCE,
-    b"t",
-    "scripts/attempt.lua",
-    "scripts/volume.lua",
-    "scripts/announcing.lua",
-    "scripts/forget_tag.lua"
-);
-script!(ANNOUNCE, b"na", "scripts/volume.lua", "scripts/announcing.lua", "scripts/announce.lua");
-script!(RENEW_MEMBER, b"na", "scripts/volume.lua", "scripts/renew_member.lua");
-script!(REMOVE_MEMBER, b"n", "scripts/remove_member.lua");
-script!(ENLIST, b"v", "scripts/enlist.lua");
-script!(DOCTOR, b"e", "scripts/doctor.lua");
-// The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
-script!(PROBE, b"elqo", "scripts/doctor.lua");
-giving!(
-    MUTEX_TAKE,
-    b"",
-    "scripts/mutex_fence.lua",
-    "scripts/mutex_take_first.lua",
-    "scripts/mutex_again.lua",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/mutex.lua",
-    "scripts/mutex_queue.lua";
-    "scripts/roll.lua",
-    "scripts/mutex_take.lua"
-);
-giving!(
-    MUTEX_FREE,
-    b"",
-    "scripts/mutex_free_first.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/mutex_fence.lua",
-    "scripts/mutex.lua",
-    "scripts/mutex_free.lua"
-);
-giving!(
-    MUTEX_BREAK,
-    b"",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/mutex_fence.lua",
-    "scripts/mutex.lua",
-    "scripts/mutex_break.lua"
-);
-giving!(MUTEX_EXTEND, b"", "scripts/length.lua", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
-script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
-script!(WAITING, b"", "scripts/waiting.lua");
-script!(LEAVE, b"", "scripts/leave.lua");
-script!(MUTEX_REPAIR, b"", "scripts/length.lua", "scripts/mutex_repair.lua");
-giving!(
-    SEMAPHORE_TAKE,
-    b"",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/semaphore.lua";
-    "scripts/roll.lua",
-    "scripts/semaphore_take.lua"
-);
-giving!(
-    SEMAPHORE_FREE,
-    b"",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/semaphore.lua",
-    "scripts/no_load_limit.lua",
-    "scripts/semaphore_free.lua"
-);
-giving!(
-    LOAD_END,
-    b"",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/semaphore.lua",
-    "scripts/load_limit.lua",
-    "scripts/semaphore_free.lua"
-);
-giving!(
-    SEMAPHORE_REFRESH,
-    b"",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/semaphore.lua",
-    "scripts/semaphore_refresh.lua"
-);
-giving!(
-    SEMAPHORE_CHANGE,
-    b"",
-    "scripts/length.lua",
-    "scripts/tell_sooner.lua",
-    "scripts/passing.lua",
-    "scripts/semaphore.lua",
-    "scripts/semaphore_change.lua"
-);
-script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
+
+/// Scripts that give a lock or a lease to a waiter. Their first prelude says whether they run on one server or in a cluster; a file in
+/// brackets is for clusters only.
+macro_rules! giving {
+    ($($name:ident $keys:literal $($file:ident)+ $([$spread:ident] $last:ident)?;)*) => {
+        $(pub(super) static $name: Script = Script {
+            text: lua!(here $($file)+ $($last)?),
+            spread: Some(lua!(spread $($file)+ $($spread $last)?)),
+            keys: $keys,
+        };)*
+    };
+}
+
+scripts! {
+    ACQUIRE b"elqo" acquire;
+    COMMIT b"elqo" wake ours commit;
+    FAIL b"elqo" wake ours fail;
+    RENEW b"l" renew;
+    RELEASE b"lq" wake release;
+    WAKE_REST b"q" wake wake_rest;
+    INVALIDATE b"elqo" attempt wake ours unannounced invalidate;
+    INVALIDATE_AND_ANNOUNCE b"elqo" attempt wake ours volume announcing invalidate;
+    TAG b"t" tag;
+    FORGET_TAG b"t" attempt unannounced forget_tag;
+    FORGET_TAG_AND_ANNOUNCE b"t" attempt volume announcing forget_tag;
+    ANNOUNCE b"na" volume announcing announce;
+    RENEW_MEMBER b"na" volume renew_member;
+    REMOVE_MEMBER b"n" remove_member;
+    ENLIST b"v" enlist;
+    DOCTOR b"e" doctor;
+    // The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
+    PROBE b"elqo" doctor;
+    MUTEX_LOOK b"" mutex_look;
+    WAITING b"" lock_waiting;
+    LEAVE b"" lock_leave;
+    MUTEX_REPAIR b"" lock_length mutex_repair;
+    SEMAPHORE_LOOK b"" semaphore_look;
+}
+
+giving! {
+    HAND_OVER b"lq" lease_hand_over;
+    MUTEX_TAKE b"" mutex_fence mutex_take_first mutex_again lock_length lock_tell_sooner lock_passing mutex mutex_queue [lock_roll] mutex_take;
+    MUTEX_FREE b"" mutex_free_first lock_tell_sooner lock_passing mutex_fence mutex mutex_free;
+    MUTEX_BREAK b"" lock_tell_sooner lock_passing mutex_fence mutex mutex_break;
+    MUTEX_EXTEND b"" lock_length lock_tell_sooner mutex_extend;
+    SEMAPHORE_TAKE b"" lock_length lock_tell_sooner lock_passing semaphore [lock_roll] semaphore_take;
+    SEMAPHORE_FREE b"" lock_length lock_tell_sooner lock_passing semaphore no_load_limit semaphore_free;
+    LOAD_END b"" lock_length lock_tell_sooner lock_passing semaphore load_limit semaphore_free;
+    SEMAPHORE_REFRESH b"" lock_length lock_tell_sooner lock_passing semaphore semaphore_refresh;
+    SEMAPHORE_CHANGE b"" lock_length lock_tell_sooner lock_passing semaphore semaphore_change;
+}
 
 /// Whether a call names its script by SHA-1, and which of the two texts it uses.
 #[derive(Clone, Copy)]
@@ -332,6 +238,22 @@ pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u
 /// Adds an id, as 32 digits.
 pub(super) fn push_id(cmd: &mut Cmd, id: Uuid) {
     cmd.arg(&*id.simple().encode_lower(&mut Uuid::encode_buffer()));
+}
+
+/// Parses an id of 32 digits.
+pub(super) fn read_id(text: &[u8]) -> Option<Uuid> {
+    Uuid::try_parse_ascii(text).ok().filter(|_| text.len() == 32)
+}
+
+/// Parses the last part of the log's entries and of messages: the kind and the name.
+pub(super) fn changed_name(text: &[u8]) -> Option<ChangedName> {
+    let (kind, name) = text.split_first()?;
+    let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;
+    match kind {
+        b'e' => Some(ChangedName::Value(name.into())),
+        b't' => Some(ChangedName::Tag(name.into())),
+        _ => None,
+    }
 }
 
 /// The SHA-1 digest in hexadecimal, by which Redis identifies a script.

@@ -3,7 +3,6 @@
 //! redis-rs asks up to three sentinels at once, uses their answers in the order of the client's list,
 //! and checks that the named server calls itself a primary.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,13 +53,6 @@ impl SentinelClients {
         build: impl Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sync + 'static,
     ) -> Self {
         Self::Built(Arc::new(build))
-    }
-}
-
-/// Shows nothing of the client, which does not implement `Debug`.
-impl fmt::Debug for SentinelClients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sentinel").finish_non_exhaustive()
     }
 }
 
@@ -139,7 +131,8 @@ impl SentinelEndpoint {
             present.client = Some(Box::new(build(&issue.credentials)?));
             present.login = issue.number;
         }
-        present.client.as_deref_mut().ok_or_else(no_client)
+        let none = "there are no credentials to build a client of the sentinels from";
+        present.client.as_deref_mut().ok_or_else(|| RedisError::from((ErrorKind::Client, none)))
     }
 
     /// A client of the first sentinel that answers, for a diagnostic query. The query gives way to a caller that must know
@@ -252,18 +245,8 @@ async fn with_origin(client: &mut SentinelClient, error: RedisError) -> RedisErr
 /// How long [`with_origin`] may take. It delays the next attempt to connect, which matters more.
 const ORIGIN_WITHIN: Duration = Duration::from_millis(500);
 
-fn no_client() -> RedisError {
-    RedisError::from((ErrorKind::Client, "there are no credentials to build a client of the sentinels from"))
-}
-
 fn busy() -> RedisError {
     RedisError::from((ErrorKind::Client, "the guard is asking them which server the primary is; look again"))
-}
-
-impl fmt::Debug for SentinelEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sentinels").finish_non_exhaustive()
-    }
 }
 
 /// The beginning of an error that is known to come from a sentinel.

@@ -8,23 +8,25 @@
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use std::{fmt, io};
 
+use futures_util::FutureExt as _;
 use redis::{RedisError, RedisResult};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use uuid::Uuid;
 
 use crate::health::LinkState;
 use crate::observe::{log, warn_if};
-use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::commands::entry_steps::read_id;
 use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
-use crate::store::redis::errors::{OutageLog, bounded, classify, reason, store_error};
+use crate::store::redis::errors::{OutageLog, bounded, classify, io_error_of, reason, store_error};
+use crate::store::redis::scripts::read_id;
+use crate::store::{StoreError, StoreErrorKind};
 use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 
 /// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
@@ -157,11 +159,8 @@ impl Subscriber {
     pub(super) fn open(self: &Arc<Self>) {
         if !self.task.is_running() {
             self.task.start(self, |task| {
-                serve(
-                    task,
-                    self.connector.clone(),
-                    (self.commands.generations(), self.recipients.subscribe()),
-                )
+                let changes = (self.commands.generations(), self.recipients.subscribe());
+                serve(task, self.connector.clone(), changes).map(drop)
             });
         }
     }
@@ -191,38 +190,23 @@ fn changed(recipients: &[Arc<dyn Recipient>], status: InboxStatus) -> Vec<&Arc<d
 impl TaskRef<Subscriber> {
     /// Changes the status of these recipients, unless the connection is closed or has another task. A background task for each
     /// node then queries which other waiters of locks have missed a message.
-    fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> bool {
-        let Some(changed) = self.with(|_| changed(recipients, status)) else { return false };
-        for recipient in changed {
+    fn enter(&self, status: InboxStatus, recipients: &[Arc<dyn Recipient>]) -> Option<()> {
+        for recipient in self.with(|_| changed(recipients, status))? {
             recipient.notify_missed();
         }
         for recipient in recipients {
             recipient.find_lost_messages(status);
         }
-        true
+        Some(())
     }
 
     /// Changes the status of all recipients.
-    fn enter_all(&self, status: InboxStatus) -> bool {
-        self.owner().is_some_and(|to| self.enter(status, &to.all()))
+    fn enter_all(&self, status: InboxStatus) -> Option<()> {
+        self.enter(status, &self.owner()?.all())
     }
 
-    /// Records an event of the connection.
-    fn note(&self, what: impl FnOnce(&Liveness)) {
-        if let Some(subscriber) = self.owner() {
-            what(&subscriber.liveness);
-        }
-    }
-
-    fn commands_have_to_wait(&self) -> bool {
-        self.owner().is_some_and(|subscriber| subscriber.commands.has_to_wait())
-    }
-
-    /// Requests a check of the commands' connection, because its server may be down, too.
-    fn suspect_commands(&self) {
-        if let Some(subscriber) = self.owner() {
-            subscriber.commands.suspect();
-        }
+    fn with_owner<T>(&self, act: impl FnOnce(&Subscriber) -> T) -> Option<T> {
+        self.owner().map(|subscriber| act(&subscriber))
     }
 }
 
@@ -237,9 +221,22 @@ enum SubscriptionEnd {
     Dropped,
 }
 
-impl SubscriptionEnd {
-    fn after(error: RedisError) -> Self {
+impl From<RedisError> for SubscriptionEnd {
+    fn from(error: RedisError) -> Self {
         if classify(&error).0 == StoreErrorKind::Refused { Self::Refused(error) } else { Self::Failed(error) }
+    }
+}
+
+impl SubscriptionEnd {
+    /// The status of the nodes after it, and the reason to log; `None` if there is no subscriber any more.
+    fn status(self, connector: &Connector) -> Option<(InboxStatus, Option<StoreError>)> {
+        Some(match self {
+            Self::Dropped => return None,
+            Self::Moved => (InboxStatus::Shut, None),
+            Self::NotOpened(error) => (InboxStatus::Shut, Some(connector.failure(error))),
+            Self::Failed(error) => (InboxStatus::Shut, Some(store_error(StoreErrorKind::Unavailable, error))),
+            Self::Refused(error) => (InboxStatus::Refused, Some(store_error(StoreErrorKind::Refused, error))),
+        })
     }
 }
 
@@ -248,55 +245,40 @@ async fn serve(
     reader: TaskRef<Subscriber>,
     connector: Connector,
     (mut generations, mut recipients): (watch::Receiver<u64>, watch::Receiver<Recipients>),
-) {
+) -> Option<Infallible> {
     let mut backoff = Backoff::new();
     let mut outage_log = OutageLog::default();
     loop {
         let mut confirmed_at = None;
-        let end =
+        let Err(end) =
             subscribed(&reader, &connector, (&mut generations, &mut recipients), &mut confirmed_at).await;
         let connected_for = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         backoff.connected_for(connected_for);
         if connected_for >= STABLE {
             outage_log.forget();
         }
-        let (status, why) = match end {
-            SubscriptionEnd::Dropped => return,
-            SubscriptionEnd::Moved => (InboxStatus::Shut, None),
-            SubscriptionEnd::NotOpened(error) => (InboxStatus::Shut, Some(connector.failure(error))),
-            SubscriptionEnd::Failed(error) => {
-                (InboxStatus::Shut, Some(store_error(StoreErrorKind::Unavailable, error)))
-            }
-            SubscriptionEnd::Refused(error) => {
-                (InboxStatus::Refused, Some(store_error(StoreErrorKind::Refused, error)))
-            }
-        };
+        let (status, why) = end.status(&connector)?;
         if let Some(why) = why {
             let is_news = outage_log.is_news(&why);
             warn_if!(log::REDIS, is_news, reason = %reason(&why), "no notifications; waits end by their timers");
-            reader.suspect_commands();
+            // The server of the commands' connection may be down, too.
+            reader.with_owner(|subscriber| subscriber.commands.suspect());
         }
-        reader.note(Liveness::lost);
-        if !reader.enter_all(status) {
-            return;
-        }
+        reader.with_owner(|subscriber| subscriber.liveness.lost());
+        reader.enter_all(status)?;
         if status == InboxStatus::Refused {
             let again_at = Instant::now() + REFUSED;
-            loop {
-                tokio::select! {
-                    () = sleep_until(again_at) => break,
-                    // A node that has just joined waits for its status.
-                    changed = recipients.changed() => if changed.is_err() || !reader.enter_all(status) { return },
-                }
+            // A node that has just joined waits for its status.
+            while let Ok(changed) = timeout_at(again_at, recipients.changed()).await {
+                changed.ok()?;
+                reader.enter_all(status)?;
             }
             continue;
         }
         backoff.pause().await;
         // Before the commands are connected, a subscription might be opened at another server and have to move at once.
-        while reader.commands_have_to_wait() {
-            if generations.changed().await.is_err() {
-                return;
-            }
+        while reader.with_owner(|subscriber| subscriber.commands.has_to_wait()) == Some(true) {
+            generations.changed().await.ok()?;
         }
     }
 }
@@ -307,42 +289,31 @@ async fn subscribed(
     connector: &Connector,
     (generations, recipients): (&mut watch::Receiver<u64>, &mut watch::Receiver<Recipients>),
     confirmed_at: &mut Option<Instant>,
-) -> SubscriptionEnd {
+) -> Result<Infallible, SubscriptionEnd> {
     let mut generation = *generations.borrow_and_update();
-    let Inbound { messages, at, login } = match connector.inbox().await {
-        Ok(inbound) => inbound,
-        Err(error) => return SubscriptionEnd::NotOpened(error),
-    };
-    let (sink, mut messages) = messages.split();
+    let inbound = connector.inbox().await.map_err(SubscriptionEnd::NotOpened)?;
+    let Inbound { sink, mut messages, at, login } = inbound;
     let mut channels = Channels { reader, sink, subscribed: HashSet::new() };
-    if let Err(error) = channels.follow(recipients).await {
-        return SubscriptionEnd::after(error);
-    }
+    channels.follow(recipients).await?;
     *confirmed_at = Some(Instant::now());
-    reader.note(Liveness::heard);
+    reader.with_owner(|subscriber| subscriber.liveness.heard());
     tracing::debug!(target: log::REDIS, "notifications arrive");
     let mut tending = std::pin::pin!(channels.tend(connector, login, recipients));
     loop {
         tokio::select! {
-            message = messages.next() => match message {
-                Some(message) => match reader.owner() {
-                    Some(subscriber) => {
-                        if let Some(node) = node_of(message.get_channel_name()) {
-                            subscriber.deliver(node, message.get_payload_bytes());
-                        }
-                    }
-                    None => return SubscriptionEnd::Dropped,
-                },
-                None => return SubscriptionEnd::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
-            },
-            error = &mut tending => return SubscriptionEnd::after(error),
+            message = messages.next() => {
+                let message = message.ok_or_else(|| SubscriptionEnd::Failed(io_error_of(io::ErrorKind::BrokenPipe)))?;
+                let subscriber = reader.owner().ok_or(SubscriptionEnd::Dropped)?;
+                if let Some(node) = node_of(message.get_channel_name()) {
+                    subscriber.deliver(node, message.get_payload_bytes());
+                }
+            }
+            error = &mut tending => return Err(error.into()),
             changed = generations.changed() => {
                 let latest = *generations.borrow_and_update();
-                if changed.is_err() {
-                    return SubscriptionEnd::Dropped;
-                }
+                changed.map_err(|_| SubscriptionEnd::Dropped)?;
                 if connector.has_left(at.as_deref(), generation, latest) {
-                    return SubscriptionEnd::Moved;
+                    return Err(SubscriptionEnd::Moved);
                 }
                 generation = latest;
             }
@@ -388,10 +359,10 @@ impl Channels<'_> {
         loop {
             let done = tokio::select! {
                 () = sleep_until(ping_at) => {
-                    self.reader.note(Liveness::ping_sent);
+                    self.reader.with_owner(|subscriber| subscriber.liveness.ping_sent());
                     let answered = bounded(PING, self.sink.ping()).await;
                     if answered.is_ok() {
-                        self.reader.note(Liveness::answered);
+                        self.reader.with_owner(|subscriber| subscriber.liveness.answered());
                         ping_at = Instant::now() + PING;
                     }
                     answered.map(drop)
@@ -455,6 +426,7 @@ impl Liveness {
         self.lag.store(0, Ordering::Relaxed);
     }
 
+    /// How long the answer to the latest ping took, or how long the present ping has been waiting, if that is longer.
     pub(crate) fn lag(&self) -> Option<Duration> {
         let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
         let under_way = match self.ping_sent_at.load(Ordering::Relaxed) {
@@ -464,6 +436,7 @@ impl Liveness {
         latest.max(under_way).map(Duration::from_micros)
     }
 
+    /// How long ago a message or the answer to a ping arrived.
     pub(crate) fn silent_for(&self) -> Option<Duration> {
         let received_at = self.received_at.load(Ordering::Relaxed);
         (received_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(received_at)))

@@ -28,8 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use self::nodes::ClusterNodes;
 use self::slots::{Address, Redirect, SlotMap, redirect, slot_of};
 pub(super) use self::slots::{Coverage, MasterNode};
+use super::connection::Supervisor;
 use super::connection::connector::{Connector, Outages};
-use super::connection::{OnBreak, Supervisor};
+use super::connection::send::SendMode;
 use super::endpoint::{Endpoint, SingleEndpoint};
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
@@ -77,16 +78,6 @@ struct DiscoveryWake {
     trouble: Notify,
 }
 
-impl DiscoveryWake {
-    fn news(&self) {
-        self.news.notify_one();
-    }
-
-    fn trouble(&self) {
-        self.trouble.notify_one();
-    }
-}
-
 impl Cluster {
     #[cfg(test)]
     pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
@@ -126,17 +117,23 @@ impl Cluster {
     }
 
     /// Records that `address` serves the slot, until the next refresh.
-    fn moved(&self, slot: u16, address: &Address) -> RedisResult<Arc<Supervisor>> {
-        let server = self.server(address)?;
+    fn moved(&self, slot: u16, address: Address) -> Result<CommandTarget, StoreError> {
+        let target = self.target(address, false)?;
         let mut state = self.state();
         if let SlotMap::Known(layout) = &state.slot_map
-            && layout.master(slot).is_none_or(|master| master.address != *address)
+            && layout.master(slot).is_none_or(|master| master.address != target.address)
         {
-            state.slot_map = SlotMap::Known(Arc::new(layout.with(slot, address, &server)));
+            state.slot_map = SlotMap::Known(Arc::new(layout.with(slot, &target.address, &target.server)));
         }
         drop(state);
-        self.looks.news();
-        Ok(server)
+        self.looks.news.notify_one();
+        Ok(target)
+    }
+
+    fn target(&self, address: Address, is_asking: bool) -> Result<CommandTarget, StoreError> {
+        let unreachable = |error| store_error(StoreErrorKind::Unavailable, error);
+        let server = self.server(&address).map_err(unreachable)?;
+        Ok(CommandTarget { address, server, is_asking })
     }
 
     /// The supervisor of a node; a new one is not connected yet.
@@ -176,7 +173,7 @@ impl Cluster {
         for server in self.all().unwrap_or_default() {
             server.suspect();
         }
-        self.looks.trouble();
+        self.looks.trouble.notify_one();
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -255,82 +252,76 @@ const LAST_PAUSE: Duration = Duration::from_millis(40);
 /// Replaces a timeout whose end no `Instant` can represent.
 const ENDLESS: Duration = Duration::from_secs(86_400);
 
+/// The node that a command goes to next.
+struct CommandTarget {
+    address: Address,
+    server: Arc<Supervisor>,
+    /// Whether the slot is migrating to this node.
+    is_asking: bool,
+}
+
 impl Cluster {
     /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all. Also returns the
     /// session of the connection on which the reply came; after a redirection that connection leads to another node.
-    pub(crate) async fn send_noting(
+    pub(crate) async fn send(
         self: &Arc<Self>,
         key: &str,
         cmd: &Cmd,
         within: Duration,
-        mut on_break: OnBreak,
+        mut mode: SendMode,
     ) -> Result<(Value, u64), StoreError> {
         // The caller's deadline may be beyond what an `Instant` can represent.
         let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
         let slot = slot_of(key);
-        let (mut at, mut server) = self.master_of(slot, within).await?;
-        let (mut asking, mut pause) = (false, FIRST_PAUSE);
-        let mut redirections = 0;
+        let mut target = self.master_of(slot, within).await?;
+        let (mut pause, mut redirections) = (FIRST_PAUSE, 0);
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let sent = if asking {
-                server.send_asking(cmd, left).await
-            } else {
-                server.send_noting(cmd, left, OnBreak::Fail).await
-            };
-            let (error, session) = match sent {
+            let once = if target.is_asking { SendMode::Asking } else { SendMode::Once };
+            let (error, session) = match target.server.send(cmd, left, once).await {
                 Ok((Value::ServerError(error), session)) => (error, session),
                 Ok(answer) => return Ok(answer),
                 Err(error) => {
                     if !error.is_final() {
                         // Another node may serve the slot by now; a node that hangs does not redirect.
-                        self.looks.trouble();
+                        self.looks.trouble.notify_one();
                     }
-                    if error.kind == StoreErrorKind::Broken && on_break == OnBreak::Repeat {
-                        // From the map, because the slot may be served elsewhere by now.
-                        (on_break, asking) = (OnBreak::Fail, false);
-                        (at, server) = self.master_of(slot, Duration::ZERO).await?;
-                        continue;
+                    if error.kind != StoreErrorKind::Broken || mode != SendMode::Repeat {
+                        return Err(error);
                     }
-                    return Err(error);
+                    mode = SendMode::Once;
+                    // From the map, because the slot may be served elsewhere by now.
+                    target = self.master_of(slot, Duration::ZERO).await?;
+                    continue;
                 }
             };
-            let Some(turn) = redirect(error.code(), error.details(), &at) else {
+            let Some(redirect) = redirect(error.code(), error.details(), &target.address) else {
                 return Ok((Value::ServerError(error), session));
             };
             redirections += 1;
-            match turn {
+            target = match redirect {
                 Redirect::Moved(slot, address) if redirections <= REDIRECTIONS => {
-                    server = self.moved(slot, &address).map_err(unreachable_node)?;
-                    (at, asking) = (address, false);
+                    self.moved(slot, address)?
                 }
-                Redirect::Ask(address) if redirections <= REDIRECTIONS => {
-                    server = self.server(&address).map_err(unreachable_node)?;
-                    (at, asking) = (address, true);
-                }
+                Redirect::Ask(address) if redirections <= REDIRECTIONS => self.target(address, true)?,
                 // Some of the keys are on this node and some on the other, or nodes with different views redirect the
                 // command back and forth. Both states are temporary, so the command starts again from the map while the
                 // caller has time.
                 _ => {
                     if Instant::now() + pause >= until {
-                        let why = Some(Arc::new(RedisError::from(error)) as _);
-                        return Err(StoreError { kind: StoreErrorKind::Transient, source: why });
+                        let source = Some(Arc::new(RedisError::from(error)) as _);
+                        return Err(StoreError { kind: StoreErrorKind::Transient, source });
                     }
                     sleep(pause).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
-                    (at, server) = self.master_of(slot, Duration::ZERO).await?;
-                    (asking, redirections) = (false, 0);
+                    (pause, redirections) = ((pause * 2).min(LAST_PAUSE), 0);
+                    self.master_of(slot, Duration::ZERO).await?
                 }
-            }
+            };
         }
     }
 
     /// The master of the slot. Waits for the first map if there is none.
-    async fn master_of(
-        self: &Arc<Self>,
-        slot: u16,
-        within: Duration,
-    ) -> Result<(Address, Arc<Supervisor>), StoreError> {
+    async fn master_of(self: &Arc<Self>, slot: u16, within: Duration) -> Result<CommandTarget, StoreError> {
         let layout = match self.layout()? {
             Some(layout) => layout,
             None => {
@@ -339,7 +330,9 @@ impl Cluster {
             }
         };
         match layout.master(slot) {
-            Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
+            Some(MasterNode { address, server, .. }) => {
+                Ok(CommandTarget { address: address.clone(), server: Arc::clone(server), is_asking: false })
+            }
             None => {
                 // No need to wake the refresh task: it refreshes again and again while a slot is unserved.
                 let unserved =
@@ -352,8 +345,3 @@ impl Cluster {
 
 /// The error for a slot without a master.
 const UNSERVED: &str = "no node serves the slot of this key";
-
-/// The error for a node that the client cannot connect to.
-fn unreachable_node(error: RedisError) -> StoreError {
-    store_error(StoreErrorKind::Unavailable, error)
-}

@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::slots::{SlotLayout, SlotMap};
-use super::{Cluster, DiscoveryWake, OnBreak, Supervisor};
+use super::{Cluster, DiscoveryWake, SendMode, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::redis::errors::{reason, store_error};
@@ -112,7 +112,7 @@ async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Rang
         .into_iter()
         .map(|(address, server)| {
             let cmd = &cmd;
-            async move { (server.send_noting(cmd, limit, OnBreak::Fail).await, address) }
+            async move { (server.send(cmd, limit, SendMode::Once).await, address) }
         })
         .collect();
     let (mut views, mut failure) = (Vec::new(), None);

@@ -13,14 +13,13 @@ use redis::{Cmd, Value};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::{Commands, refused};
+use super::Commands;
 use crate::store::load_limit::{EndedLoad, LimitState};
-use crate::store::redis::errors::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
 use crate::store::{
-    Create, LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreChange, SemaphoreState,
-    StoreError, StoreErrorKind, Take, TakePermit, Taken, Token,
+    LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, StoreError, StoreErrorKind,
+    Taken, Token,
 };
 
 /// The nodes that did not receive a message, so that later calls do not notify them again.
@@ -33,64 +32,20 @@ impl UnreachableNodes {
     /// The length of a node's id in digits.
     const LEN: usize = 32;
 
-    fn learn(&mut self, nodes: &[u8]) {
+    pub(crate) fn learn(&mut self, nodes: &[u8]) {
         self.0.extend_from_slice(nodes);
         let excess = self.0.len().saturating_sub(Self::MOST * Self::LEN);
         self.0.drain(..excess);
     }
 
-    fn arg(&self, cmd: &mut Cmd) {
-        if !self.0.is_empty() {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn push(&self, cmd: &mut Cmd) {
+        if !self.is_empty() {
             cmd.arg(&self.0[..]);
         }
-    }
-}
-
-/// Runs one call. Returns its answer and, if another call must follow, the unreachable nodes that it has discovered.
-async fn call<T>(
-    commands: &Commands,
-    step: LockStep<'_>,
-    args: impl Fn(&mut Cmd) + Sync,
-    within: Duration,
-    read: impl FnOnce(Value) -> Option<T>,
-) -> Result<(T, Option<Vec<u8>>), StoreError> {
-    let split = |answer| {
-        let (answer, nodes) = to_go_on(answer);
-        Some((read(answer)?, nodes))
-    };
-    step.run(commands, args, within, split).await
-}
-
-pub(crate) async fn take_mutex(
-    commands: &Commands,
-    name: &LockName,
-    (ask, again): (Take<'_>, bool),
-    within: Duration,
-) -> Result<(MutexTaken, TakeRemarks), StoreError> {
-    let (mut unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
-    loop {
-        let args = |cmd: &mut Cmd| {
-            cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
-            let goes_on = old.is_some() || !unreachable.0.is_empty();
-            // The server parses each argument, so arguments that most takes do not need are omitted.
-            if !ask.queue || again || goes_on {
-                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
-            }
-            if goes_on {
-                cmd.arg(old.map_or("", Token::as_str));
-                unreachable.arg(cmd);
-            }
-        };
-        let (answer, nodes) = call(commands, LockStep::taking(name), args, within, Some).await?;
-        let Some(nodes) = nodes else {
-            let (taken, remarks) = repaired(commands, name, taken(answer), within).await?;
-            return Ok((MutexTaken { was_held: was_held || taken.was_held, ..taken }, remarks));
-        };
-        if old.take().is_some() {
-            let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
-            was_held = held == 1;
-        }
-        unreachable.learn(&nodes);
     }
 }
 
@@ -104,58 +59,9 @@ pub(crate) async fn free_mutex(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(end(ttl));
     };
-    hand_mutex_on(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within).await
-}
-
-pub(crate) async fn break_mutex(
-    commands: &Commands,
-    name: &LockName,
-    within: Duration,
-) -> Result<bool, StoreError> {
-    hand_mutex_on(commands, LockStep::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
-}
-
-/// Takes a mutex from its holder by this step, and hands it to the next waiter. Returns whether there was a holder.
-async fn hand_mutex_on(
-    commands: &Commands,
-    step: LockStep<'_>,
-    args: impl Fn(&mut Cmd) + Sync,
-    within: Duration,
-) -> Result<bool, StoreError> {
-    let name = step.name;
-    let (was_held, mut more) = call(commands, step, args, within, yes).await?;
-    let (mut unreachable, none) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()));
-    while let Some(nodes) = more {
-        unreachable.learn(&nodes);
-        let args = |cmd: &mut Cmd| {
-            cmd.arg(none.as_str()).arg("");
-            unreachable.arg(cmd);
-        };
-        (_, more) = call(commands, LockStep::giving(&scripts::MUTEX_FREE, name), args, within, yes).await?;
-    }
+    let (was_held, more) = LockStep::freeing(name).run_part(commands, args, within, yes).await?;
+    finish_freeing(commands, name, more, within, yes).await?;
     Ok(was_held)
-}
-
-pub(crate) async fn take_permit(
-    commands: &Commands,
-    name: &LockName,
-    (ask, again): (TakePermit<'_>, bool),
-    within: Duration,
-) -> Result<(PermitTaken, TakeRemarks), StoreError> {
-    let mut unreachable = UnreachableNodes::default();
-    loop {
-        let args = |cmd: &mut Cmd| {
-            cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
-            cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
-            push_create(cmd, ask.semaphore);
-            unreachable.arg(cmd);
-        };
-        let step = LockStep::taking_permit(name);
-        match call(commands, step, args, within, permit_taken).await? {
-            (taken, None) => return Ok(taken),
-            (_, Some(nodes)) => unreachable.learn(&nodes),
-        }
-    }
 }
 
 pub(crate) async fn free_permit(
@@ -168,10 +74,9 @@ pub(crate) async fn free_permit(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
     };
-    let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
-    let (freed, more) = call(commands, step, args, within, permit_freed).await?;
-    let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
-    Ok(PermitFreed { available, ..freed })
+    let (freed, more) = LockStep::freeing(name).run_part(commands, args, within, permit_freed).await?;
+    let last = finish_freeing(commands, name, more, within, permit_freed).await?;
+    Ok(PermitFreed { available: last.unwrap_or(freed).available, ..freed })
 }
 
 pub(crate) async fn end_load(
@@ -185,112 +90,47 @@ pub(crate) async fn end_load(
         cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
         cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
     };
-    let parts = &["sg1:sq", "sg1:sm", "sg1:sl"];
-    let step = LockStep { script: &scripts::LOAD_END, name, parts, spread_part: None };
-    let ((freed, limit), more) = call(commands, step, args, within, load_ended).await?;
-    let available = serve(commands, name, more, within).await?.unwrap_or(freed.available);
-    Ok((PermitFreed { available, ..freed }, limit))
+    let ((freed, limit), more) =
+        LockStep::ending_load(name).run_part(commands, args, within, load_ended).await?;
+    let last = finish_freeing(commands, name, more, within, permit_freed).await?;
+    Ok((PermitFreed { available: last.unwrap_or(freed).available, ..freed }, limit))
 }
 
-pub(crate) async fn refresh_permit(
+/// FREE of a lock of either kind.
+pub(crate) async fn free(
     commands: &Commands,
     name: &LockName,
     token: &Token,
-    lease: Duration,
+    ttl: Option<Duration>,
     within: Duration,
-) -> Result<bool, StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(millis(lease));
-    };
-    let step = LockStep::semaphore(&scripts::SEMAPHORE_REFRESH, name);
-    let (is_held, more) = call(commands, step, args, within, yes).await?;
-    serve(commands, name, more, within).await?;
-    Ok(is_held)
+) -> Result<(), StoreError> {
+    match name.is_semaphore() {
+        true => free_permit(commands, name, token, ttl.unwrap_or_default(), within).await.map(drop),
+        false => free_mutex(commands, name, token, ttl, within).await.map(drop),
+    }
 }
 
-/// Grants permits to the rest of the queue, if there is `more`. Returns how many permits are available then.
-async fn serve(
+/// Hands a lock to the rest of its queue, if there is `more`. Returns the last answer of FREE, if it was called.
+pub(crate) async fn finish_freeing<T>(
     commands: &Commands,
     name: &LockName,
     mut more: Option<Vec<u8>>,
     within: Duration,
-) -> Result<Option<u32>, StoreError> {
-    let (mut unreachable, none, mut available) =
-        (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
+    read: impl Fn(Value) -> Option<T>,
+) -> Result<Option<T>, StoreError> {
+    // A token that holds nothing.
+    let (mut unreachable, none, mut last) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
     while let Some(nodes) = more {
         unreachable.learn(&nodes);
         let args = |cmd: &mut Cmd| {
             cmd.arg(none.as_str()).arg("");
-            unreachable.arg(cmd);
+            unreachable.push(cmd);
         };
-        let step = LockStep::semaphore(&scripts::SEMAPHORE_FREE, name);
         let freed;
-        (freed, more) = call(commands, step, args, within, permit_freed).await?;
-        available = Some(freed.available);
+        (freed, more) = LockStep::freeing(name).run_part(commands, args, within, &read).await?;
+        last = Some(freed);
     }
-    Ok(available)
-}
-
-pub(crate) async fn change_semaphore(
-    commands: &Commands,
-    name: &LockName,
-    change: SemaphoreChange,
-    within: Duration,
-) -> Result<Option<SemaphoreState>, StoreError> {
-    let args = |cmd: &mut Cmd| match change {
-        SemaphoreChange::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
-        SemaphoreChange::Add { permits, semaphore } => {
-            push_create(cmd.arg("add"), semaphore);
-            cmd.arg(permits);
-        }
-        SemaphoreChange::Sweep => {
-            cmd.arg("sweep");
-        }
-        SemaphoreChange::Delete => {
-            cmd.arg("delete");
-        }
-    };
-    let (mut notified, mut was_created, mut recovered) = (0, false, 0);
-    let state = loop {
-        let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
-        let (answer, more) = call(commands, step, args, within, Some).await?;
-        if more.is_none() {
-            break semaphore_state(answer).ok_or_else(|| refused(unexpected()))?;
-        }
-        let [notified_now, made, ended] = ints(answer).ok_or_else(|| refused(unexpected()))?;
-        notified += u32::try_from(notified_now).unwrap_or(u32::MAX);
-        recovered += u32::try_from(ended).unwrap_or(u32::MAX);
-        if change != SemaphoreChange::Delete {
-            was_created = made == 1;
-            serve(commands, name, more, within).await?;
-            let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
-            break look.run(commands, |_| {}, within, semaphore_state).await?;
-        }
-    };
-    Ok(state.map(|state| SemaphoreState {
-        waiting: state.waiting.saturating_add(notified),
-        created: state.created || was_created,
-        recovered: state.recovered.saturating_add(recovered),
-        ..state
-    }))
-}
-
-/// The answer to a take, after REPAIR has limited the mutex's remaining time to the time that its holder has requested.
-/// This is a separate step, because a holder may have requested more than its token says, and few takes need it.
-pub(crate) async fn repaired(
-    commands: &Commands,
-    name: &LockName,
-    answer: Option<(MutexTaken, TakeRemarks)>,
-    within: Duration,
-) -> Result<(MutexTaken, TakeRemarks), StoreError> {
-    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
-    if remarks.is_doubtful
-        // Without an answer the waiter sleeps for the longer time, and the next take repeats the repair.
-        && let Ok(remaining) = LockStep::repairing(name).run(commands, |_| {}, within, remaining).await
-    {
-        taken.taken = Taken::Busy { remaining };
-    }
-    Ok((taken, remarks))
+    Ok(last)
 }
 
 /// Frees a lock that was granted to a waiter that has left. Otherwise the lock is lost until it expires, and some mutexes
@@ -299,12 +139,7 @@ pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, 
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     for pause in PAUSES {
         // A grant removes the waiter from the queue, so the time to live, which is part of its queue entry, is not needed.
-        let freed = if name.is_semaphore() {
-            free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
-        } else {
-            free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
-        };
-        match freed.map_err(|error| error.kind) {
+        match free(&commands, &name, &token, None, within).await.map_err(|error| error.kind) {
             Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
             Err(_) => sleep(Duration::from_millis(pause)).await,
         }
@@ -317,7 +152,7 @@ pub(crate) struct LockStep<'a> {
     pub(crate) name: &'a LockName,
     /// The prefixes of the keys that follow the lock's own key.
     parts: &'a [&'a str],
-    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`roll.lua`).
+    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`lock_roll.lua`).
     spread_part: Option<&'a str>,
 }
 
@@ -361,6 +196,19 @@ impl<'a> LockStep<'a> {
         Self { script, name, parts: &parts[..1], spread_part: None }
     }
 
+    /// FREE of a mutex or a permit.
+    fn freeing(name: &'a LockName) -> Self {
+        match name.is_semaphore() {
+            true => Self::semaphore(&scripts::SEMAPHORE_FREE, name),
+            false => Self::giving(&scripts::MUTEX_FREE, name),
+        }
+    }
+
+    /// FREE of a permit of a load limit, with the key of the law's state.
+    fn ending_load(name: &'a LockName) -> Self {
+        Self { script: &scripts::LOAD_END, name, parts: &["sg1:sq", "sg1:sm", "sg1:sl"], spread_part: None }
+    }
+
     /// A step with the mutex's own key alone.
     pub(crate) fn alone(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &[], spread_part: None }
@@ -382,8 +230,23 @@ impl<'a> LockStep<'a> {
             args(&mut cmd);
             cmd
         };
-        let (answer, _) = commands.call(&self.name.key, call, within).await?;
-        read(answer).ok_or_else(|| refused(unexpected()))
+        commands.call(&self.name.key, call, within, read).await.map(|(answer, _)| answer)
+    }
+
+    /// Runs one call of a step that may need several. Also returns, if another call must follow, the unreachable nodes that this one has
+    /// discovered.
+    pub(crate) async fn run_part<T>(
+        self,
+        commands: &Commands,
+        args: impl Fn(&mut Cmd) + Sync,
+        within: Duration,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<(T, Option<Vec<u8>>), StoreError> {
+        let split = |answer| {
+            let (answer, nodes) = to_go_on(answer);
+            Some((read(answer)?, nodes))
+        };
+        self.run(commands, args, within, split).await
     }
 }
 
@@ -395,10 +258,6 @@ pub(crate) fn end(ttl: Option<Duration>) -> u64 {
 /// A waiter's entry in a queue.
 pub(crate) fn queue_entry(token: &Token, ms: u64) -> String {
     format!("{}{ms}", token.as_str())
-}
-
-pub(crate) fn push_create(cmd: &mut Cmd, semaphore: Create) {
-    cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
 }
 
 pub(crate) fn yes(answer: Value) -> Option<bool> {

@@ -10,19 +10,20 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::connection::Supervisor;
 use super::connection::connector::Connector;
-use super::connection::{OnBreak, Supervisor};
+use super::connection::send::SendMode;
 use super::endpoint::host_ms;
-use super::errors::{classify, reason, store_error};
+use super::errors::{classify, reason, store_error, unexpected};
 use super::scripts::{CallForm, Script};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{NamedServer, StoreError, StoreErrorKind};
 
 /// The connections of one node for commands.
 #[derive(Clone, Debug)]
-pub(super) struct Commands {
+pub(in crate::store) struct Commands {
     pub(super) route: Route,
     /// Whether the node has ended; other nodes may still use its connections.
     has_ended: Arc<AtomicBool>,
@@ -61,56 +62,78 @@ impl Route {
 }
 
 impl Commands {
-    /// Sends a command about `key` and waits for its reply, at most `within` in all. All its keys must be in the slot
-    /// of `key`.
-    pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.send_noting(key, cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
-    }
-
-    /// As [`send`](Self::send), for a command that only reads: if the connection breaks under it, it is sent once more.
-    pub(super) async fn read(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.send_noting(key, cmd, within, OnBreak::Repeat).await.map(|(reply, _)| reply)
-    }
-
-    /// As [`send`](Self::send). Also returns the session of the connection on which the reply came: all replies of one
-    /// session are from one server, in the order of their commands.
-    pub(super) async fn send_noting(
+    /// Sends a command about `key` and waits for its reply, at most `within` in all. All its keys must be in the slot of `key`.
+    pub(super) async fn send(
         &self,
         key: &str,
         cmd: &Cmd,
         within: Duration,
-        on_break: OnBreak,
-    ) -> Result<(Value, u64), StoreError> {
+        mode: SendMode,
+    ) -> Result<Value, StoreError> {
         self.is_usable()?;
-        by_route!(
+        let sent = by_route!(
             &self.route,
-            |server| server.send_noting(cmd, within, on_break).await,
+            |server| server.send(cmd, within, mode).await,
             // Boxed, because otherwise every command's future would be as large as this one.
-            |cluster| Box::pin(cluster.send_noting(key, cmd, within, on_break)).await
-        )
+            |cluster| Box::pin(cluster.send(key, cmd, within, mode)).await
+        );
+        sent.map(|(reply, _)| reply)
     }
 
     /// Calls the script about `key` that `call` builds: by its digest, or by its text if the server does not know it, within one deadline.
-    /// Also returns the session of the answer, as [`send_noting`](Self::send_noting) does.
-    pub(super) async fn call(
+    /// Returns what `read` makes of the answer, and the session of the connection on which it came.
+    pub(super) async fn call<T>(
         &self,
         key: &str,
         call: impl Fn(CallForm) -> Cmd + Sync,
         within: Duration,
-    ) -> Result<(Value, u64), StoreError> {
-        let sent = Instant::now();
-        let spread = self.is_spread();
-        let mut cmd = call(CallForm { sha1: true, spread });
-        let mut answer = self.send_noting(key, &cmd, within, OnBreak::Fail).await?;
-        if matches!(&answer, (Value::ServerError(error), _) if error.code() == "NOSCRIPT") {
-            cmd = call(CallForm { sha1: false, spread });
-            let left = within.saturating_sub(sent.elapsed());
-            answer = self.send_noting(key, &cmd, left, OnBreak::Fail).await?;
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<(T, u64), StoreError> {
+        let (sent, spread) = (Instant::now(), self.is_spread());
+        let (mut sha1, mut left) = (true, within);
+        loop {
+            let cmd = call(CallForm { sha1, spread });
+            self.is_usable()?;
+            let sending =
+                by_route!(&self.route, |server| server.send(&cmd, left, SendMode::Once).await, |cluster| {
+                    Box::pin(cluster.send(key, &cmd, left, SendMode::Once)).await
+                });
+            match sending? {
+                (Value::ServerError(error), _) if sha1 && error.code() == "NOSCRIPT" => {
+                    (sha1, left) = (false, within.saturating_sub(sent.elapsed()));
+                }
+                (Value::ServerError(error), _) => return Err(refused(error.into())),
+                (answer, session) => return Ok((read(answer).ok_or_else(not_understood)?, session)),
+            }
         }
-        match answer {
-            (Value::ServerError(error), _) => Err(refused(RedisError::from(error))),
-            answer => Ok(answer),
-        }
+    }
+
+    /// Calls a script that needs no more than these arguments, of about this `size`.
+    pub(super) async fn run<T>(
+        &self,
+        script: &Script,
+        name: &str,
+        (size, args): (usize, impl Fn(&mut Cmd) + Sync),
+        within: Duration,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<T, StoreError> {
+        let call = |by| {
+            let mut cmd = script.call(by, name, size);
+            args(&mut cmd);
+            cmd
+        };
+        self.call(name, call, within, read).await.map(|(answer, _)| answer)
+    }
+
+    /// Waits for `work` at most `within`. The error is then the reason why all commands fail, or of this kind.
+    pub(super) async fn bounded<T>(
+        &self,
+        within: Duration,
+        work: impl Future<Output = Result<T, StoreError>>,
+        kind: StoreErrorKind,
+    ) -> Result<T, StoreError> {
+        let done = timeout(within, work).await;
+        done.unwrap_or_else(|_| Err(self.down().unwrap_or_else(|| StoreError::new(kind))))
     }
 
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
@@ -149,13 +172,13 @@ impl Commands {
     }
 
     /// The longest argument that all servers take; `usize::MAX` while no limit is known.
-    pub(super) fn longest_argument(&self) -> usize {
+    pub(in crate::store) fn longest_argument(&self) -> usize {
         let all = self.route.all().unwrap_or_default();
         all.iter().map(|server| server.longest_argument()).min().unwrap_or(usize::MAX)
     }
 
     /// Whether commands about `key` fail at once at present.
-    pub(super) fn is_down(&self, key: &str) -> bool {
+    pub(in crate::store) fn is_down(&self, key: &str) -> bool {
         match self.is_usable().and_then(|()| self.route.connection(key)) {
             Ok(server) => server.is_some_and(|server| server.down().is_some()),
             Err(_) => true,
@@ -163,7 +186,7 @@ impl Commands {
     }
 
     /// Requests a check of the connections, because one may have broken.
-    pub(super) fn suspect(&self) {
+    pub(in crate::store) fn suspect(&self) {
         by_route!(&self.route, |server| server.suspect(), |cluster| cluster.suspect());
     }
 
@@ -183,7 +206,7 @@ impl Commands {
     }
 
     /// The server of the key with this name, and how long a reading of its clock took.
-    pub(super) fn server_of(&self, name: &str) -> NamedServer {
+    pub(in crate::store) fn server_of(&self, name: &str) -> NamedServer {
         by_route!(
             &self.route,
             |server| NamedServer { number: 0, round_trip: server.round_trip() },
@@ -255,21 +278,9 @@ impl From<Arc<Supervisor>> for Commands {
     }
 }
 
-/// Calls a script that needs no more than these arguments.
-pub(crate) async fn run(
-    commands: &Commands,
-    script: &Script,
-    name: &str,
-    size: usize,
-    args: impl Fn(&mut Cmd) + Sync,
-    within: Duration,
-) -> Result<Value, StoreError> {
-    let call = |by| {
-        let mut cmd = script.call(by, name, size);
-        args(&mut cmd);
-        cmd
-    };
-    commands.call(name, call, within).await.map(|(answer, _)| answer)
+/// The error for an answer that no command of ours has.
+pub(crate) fn not_understood() -> StoreError {
+    refused(unexpected())
 }
 
 /// The error for a reply that the guard cannot use.

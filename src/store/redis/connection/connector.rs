@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
-use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
+use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, Msg, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
     RedisError, RedisResult, Value,
@@ -46,7 +45,7 @@ const ROLE_PERIOD: Duration = Duration::from_secs(1);
 /// Opens connections for one node. Every call into `redis` that may wait has a time limit.
 #[derive(Clone)]
 pub(crate) struct Connector {
-    endpoint: Arc<dyn Endpoint>,
+    pub(crate) endpoint: Arc<dyn Endpoint>,
     /// The deadline of one command; the other time limits are derived from it.
     pub(crate) answer: Duration,
     /// How long a connection may be without an answer before it is checked.
@@ -92,7 +91,7 @@ impl Connector {
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
         let (mut connection, login) = self.connect(&server).await?;
-        let reading = bounded(self.probing(), self.look(&mut connection)).await?;
+        let reading = bounded(self.probing(), self.endpoint.look(&mut connection)).await?;
         self.endpoint.found(&server);
         Ok(Opened { connection, reading, login })
     }
@@ -102,7 +101,7 @@ impl Connector {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
         self.endpoint.glimpsed(&server);
         let (mut connection, _) = self.connect(&server).await?;
-        let probe = read_clock(&mut connection, self.may_be_demoted());
+        let probe = read_clock(&mut connection, self.endpoint.may_be_demoted());
         let reading = bounded(self.probing(), probe).await?;
         Ok((connection, reading))
     }
@@ -147,14 +146,15 @@ impl Connector {
         let Located { server, node } = self.open(self.locating(), self.endpoint.current()).await?;
         let Some(issue) = self.login.present().await? else {
             let opened = self.open(self.opening(), server.inbox.get_async_pubsub()).await;
-            let messages = self.explained(&server.inbox, opened).await?;
-            return Ok(Inbound { messages: Messages::resp2(messages), at: node, login: OWN });
+            let (sink, messages) = self.explained(&server.inbox, opened).await?.split();
+            let (sink, messages) = (MessageSink::Resp2(sink), MessageStream::Resp2(messages));
+            return Ok(Inbound { sink, messages, at: node, login: OWN });
         };
         let client = issue.client_of(&server.commands, Some(ProtocolVersion::RESP3))?;
-        let opened = self.open(self.opening(), Messages::resp3(&client)).await;
+        let opened = self.open(self.opening(), open_in_resp3(&client)).await;
         let opened = self.explained(&client, opened).await;
-        let (messages, login) = self.logged_in(Some(&issue), opened)?;
-        Ok(Inbound { messages, at: node, login })
+        let ((sink, messages), login) = self.logged_in(Some(&issue), opened)?;
+        Ok(Inbound { sink, messages, at: node, login })
     }
 
     /// Returns the connection with the number of the credentials with which it was opened. Records it if the server has
@@ -219,47 +219,14 @@ impl Connector {
         }
     }
 
-    /// As [`Endpoint::look`].
-    pub(crate) async fn look(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> RedisResult<Option<TimedReading>> {
-        self.endpoint.look(connection).await
-    }
-
-    /// As [`Endpoint::has_been_replaced`].
-    pub(crate) async fn has_been_replaced(&self) -> bool {
-        self.endpoint.has_been_replaced().await
-    }
-
-    /// As [`Endpoint::doubt`].
-    pub(crate) fn doubt(&self) {
-        self.endpoint.doubt();
-    }
-
-    /// As [`Endpoint::is_node`].
-    pub(crate) fn is_node(&self) -> bool {
-        self.endpoint.is_node()
-    }
-
-    /// As [`Endpoint::sentinel`].
-    pub(crate) fn sentinel(&self) -> Option<BoxFuture<'_, RedisResult<Client>>> {
-        self.endpoint.sentinel()
-    }
-
     /// How often a healthy connection is checked.
     pub(crate) fn look_period(&self) -> Duration {
-        if self.may_be_demoted() { ROLE_PERIOD } else { self.idle }
-    }
-
-    /// As [`Endpoint::may_be_demoted`].
-    pub(crate) fn may_be_demoted(&self) -> bool {
-        self.endpoint.may_be_demoted()
+        if self.endpoint.may_be_demoted() { ROLE_PERIOD } else { self.idle }
     }
 
     /// The text of an event about an error: what to do about it and what happened, with the node's address in a cluster.
     pub(crate) fn text_of(&self, error: &StoreError) -> String {
-        match self.address().filter(|_| self.is_node()) {
+        match self.address().filter(|_| self.endpoint.is_node()) {
             Some(address) => format!("{address}: {}", reason(error)),
             None => reason(error),
         }
@@ -348,17 +315,12 @@ fn provide_cryptography() {
 
 /// A connection for messages, and the server that it leads to.
 pub(crate) struct Inbound {
-    pub(crate) messages: Messages,
+    pub(crate) sink: MessageSink,
+    pub(crate) messages: MessageStream,
     /// In a cluster, the address of the node that the connection leads to.
     pub(crate) at: Option<String>,
     /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
-}
-
-/// A connection for messages.
-pub(crate) struct Messages {
-    sink: MessageSink,
-    stream: MessageStream,
 }
 
 /// The side that sends commands.
@@ -374,24 +336,13 @@ pub(crate) enum MessageStream {
     Resp3(UnboundedReceiver<PushInfo>),
 }
 
-impl Messages {
-    pub(super) fn resp2(messages: PubSub) -> Self {
-        let (sink, stream) = messages.split();
-        Self { sink: MessageSink::Resp2(sink), stream: MessageStream::Resp2(stream) }
-    }
-
-    /// Opens a connection in RESP3, which the client must speak.
-    pub(super) async fn resp3(client: &Client) -> RedisResult<Self> {
-        let (pushes, stream) = unbounded_channel();
-        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let config = config.set_push_sender(pushes);
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Self { sink: MessageSink::Resp3(connection), stream: MessageStream::Resp3(stream) })
-    }
-
-    pub(crate) fn split(self) -> (MessageSink, MessageStream) {
-        (self.sink, self.stream)
-    }
+/// Opens a connection for messages in RESP3, which the client must speak.
+async fn open_in_resp3(client: &Client) -> RedisResult<(MessageSink, MessageStream)> {
+    let (pushes, stream) = unbounded_channel();
+    let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    let config = config.set_push_sender(pushes);
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    Ok((MessageSink::Resp3(connection), MessageStream::Resp3(stream)))
 }
 
 impl MessageSink {

@@ -9,9 +9,12 @@
 //! The reconnect task runs in the runtime of the first caller. When that runtime is shut down, the next caller starts
 //! another reconnect task in its own runtime.
 
+mod breaker;
+mod bulk_limit;
 pub(crate) mod connector;
-mod monitor;
 mod reconnect;
+mod refusal_log;
+pub(crate) mod send;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
@@ -22,15 +25,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-use tokio::time::error::Elapsed;
 
+use self::breaker::{CircuitBreaker, silent};
+use self::bulk_limit::BulkLimit;
 use self::connector::{Connector, Outage};
-use self::monitor::{BulkLimit, RefusalLog, Silence, silent};
+use self::refusal_log::RefusalLog;
 use super::endpoint::{TimedReading, host_ms};
-use super::errors::{ConnectionFate, OutageLog, classify, code, is_protocol, store_error};
+use super::errors::OutageLog;
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
@@ -43,15 +46,6 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;
 
-/// What happens to a command if the connection breaks under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnBreak {
-    /// The caller receives the error: the command may have run.
-    Fail,
-    /// The command is sent once more, on the next connection. For reads.
-    Repeat,
-}
-
 pub(super) struct Supervisor {
     pub(super) connector: Connector,
     slot: Mutex<ConnectionSlot>,
@@ -61,7 +55,7 @@ pub(super) struct Supervisor {
     changes: watch::Sender<u64>,
     /// Wakes the reconnect task to check the connection.
     look: Arc<Notify>,
-    silence: Silence,
+    breaker: CircuitBreaker,
     bulk_limit: BulkLimit,
     created_at: Instant,
     /// What the server's clock showed at `created_at`, in milliseconds.
@@ -88,7 +82,7 @@ enum ConnectionState {
     /// There was no attempt to connect, or the runtime of the reconnect task has ended.
     Idle,
     /// The first attempt to connect, or the first after a connection was cut, started at this moment. Callers wait for it
-    /// until the silence limit has passed: an attempt whose packets are lost lasts for several budgets, and each request
+    /// until the limit of silence has passed: an attempt whose packets are lost lasts for several budgets, and each request
     /// would spend its whole budget.
     Connecting(Instant),
     Up(LiveConnection),
@@ -125,7 +119,7 @@ struct LiveConnection {
 impl Supervisor {
     pub(super) fn new(connector: Connector) -> Arc<Self> {
         Arc::new(Self {
-            silence: Silence::new(connector.answer),
+            breaker: CircuitBreaker::new(connector.answer),
             bulk_limit: BulkLimit::default(),
             connector,
             slot: Mutex::new(ConnectionSlot {
@@ -144,29 +138,6 @@ impl Supervisor {
             refusals: RefusalLog::default(),
             late: LogEveryMinute::default(),
         })
-    }
-
-    fn replied(
-        &self,
-        cmd: &Cmd,
-        generation: u64,
-        waited: Duration,
-        sent: Option<Instant>,
-        reply: Result<RedisResult<Value>, Elapsed>,
-    ) -> Result<Value, StoreError> {
-        match reply {
-            Ok(reply) => {
-                let received = self.received(Some(cmd), generation, sent, reply);
-                if received.is_ok() {
-                    self.refusals.carried_out(cmd);
-                }
-                received
-            }
-            Err(_) => {
-                self.timed_out(generation, waited);
-                Err(StoreError::new(StoreErrorKind::TimedOut))
-            }
-        }
     }
 
     /// The longest argument that the server takes; `usize::MAX` while no limit is known.
@@ -217,73 +188,12 @@ impl Supervisor {
     fn current(&self) -> Result<Option<LiveConnection>, StoreError> {
         match &self.slot().state {
             ConnectionState::Up(up) => Ok(Some(up.clone())),
-            ConnectionState::Connecting(since) if self.silence.is_too_long(since.elapsed()) => Err(silent()),
+            ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => Err(silent()),
             ConnectionState::Idle | ConnectionState::Connecting(_) => Ok(None),
             ConnectionState::Down(why) => {
                 Err(why.clone().unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
             }
             ConnectionState::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
-        }
-    }
-
-    fn received(
-        &self,
-        cmd: Option<&Cmd>,
-        generation: u64,
-        sent: Option<Instant>,
-        reply: RedisResult<Value>,
-    ) -> Result<Value, StoreError> {
-        let mut answered = false;
-        let error = match reply {
-            Ok(Value::ServerError(error)) => {
-                self.silence.answered(sent);
-                answered = true;
-                let redirects =
-                    || self.connector.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
-                if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
-                    return Ok(Value::ServerError(error));
-                }
-                RedisError::from(error)
-            }
-            Ok(value) => {
-                self.silence.answered(sent);
-                return Ok(value);
-            }
-            Err(error) => error,
-        };
-        let (mut kind, fate) = classify(&error);
-        let is_too_long = is_protocol(&error);
-        if kind == StoreErrorKind::Unavailable && !answered {
-            // The command was sent and its answer is lost, so it may have run.
-            kind = StoreErrorKind::Broken;
-        }
-        if let Some(cmd) = cmd.filter(|_| is_too_long || kind == StoreErrorKind::Broken) {
-            self.bulk_limit.broken_by(cmd, is_too_long);
-        }
-        if code(&error) == Some("NOREPLICAS") {
-            self.connector.doubt();
-        }
-        let is_news =
-            fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
-        let failure = store_error(kind, error);
-        match fate {
-            ConnectionFate::Keep => self.log_refusal(&failure, is_news),
-            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered && !is_too_long)),
-        }
-        Err(failure)
-    }
-
-    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check: with little traffic, each
-    /// lost command would count as a single slow one.
-    fn timed_out(&self, generation: u64, waited: Duration) {
-        if *self.changes.borrow() != generation {
-            return;
-        }
-        if !self.silence.timed_out(waited) {
-            self.log_late(waited);
-            self.suspect();
-        } else {
-            self.lose(generation, &silent(), Loss::Doubtful);
         }
     }
 
@@ -315,17 +225,6 @@ impl Supervisor {
         warn_if!(log::REDIS, is_news, reason = %self.connector.text_of(why), "lost the connection to redis");
         self.suspect();
         self.changed();
-    }
-
-    /// Logs a warning, because the server will refuse the same command of every request.
-    fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
-        warn_if!(log::REDIS, is_news, reason = %self.connector.text_of(refusal), "redis refuses a command");
-    }
-
-    /// Logs a warning about a command that timed out, if the connection is retained.
-    fn log_late(&self, waited: Duration) {
-        let reason = self.connector.text_of(&StoreError::new(StoreErrorKind::TimedOut));
-        warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 
     fn read(&self, reading: &TimedReading) {
@@ -368,7 +267,7 @@ impl Supervisor {
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {
             ConnectionState::Idle => (LinkState::Idle, None),
-            ConnectionState::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
+            ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => {
                 (LinkState::Down, Some(silent()))
             }
             ConnectionState::Connecting(_) => (LinkState::Connecting, None),

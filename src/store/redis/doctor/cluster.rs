@@ -41,42 +41,8 @@ pub(super) async fn examine(
         findings.push(found.cost(ALONE).advice(advice));
         return None;
     };
-    let alone: Vec<_> =
-        masters.iter().filter(|master| master.replicas == 0).map(|master| master.name()).collect();
-    let found = format!("{} masters", masters.len());
-    findings.push(if unserved > 0 {
-        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by no node"))
-            .cost(format!("for their keys {ALONE}; by default the whole cluster takes no commands then"))
-            .advice("redis-cli --cluster check, and fix")
-    } else if alone.is_empty() {
-        Finding::ok("cluster", format!("{found} serve all slots, each with a replica or more"))
-    } else {
-        Finding::warning(
-            "cluster",
-            format!("{found} serve all slots; without a replica: {}", alone.join(", ")),
-        )
-        .cost(format!("when one of these is down, for its keys {ALONE}; by default for all keys"))
-        .advice("a replica for each master")
-    });
-    let (mut clocks, mut reached) = (Vec::new(), Vec::new());
-    for master in &masters {
-        let started = Instant::now();
-        match open(master).await {
-            Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
-            Err(error) => {
-                let known = master.server.connector.advice(&error);
-                let found = format!("{} can not be reached: {}", master.name(), unquoted(error));
-                let cost = format!("for its keys {ALONE}; by default for all keys, once the others miss it");
-                let advice = known.unwrap_or("is it up, and where the cluster says?");
-                findings.push(Finding::problem("master", found).cost(cost).advice(advice));
-                continue;
-            }
-        }
-        reached.push(master.name());
-        let found =
-            format!("{} opened in {:.1?}, {} replicas", master.name(), started.elapsed(), master.replicas);
-        findings.push(Finding::ok("master", found));
-    }
+    findings.push(coverage(&masters, unserved));
+    let (clocks, reached) = reach(&masters, findings).await;
     findings.extend(clock_difference(&clocks));
     let samples = cluster.samples(name);
     let target =
@@ -89,6 +55,52 @@ pub(super) async fn examine(
     // At any node: a message that is published at one node must reach all.
     let inbox = cluster.any_node(ANSWER);
     Some(ExaminedServer { connector, inbox, name, reached })
+}
+
+/// Reports slots without a master, and masters without a replica.
+fn coverage(masters: &[MasterNode], unserved: usize) -> Finding {
+    let alone: Vec<_> =
+        masters.iter().filter(|master| master.replicas == 0).map(|master| master.name()).collect();
+    let found = format!("{} masters", masters.len());
+    if unserved > 0 {
+        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by no node"))
+            .cost(format!("for their keys {ALONE}; by default the whole cluster takes no commands then"))
+            .advice("redis-cli --cluster check, and fix")
+    } else if alone.is_empty() {
+        Finding::ok("cluster", format!("{found} serve all slots, each with a replica or more"))
+    } else {
+        let found = format!("{found} serve all slots; without a replica: {}", alone.join(", "));
+        Finding::warning("cluster", found)
+            .cost(format!("when one of these is down, for its keys {ALONE}; by default for all keys"))
+            .advice("a replica for each master")
+    }
+}
+
+/// Connects to each master. Returns the clocks, and the names of those that can be reached.
+async fn reach(
+    masters: &[MasterNode],
+    findings: &mut Vec<Finding>,
+) -> (Vec<(String, TimedReading)>, Vec<String>) {
+    let (mut clocks, mut reached) = (Vec::new(), Vec::new());
+    for master in masters {
+        let (name, started) = (master.name(), Instant::now());
+        findings.push(match open(master).await {
+            Ok((_, reading)) => {
+                clocks.extend(reading.map(|reading| (name.clone(), reading)));
+                let (took, replicas) = (started.elapsed(), master.replicas);
+                let found = format!("{name} opened in {took:.1?}, {replicas} replicas");
+                reached.push(name);
+                Finding::ok("master", found)
+            }
+            Err(error) => {
+                let known = master.server.connector.advice(&error);
+                Finding::problem("master", format!("{name} can not be reached: {}", unquoted(error)))
+                    .cost(format!("for its keys {ALONE}; by default for all keys, once the others miss it"))
+                    .advice(known.unwrap_or("is it up, and where the cluster says?"))
+            }
+        });
+    }
+    (clocks, reached)
 }
 
 /// Examines what differs by node: users, rights and settings. `findings` are about the node that `target` and `commands` lead

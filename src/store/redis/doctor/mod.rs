@@ -22,8 +22,9 @@ use uuid::Uuid;
 use self::rights::{ALONE, ANSWER, Examination, ExaminedServer, one, words};
 use super::RedisStore;
 use super::commands::{Commands, by_route};
+use super::connection::connector::Connector;
 use super::endpoint::{TimedReading, host_ms, read_clock};
-use super::errors::{bounded, unquoted};
+use super::errors::{bounded, io_error_of, unquoted};
 use super::subscriber::channel;
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, StoreError};
@@ -41,7 +42,7 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
     match timeout(TOTAL, checkup.run()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => checkup.broke_off(error),
-        Err(_) => checkup.broke_off(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        Err(_) => checkup.broke_off(io_error_of(std::io::ErrorKind::TimedOut)),
     }
     checkup.findings
 }
@@ -74,25 +75,14 @@ impl Examination<'_> {
         // The guard allows little time for an answer. With more, the report can say how slow the server is.
         (target.connector.answer, target.inbox.answer) = (ANSWER, ANSWER);
         let ExaminedServer { connector, inbox, name, .. } = &target;
-        let started = Instant::now();
-        let (mut commands, reading) = match connector.commands().await {
-            Ok(opened) => opened,
-            Err(error) => {
-                let known = connector.advice(&error);
-                let found = Finding::problem("connection", format!("can not be opened: {}", unquoted(error)));
-                let advice = known.unwrap_or("address, TLS, user and password; is the server up?");
-                self.findings.push(found.cost(ALONE).advice(advice));
-                return Ok(());
-            }
-        };
-        self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
+        let Some((mut commands, reading)) = self.connect(connector).await else { return Ok(()) };
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
         self.findings.extend(server::of_greeting(
             greeting,
             self.store.connections.topology,
             connector.address().as_deref(),
         ));
-        if let (Some(sentinel), Some(primary)) = (connector.sentinel(), connector.address()) {
+        if let (Some(sentinel), Some(primary)) = (connector.endpoint.sentinel(), connector.address()) {
             self.findings.push(server::examine_sentinels(sentinel, &primary).await);
         }
         self.findings.extend(examine_replicas(&mut commands, self.ask.replicas, &self.user()).await?);
@@ -120,26 +110,45 @@ impl Examination<'_> {
         Ok(())
     }
 
+    /// Opens the connection for the examination.
+    async fn connect(
+        &mut self,
+        connector: &Connector,
+    ) -> Option<(MultiplexedConnection, Option<TimedReading>)> {
+        let started = Instant::now();
+        match connector.commands().await {
+            Ok(opened) => {
+                self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
+                Some(opened)
+            }
+            Err(error) => {
+                let known = connector.advice(&error);
+                let found = Finding::problem("connection", format!("can not be opened: {}", unquoted(error)));
+                let advice = known.unwrap_or("address, TLS, user and password; is the server up?");
+                self.findings.push(found.cost(ALONE).advice(advice));
+                None
+            }
+        }
+    }
+
     /// Reports the guard's own state, without a request to the server.
     fn guard(&mut self) {
         let health = self.store.health();
-        match (health.commands, health.breaker) {
+        let (cost, advice) = match (health.commands, health.breaker) {
             // A guard that was shut down is reported elsewhere.
-            (LinkState::Closed, _) => {}
-            (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
-            (_, Breaker::Partly) => {
-                let cost = format!("of its keys, those of the masters that can not be reached: {ALONE}");
-                let advice = "it connects again by itself; see what is said of the masters";
-                let found = Finding::problem("guard", health.to_string());
-                self.findings.push(found.cost(cost).advice(advice));
-            }
-            (_, Breaker::Open) => {
-                let advice = "it connects again by itself; if the connection below can be opened, the outage has \
-                              just ended, or the server is slower than command_timeout";
-                let found = Finding::problem("guard", health.to_string());
-                self.findings.push(found.cost(ALONE).advice(advice));
-            }
-        }
+            (LinkState::Closed, _) => return,
+            (_, Breaker::Closed) => return self.findings.push(Finding::ok("guard", health.to_string())),
+            (_, Breaker::Partly) => (
+                format!("of its keys, those of the masters that can not be reached: {ALONE}"),
+                "it connects again by itself; see what is said of the masters",
+            ),
+            (_, Breaker::Open) => (
+                ALONE.to_owned(),
+                "it connects again by itself; if the connection below can be opened, the outage has just ended, or the \
+                 server is slower than command_timeout",
+            ),
+        };
+        self.findings.push(Finding::problem("guard", health.to_string()).cost(cost).advice(advice));
     }
 
     fn broke_off(&mut self, error: RedisError) {
@@ -215,21 +224,20 @@ impl TimeBounds {
             };
             format!("a server nearer by, or command_timeout{also} of at least {ms}{lease} ms")
         };
-        let mut findings = vec![if median >= command {
-            let found = format!("{measured}; command_timeout is {command:.0?}");
-            Finding::problem("latency", found)
+        let too_slow = || format!("{measured}; command_timeout is {command:.0?}");
+        let latency = if median >= command {
+            Finding::problem("latency", too_slow())
                 .cost(format!("most commands time out: {ALONE}"))
                 .advice(raise(median * 4))
         } else if worst >= command {
-            let found = format!("{measured}; command_timeout is {command:.0?}");
-            Finding::warning("latency", found)
+            Finding::warning("latency", too_slow())
                 .cost("a command that takes that long is given up, and its request loads without the fleet")
                 .advice(raise(worst * 2))
         } else {
-            Finding::ok("latency", measured)
-        }];
+            Finding::ok("latency", &measured)
+        };
         // A cold key needs a look-up, an acquire, and after a wait another acquire.
-        findings.push(if median >= command || median * 2 >= budget {
+        let settings = if median >= command || median * 2 >= budget {
             // Without the second round trip nothing is ever stored.
             let found = format!(
                 "coordination_budget ({budget:.0?}) and command_timeout ({command:.0?}) have no room for the two round \
@@ -253,8 +261,8 @@ impl TimeBounds {
                 "budget {budget:.0?}, command {command:.0?} and lease {lease:.0?} have room for this latency"
             );
             Finding::ok("settings", found)
-        });
-        findings
+        };
+        vec![latency, settings]
     }
 }
 

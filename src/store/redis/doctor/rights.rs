@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::health::Finding;
 use crate::store::redis::RedisStore;
-use crate::store::redis::connection::connector::{Connector, MessageSink, MessageStream};
+use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink, MessageStream};
 use crate::store::redis::errors::{bounded, classify, reason, store_error, unquoted};
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::CallForm;
@@ -102,30 +102,8 @@ pub(super) const COPIES_ONLY: [&str; 4] = ["HDEL", "HGETALL", "HMGET", "HSET"];
 
 /// The commands for `ACL DRYRUN`, with their arguments after the key: those above and those of the guard's scripts, except
 /// commands without a key and those that [`plain`] sends.
-const DRY: [(&str, &[&str]); 22] = [
-    ("SET", &["x"]),
-    ("PTTL", &[]),
-    ("PEXPIRE", &["1"]),
-    ("LPOS", &["x"]),
-    ("RPUSH", &["x"]),
-    ("STRLEN", &[]),
-    ("GETRANGE", &["0", "0"]),
-    ("LRANGE", &["0", "0"]),
-    ("LPOP", &[]),
-    ("EXISTS", &[]),
-    ("INCR", &[]),
-    ("LLEN", &[]),
-    ("LREM", &["0", "x"]),
-    ("ZADD", &["1", "x"]),
-    ("ZCARD", &[]),
-    ("ZRANGE", &["0", "0"]),
-    ("ZREM", &["x"]),
-    ("ZREMRANGEBYSCORE", &["0", "1"]),
-    ("HGETALL", &[]),
-    ("HMGET", &["x"]),
-    ("HSET", &["x", "x"]),
-    ("HDEL", &["x"]),
-];
+const DRY: &str = "SET x, PTTL, PEXPIRE 1, LPOS x, RPUSH x, STRLEN, GETRANGE 0 0, LRANGE 0 0, LPOP, EXISTS, INCR, LLEN, LREM 0 x, ZADD 1 x, \
+                   ZCARD, ZRANGE 0 0, ZREM x, ZREMRANGEBYSCORE 0 1, HGETALL, HMGET x, HSET x x, HDEL x";
 
 pub(super) struct RightsTrial {
     pub(super) findings: Vec<Finding>,
@@ -185,60 +163,37 @@ impl RefusedRights {
     /// Advises rights on the namespace of the key `name` only: this user must not reach other services' keys.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
         let Self { guard, locks, copies, publish, writes, unseen } = self;
-        let advice = |what: &[String]| {
-            let mut rules: Vec<String> = Vec::new();
-            for rule in what.iter().flat_map(|what| match what.split_once(" on ") {
-                Some((command, keys)) => {
-                    [vec![format!("+{}", command.to_lowercase())], patterns(keys, name)].concat()
-                }
-                None => vec![format!("+{}", what.to_lowercase())],
-            }) {
-                if !rules.contains(&rule) {
-                    rules.push(rule);
-                }
-            }
-            let rules = rules.join(" ");
-            format!("ACL SETUSER {user} {rules} (and no rename-command); docs/redis.md has the whole list")
-        };
+        let may_not = |what: &[String]| format!("`{user}` may not {}", what.join(", "));
         let mut findings = Vec::new();
         if !guard.is_empty() {
-            let found = Finding::problem("rights", format!("`{user}` may not {}", guard.join(", ")));
-            let again = if guard.iter().any(|what| what == "SET") {
-                "; then look again: without SET not everything could be tried"
-            } else {
-                ""
+            let again = match guard.iter().any(|what| what == "SET") {
+                true => "; then look again: without SET not everything could be tried",
+                false => "",
             };
-            findings.push(found.cost(ALONE).advice(advice(&guard) + again));
+            let found = Finding::problem("rights", may_not(&guard));
+            findings.push(found.cost(ALONE).advice(advised_rules(&guard, user, name) + again));
         }
         if unseen {
             let found = "neither EVAL nor ACL DRYRUN is permitted: what scripts call could not be tried";
             findings.push(Finding::note("rights", found).advice("+eval first, and look again"));
         }
-        if !locks.is_empty() {
-            let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
-            let cost = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
-            findings.push(found.cost(cost).advice(advice(&locks)));
-        }
-        if !copies.is_empty() {
-            let found = Finding::warning("rights", format!("`{user}` may not {}", copies.join(", ")));
-            let cost = "no value is served from memory (local_for), and where another process of this namespace does that, \
-                        invalidations by this one fail";
-            findings.push(found.cost(cost).advice(advice(&copies)));
+        let of_locks = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
+        let of_copies = "no value is served from memory (local_for), and where another process of this namespace does that, \
+                         invalidations by this one fail";
+        for (what, cost) in [(locks, of_locks), (copies, of_copies)] {
+            if !what.is_empty() {
+                let found = Finding::warning("rights", may_not(&what));
+                findings.push(found.cost(cost).advice(advised_rules(&what, user, name)));
+            }
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
-            findings.push(
-                found.cost(WITHOUT_NOTIFICATIONS).advice(format!("ACL SETUSER {user} +publish &sg1:*")),
-            );
+            let advice = format!("ACL SETUSER {user} +publish &sg1:*");
+            findings.push(found.cost(WITHOUT_NOTIFICATIONS).advice(advice));
         }
         if let Some(writes) = writes {
             let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
-            let cost = format!("nothing is stored; {ALONE}");
-            findings.push(found.cost(cost).advice(
-                "OOM: memory or another maxmemory-policy; READONLY: this is a replica; \
-                 MISCONF: its disk; NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that \
-                 no node serves (redis-cli --cluster check, and fix)",
-            ));
+            findings.push(found.cost(format!("nothing is stored; {ALONE}")).advice(ON_REFUSED_WRITES));
         }
         if findings.is_empty() {
             findings
@@ -246,6 +201,26 @@ impl RefusedRights {
         }
         findings
     }
+}
+
+/// The advice for a server that refuses writes.
+const ON_REFUSED_WRITES: &str = "OOM: memory or another maxmemory-policy; READONLY: this is a replica; MISCONF: its disk; \
+     NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that no node serves (redis-cli --cluster check, and fix)";
+
+/// The advice to give this user the rights to these commands, and to keys `on` which it may not use.
+fn advised_rules(what: &[String], user: &str, name: &str) -> String {
+    let mut rules: Vec<String> = Vec::new();
+    for what in what {
+        let (command, keys) = what.split_once(" on ").unwrap_or((what, ""));
+        let keys = if keys.is_empty() { Vec::new() } else { patterns(keys, name) };
+        for rule in [vec![format!("+{}", command.to_lowercase())], keys].concat() {
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        }
+    }
+    let rules = rules.join(" ");
+    format!("ACL SETUSER {user} {rules} (and no rename-command); docs/redis.md has the whole list")
 }
 
 /// Key patterns for `sg1:KIND:*`, or for all kinds, in the namespace of the key `name` only. One pattern covers the kinds
@@ -276,18 +251,17 @@ pub(super) async fn examine(
     let mut refused = RefusedRights::default();
     plain(commands, name, &mut refused).await?;
     let sent = Instant::now();
-    let mut answer =
-        one(commands, scripts::DOCTOR.call(CallForm { sha1: true, spread: false }, name, 64).arg(channel))
-            .await?;
-    if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
-        refused.add("EVALSHA", &refusal_text(&answer));
-    }
-    if matches!(&answer, Value::ServerError(_)) {
-        answer = one(
-            commands,
-            scripts::DOCTOR.call(CallForm { sha1: false, spread: false }, name, 64).arg(channel),
-        )
-        .await?;
+    let call = |sha1| {
+        let mut call = scripts::DOCTOR.call(CallForm { sha1, spread: false }, name, 64);
+        call.arg(channel);
+        call
+    };
+    let mut answer = one(commands, call(true)).await?;
+    if let Value::ServerError(error) = &answer {
+        if error.code() != "NOSCRIPT" {
+            refused.add("EVALSHA", &refusal_text(&answer));
+        }
+        answer = one(commands, call(false)).await?;
     }
     let (mut published_at, mut receivers) = (None, 0);
     match refused.add_all(&answer) {
@@ -305,9 +279,9 @@ pub(super) async fn examine(
 
 /// Reads from the script's answer which commands of loads it could not call. Leaves out the commands that only locks or
 /// local copies need, PUBLISH, and a refusal of all writes.
-pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
+pub(crate) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
     let mut refused = RefusedRights::default();
-    refused.add_all(answer)?;
+    refused.add_all(&answer)?;
     Some(refused.guard)
 }
 
@@ -353,11 +327,15 @@ async fn dry_run(
     user: &str,
     refused: &mut RefusedRights,
 ) -> RedisResult<()> {
-    let mut pipeline = redis::pipe();
-    for (what, args) in DRY {
+    let (mut pipeline, mut tried) = (redis::pipe(), Vec::new());
+    for command in DRY.split(", ") {
+        let mut words = command.split(' ');
+        let what = words.next().unwrap_or_default();
+        let args: Vec<_> = words.collect();
         pipeline.cmd("ACL").arg("DRYRUN").arg(user).arg(what).arg(format!("sg1:e:{{{name}}}")).arg(args);
+        tried.push(what);
     }
-    for ((what, _), answer) in DRY.into_iter().zip(all(commands, &pipeline).await?) {
+    for (what, answer) in tried.into_iter().zip(all(commands, &pipeline).await?) {
         match answer {
             Value::Okay => {}
             Value::BulkString(why) => refused.add(what, &String::from_utf8_lossy(&why)),
@@ -375,7 +353,7 @@ fn refusal_text(answer: &Value) -> String {
 }
 
 /// At how many nodes to try a subscription: each node that hangs takes time.
-const MAX_SUBSCRIBE_ATTEMPTS: usize = 3;
+const MOST_SUBSCRIBE_TRIES: usize = 3;
 
 impl Examination<'_> {
     /// Subscribes as the guard does, to a channel that no other client uses.
@@ -385,7 +363,7 @@ impl Examination<'_> {
         channel: &str,
     ) -> Option<(MessageSink, MessageStream)> {
         let mut subscribed = subscribe_at(connector, channel).await;
-        for _ in 1..self.store.commands.count().min(MAX_SUBSCRIBE_ATTEMPTS) {
+        for _ in 1..self.store.commands.count().min(MOST_SUBSCRIBE_TRIES) {
             match &subscribed {
                 Err(error) if classify(error).0 != StoreErrorKind::Refused => {
                     // As the guard does: any other node will do.
@@ -442,7 +420,7 @@ impl Examination<'_> {
 }
 
 async fn subscribe_at(connector: &Connector, channel: &str) -> RedisResult<(MessageSink, MessageStream)> {
-    let (mut sink, messages) = bounded(ANSWER * 2, connector.inbox()).await?.messages.split();
+    let Inbound { mut sink, messages, .. } = bounded(ANSWER * 2, connector.inbox()).await?;
     bounded(ANSWER, sink.subscribe(channel)).await?;
     Ok((sink, messages))
 }

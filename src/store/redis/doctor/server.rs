@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::rights::{ALONE, ANSWER, all, lacked_by_loads, one, pairs, text};
 use crate::health::{Finding, Topology};
-use crate::store::redis::commands::{Commands, refused, run};
-use crate::store::redis::errors::{THEIR_PASSWORD, advised, bounded, is_login, unexpected, unquoted};
+use crate::store::redis::commands::Commands;
+use crate::store::redis::errors::{THEIR_PASSWORD, advised, bounded, is_login, unquoted};
 use crate::store::redis::scripts;
 use crate::store::redis::subscriber::channel;
 use crate::store::{StoreError, StoreErrorKind};
@@ -220,11 +220,11 @@ pub(super) async fn probe_at(
     let args = |cmd: &mut Cmd| {
         cmd.arg(&unused_channel);
     };
-    let answer = match run(commands, &scripts::PROBE, name, 64, args, within).await {
+    let probed = commands.run(&scripts::PROBE, name, (64, args), within, lacked_by_loads);
+    let lacked = match probed.await {
         Err(error) if error.kind != StoreErrorKind::Refused => return Ok(Some(error)),
-        answer => answer?,
+        lacked => lacked?,
     };
-    let lacked = lacked_by_loads(&answer).ok_or_else(|| refused(unexpected()))?;
     if lacked.is_empty() {
         return Ok(None);
     }

@@ -52,13 +52,8 @@ fn no_wall_clock_is_read() {
         1
     }
     let sources = crate::support::root().join("src");
-    let of_locks = [
-        "lock",
-        "store/protocol.rs",
-        "store/wake_locks.rs",
-        "store/redis/contract.rs",
-        "store/redis/commands",
-    ];
+    let of_locks =
+        ["lock", "store/protocol.rs", "store/wake_locks.rs", "store/redis/contract", "store/redis/commands"];
     let files: usize = of_locks.iter().map(|path| no_clock_in(&sources.join(path))).sum();
     assert!(files > 10);
 }

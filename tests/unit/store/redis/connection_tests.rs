@@ -1,10 +1,11 @@
 //! A connection that breaks or falls silent while it is not used.
 
 use futures_util::FutureExt as _;
-use redis::Client;
+use redis::{Client, Cmd, Value};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
+use super::send::SendMode;
 use super::*;
 use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
@@ -12,8 +13,12 @@ use crate::store::redis::errors::reason;
 use tokio::time::timeout;
 
 impl Supervisor {
-    pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        self.send_noting(cmd, within, OnBreak::Fail).await.map(|(reply, _)| reply)
+    pub(crate) async fn send_once(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<Value, StoreError> {
+        self.send(cmd, within, SendMode::Once).await.map(|(reply, _)| reply)
     }
 }
 
@@ -104,7 +109,7 @@ async fn a_used_connection_is_not_checked() {
     let used = async {
         let before = *look_count.borrow();
         for _ in 0..40 {
-            supervisor.silence.answered(None);
+            supervisor.breaker.record_answer(None);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         *look_count.borrow() - before
@@ -121,7 +126,7 @@ async fn a_lost_command_causes_a_check_of_the_connection() {
     let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
     let mut generations = supervisor.generations();
     let generation = *generations.borrow_and_update();
-    supervisor.timed_out(generation, Duration::from_millis(50));
+    supervisor.handle_timeout(generation, Duration::from_millis(50));
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
@@ -137,10 +142,10 @@ async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_conne
     let supervisor = Supervisor::new(Connector::new(&Client::open(url).expect("an address"), answer));
     let get = redis::cmd("GET").arg("k").to_owned();
     for _ in 0..2 {
-        let why = supervisor.send(&get, answer).await.expect_err("it says nothing");
+        let why = supervisor.send_once(&get, answer).await.expect_err("it says nothing");
         assert_eq!(why.kind, StoreErrorKind::Unavailable, "it was not sent");
     }
-    let third = supervisor.send(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
+    let third = supervisor.send_once(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
     assert_eq!(third.expect_err("it says nothing").kind, StoreErrorKind::Unavailable);
     assert_eq!(supervisor.link().0, LinkState::Down);
     // A caller that only connects waits for the result of the attempt.
@@ -165,7 +170,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
     let left = async {
         loop {
-            if let Err(error) = supervisor.send(&get, Duration::from_secs(1)).await {
+            if let Err(error) = supervisor.send_once(&get, Duration::from_secs(1)).await {
                 return error;
             }
         }
@@ -274,7 +279,7 @@ async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
     for (breaks, sent, record_answer) in [(1, 2, true), (3, 2, false)] {
         let (url, seen) = breaking_server(breaks).await;
         let supervisor = patient_supervisor(&url).await;
-        let read = supervisor.send_noting(&get, Duration::from_secs(10), OnBreak::Repeat).await;
+        let read = supervisor.send(&get, Duration::from_secs(10), SendMode::Repeat).await;
         assert_eq!((*seen.borrow(), read.is_ok()), (sent, record_answer), "{breaks} breaks: {read:?}");
     }
 }
@@ -285,9 +290,10 @@ async fn a_command_that_may_not_run_twice_is_not_repeated() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
     let (url, seen) = breaking_server(1).await;
     let supervisor = patient_supervisor(&url).await;
-    let broken = supervisor.send(&get, Duration::from_secs(10)).await.expect_err("the server has closed it");
+    let broken =
+        supervisor.send_once(&get, Duration::from_secs(10)).await.expect_err("the server has closed it");
     assert_eq!((broken.kind, *seen.borrow()), (StoreErrorKind::Broken, 1));
-    supervisor.send(&get, Duration::from_secs(10)).await.expect("it waits for the new connection");
+    supervisor.send_once(&get, Duration::from_secs(10)).await.expect("it waits for the new connection");
 }
 
 /// The breaker: callers do not wait for a server that accepts connections and breaks each of them.
@@ -296,10 +302,8 @@ async fn callers_do_not_wait_after_a_second_break() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
     let (url, _seen) = breaking_server(usize::MAX).await;
     let supervisor = patient_supervisor(&url).await;
-    supervisor
-        .send_noting(&get, Duration::from_secs(10), OnBreak::Repeat)
-        .await
-        .expect_err("it is broken twice");
-    let refused = supervisor.send(&get, Duration::from_secs(10)).now_or_never().expect("it does not wait");
+    supervisor.send(&get, Duration::from_secs(10), SendMode::Repeat).await.expect_err("it is broken twice");
+    let refused =
+        supervisor.send_once(&get, Duration::from_secs(10)).now_or_never().expect("it does not wait");
     assert_eq!(refused.expect_err("there is no connection").kind, StoreErrorKind::Unavailable);
 }

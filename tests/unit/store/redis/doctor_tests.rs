@@ -23,9 +23,7 @@ fn called(is_selected: impl Fn(&str) -> bool) -> BTreeSet<String> {
 }
 
 fn is_of_locks(script: &str) -> bool {
-    script.starts_with("mutex")
-        || script.starts_with("semaphore")
-        || ["tell_sooner", "passing", "length", "waiting", "leave", "roll"].contains(&script)
+    ["lock_", "mutex", "semaphore"].iter().any(|kind| script.starts_with(kind))
 }
 
 #[test]

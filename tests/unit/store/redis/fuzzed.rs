@@ -3,10 +3,8 @@
 use redis::{RedisError, Value};
 use uuid::Uuid;
 
-use super::commands::entry_steps;
-use super::commands::entry_steps::AcquireReply;
-use super::commands::entry_steps::Executed;
 use super::commands::lock_steps;
+use super::contract::{AcquireReply, read_acquire, read_change, read_renew_member};
 use super::errors::{classify, reason, store_error};
 use super::{contract, doctor, endpoint, inbox, keyspace};
 use crate::store::Taken;
@@ -29,9 +27,7 @@ fn token(text: &[u8]) {
 /// Parses the bytes as the reply to each of the commands.
 fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
-    if let Some(Executed::InTime(AcquireReply::Acquired(Acquired::Held { holder, .. }))) =
-        entry_steps::read_acquire(reply.clone())
-    {
+    if let Some(AcquireReply::Acquired(Acquired::Held { holder, .. })) = read_acquire(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
     let _ = lock_steps::to_go_on(reply.clone());
@@ -46,8 +42,8 @@ fn reply(bytes: &[u8]) {
         assert!(state.available <= state.capacity);
     }
     let _ = contract::id(reply.clone());
-    let _ = entry_steps::read_announce(reply.clone(), Uuid::nil());
-    let _ = entry_steps::read_renew_member(reply.clone(), 0);
+    let _ = read_change(reply.clone(), Uuid::nil());
+    let _ = read_renew_member(reply.clone());
     let _ = endpoint::is_primary(reply.clone());
     if let Value::Array(answers) = &reply {
         let _ = endpoint::reading(answers.clone(), tokio::time::Instant::now());

@@ -11,7 +11,7 @@ use node::{NIL, Node, dead, sent_on};
 use super::*;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::{Commands, Route};
-use crate::store::redis::connection::OnBreak;
+use crate::store::redis::connection::send::SendMode;
 
 const ANSWER: Duration = Duration::from_millis(500);
 /// Longer than a busy machine pauses.
@@ -52,7 +52,7 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Sends a GET about this key.
 async fn get(cluster: &Arc<Cluster>, key: &str, within: Duration) -> Result<Value, StoreError> {
     let get = redis::cmd("GET").arg("k").to_owned();
-    cluster.send_noting(key, &get, within, OnBreak::Fail).await.map(|(reply, _)| reply)
+    cluster.send(key, &get, within, SendMode::Once).await.map(|(reply, _)| reply)
 }
 
 /// A key in the first half of the slots, or in the second.
@@ -79,7 +79,7 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     assert_eq!(master(&cluster, slot_of(&key)), Some(second.address.clone()));
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 2, "it is known");
     eventually("the nodes are queried", || first.slot_queries() > before).await;
-    cluster.moved(8_192, &third.address).expect("an address");
+    cluster.moved(8_192, third.address.clone()).expect("an address");
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 3, "it is new");
     assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
     assert_eq!(master(&cluster, 8_193), Some(second.address.clone()));
@@ -167,7 +167,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     assert_eq!(error.kind, StoreErrorKind::Transient);
     assert!(error.source.is_some_and(|why| why.to_string().contains("redis-cli --cluster check")));
     assert_eq!(cluster.coverage().expect("a map").unserved, 191);
-    cluster.moved(8_100, &node.address).expect("an address");
+    cluster.moved(8_100, node.address.clone()).expect("an address");
     assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until a node reports another");
 
     // A master for those slots is found, even without commands.
@@ -225,7 +225,7 @@ async fn a_suspicion_examines_masters_and_slots() {
     // The number of examinations is limited, even if there is news all the time.
     let before = nodes[0].slot_queries();
     for _ in 0..50 {
-        cluster.looks.news();
+        cluster.looks.news.notify_one();
         sleep(Duration::from_millis(10)).await;
     }
     assert!(nodes[0].slot_queries() - before <= 10, "{}", nodes[0].slot_queries() - before);
@@ -258,8 +258,8 @@ async fn a_closed_cluster_sends_no_commands() {
     assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
     // A command in flight at the close, which is then sent to another node.
-    let late = cluster.moved(0, &second.address).expect("an address");
-    assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
+    let late = cluster.moved(0, second.address.clone()).expect("an address").server;
+    assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON, SendMode::Once).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
     assert_eq!(cluster.task.started(), refresh_tasks, "there is no other");
 }

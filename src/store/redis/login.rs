@@ -8,7 +8,7 @@
 //! for.
 
 #[cfg(test)]
-#[path = "../../../../tests/unit/store/redis/login_tests.rs"]
+#[path = "../../../tests/unit/store/redis/login_tests.rs"]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use redis::{Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::observe::with_causes;
 use crate::observe::{LogEveryMinute, log, warn_if};
@@ -34,7 +34,16 @@ pub(crate) struct Login(Option<Arc<Rotation>>);
 
 impl Login {
     pub(crate) fn by(provider: Option<CredentialsProvider>) -> Self {
-        Self(provider.map(Rotation::new))
+        let rotation = |provider| {
+            Arc::new(Rotation {
+                provider,
+                state: Mutex::default(),
+                changes: watch::Sender::new(()),
+                failures: AtomicU64::new(0),
+                log_limit: LogEveryMinute::default(),
+            })
+        };
+        Self(provider.map(rotation))
     }
 
     /// Whether the credentials come from a provider.
@@ -44,18 +53,37 @@ impl Login {
 
     /// The credentials for a new connection; `None` if its client has them. Calls the provider if necessary.
     pub(crate) async fn present(&self) -> RedisResult<Option<Issue>> {
-        match &self.0 {
-            Some(rotation) => rotation.present().await.map(Some),
-            None => Ok(None),
+        let Some(rotation) = &self.0 else { return Ok(None) };
+        let (mut changes, mut has_waited) = (rotation.changes.subscribe(), false);
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&rotation.state).for_new(has_waited);
+            match step {
+                Step::Use(issue) => return Ok(Some(issue)),
+                Step::Fail(why) => return Err(why),
+                Step::Call => rotation.call_provider(),
+                Step::Wait(_) => {
+                    has_waited = true;
+                    let _ = changes.changed().await;
+                }
+            }
         }
     }
 
     /// Waits for credentials later than those of this number, for an open connection. Calls the provider when it is time. May
     /// be dropped at any moment: the call runs in a separate task.
     pub(crate) async fn later_than(&self, number: u64) -> Issue {
-        match &self.0 {
-            Some(rotation) => rotation.later_than(number).await,
-            None => std::future::pending().await,
+        let Some(rotation) = &self.0 else { return std::future::pending().await };
+        let mut changes = rotation.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let step = lock(&rotation.state).for_open(number);
+            match step {
+                Step::Use(issue) => return issue,
+                Step::Call => rotation.call_provider(),
+                Step::Wait(Some(until)) => drop(timeout_at(until, changes.changed()).await),
+                Step::Fail(_) | Step::Wait(None) => drop(changes.changed().await),
+            }
         }
     }
 
@@ -68,12 +96,13 @@ impl Login {
 
     /// How often the provider has failed, or the server has refused its credentials.
     pub(crate) fn failures(&self) -> u64 {
-        self.0.as_ref().map_or(0, |rotation| rotation.failures())
+        self.0.as_ref().map_or(0, |rotation| rotation.failures.load(Ordering::Relaxed))
     }
 
     /// The user of the latest credentials.
     pub(crate) fn user(&self) -> Option<String> {
-        Some(self.0.as_ref()?.latest()?.credentials.username().to_owned())
+        let state = lock(&self.0.as_ref()?.state);
+        Some(state.latest.as_ref()?.credentials.username().to_owned())
     }
 }
 
@@ -269,50 +298,6 @@ impl RotationState {
 }
 
 impl Rotation {
-    fn new(provider: CredentialsProvider) -> Arc<Self> {
-        Arc::new(Self {
-            provider,
-            state: Mutex::default(),
-            changes: watch::Sender::new(()),
-            failures: AtomicU64::new(0),
-            log_limit: LogEveryMinute::default(),
-        })
-    }
-
-    async fn present(self: &Arc<Self>) -> RedisResult<Issue> {
-        let (mut changes, mut has_waited) = (self.changes.subscribe(), false);
-        loop {
-            changes.mark_unchanged();
-            let step = lock(&self.state).for_new(has_waited);
-            match step {
-                Step::Use(issue) => return Ok(issue),
-                Step::Fail(why) => return Err(why),
-                Step::Call => self.call_provider(),
-                Step::Wait(_) => {
-                    has_waited = true;
-                    let _ = changes.changed().await;
-                }
-            }
-        }
-    }
-
-    async fn later_than(self: &Arc<Self>, number: u64) -> Issue {
-        let mut changes = self.changes.subscribe();
-        loop {
-            changes.mark_unchanged();
-            let step = lock(&self.state).for_open(number);
-            match step {
-                Step::Use(issue) => return issue,
-                Step::Call => self.call_provider(),
-                Step::Wait(Some(until)) => tokio::select! {
-                    _ = changes.changed() => {}
-                    () = sleep_until(until) => {}
-                },
-                Step::Fail(_) | Step::Wait(None) => drop(changes.changed().await),
-            }
-        }
-    }
-
     /// Calls the provider in a separate task. Not under the lock: a runtime that is being shut down drops the task inside
     /// `spawn`, and dropping a [`ProviderCall`] takes the lock.
     fn call_provider(self: &Arc<Self>) {
@@ -335,7 +320,7 @@ impl Rotation {
     }
 
     fn failed(&self, why: RedisError) {
-        self.count();
+        self.failures.fetch_add(1, Ordering::Relaxed);
         let is_news = self.log_limit.is_due();
         warn_if!(log::REDIS, is_news, reason = %why, "no new credentials; the present ones are used until they end");
         let mut state = lock(&self.state);
@@ -359,25 +344,13 @@ impl Rotation {
             state.fail();
             state.why = Some(RedisError::from((ErrorKind::AuthenticationFailed, REFUSED)));
         }
-        self.count();
+        self.failures.fetch_add(1, Ordering::Relaxed);
         warn_if!(
             log::REDIS,
             self.log_limit.is_due(),
             "redis refuses the credentials that the provider has given"
         );
         self.changes.send_replace(());
-    }
-
-    fn count(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn failures(&self) -> u64 {
-        self.failures.load(Ordering::Relaxed)
-    }
-
-    fn latest(&self) -> Option<Issue> {
-        lock(&self.state).latest.clone()
     }
 }
 

@@ -1,0 +1,158 @@
+//! The circuit breaker of a connection: it decides when a connection that stays silent is dropped. While there is no connection,
+//! commands fail at once.
+//!
+//! A single slow command does not mean that the connection is broken, and a connection that has died silently never reports it. So
+//! time-outs are combined: after two deadlines without any answer to outstanding commands, the connection is dropped.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::store::redis::errors::{io_error_of, store_error};
+use crate::store::{StoreError, StoreErrorKind};
+
+pub(super) struct CircuitBreaker {
+    created_at: Instant,
+    /// Two deadlines of a command.
+    limit: Duration,
+    /// When the first of the unanswered commands was sent, in milliseconds since `created_at`; 0 after an answer.
+    since: AtomicU64,
+    /// When the latest of them timed out, in milliseconds since `created_at`.
+    until: AtomicU64,
+    /// Whether any command was answered since the last call of [`take_received`](Self::take_received).
+    has_received: AtomicBool,
+}
+
+impl CircuitBreaker {
+    pub(super) fn new(answer: Duration) -> Self {
+        Self {
+            created_at: Instant::now(),
+            limit: answer.saturating_mul(2),
+            since: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            has_received: AtomicBool::new(false),
+        }
+    }
+
+    /// Resets the state for a new connection.
+    pub(super) fn reset(&self) {
+        self.since.store(0, Ordering::Relaxed);
+        self.until.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the time of sending if it matters later. A command with a deadline within the limit is answered in time or
+    /// not at all. Most commands have such a deadline, and reading the clock for each of them would slow the hits.
+    pub(super) fn begin(&self, within: Duration) -> Option<Instant> {
+        (within > self.limit).then(Instant::now)
+    }
+
+    /// Records a reply to a command that was sent at `sent`. A reply within the limit ends the silence; a later reply to a
+    /// command with a long deadline only shows that the server is too slow for all other commands. Writes only if a value
+    /// changes: this is on the hit path.
+    pub(super) fn record_answer(&self, sent: Option<Instant>) {
+        if !self.has_received.load(Ordering::Relaxed) {
+            self.has_received.store(true, Ordering::Relaxed);
+        }
+        if self.since.load(Ordering::Relaxed) != 0 && sent.is_none_or(|sent| sent.elapsed() <= self.limit) {
+            self.since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Records a command that timed out after `waited`; returns whether the silence is too long. Earlier time-outs count
+    /// only if there was no long gap without outstanding commands: the time between two single slow commands is not silence.
+    pub(super) fn record_timeout(&self, waited: Duration) -> bool {
+        let now = millis(self.created_at.elapsed()).max(1);
+        let sent = now.saturating_sub(millis(waited)).max(1);
+        let before = self.until.swap(now, Ordering::Relaxed);
+        let has_gap = Duration::from_millis(sent.saturating_sub(before)) > self.limit;
+        let since = match self.since.load(Ordering::Relaxed) {
+            earlier if earlier != 0 && !has_gap => earlier,
+            _ => {
+                self.since.store(sent, Ordering::Relaxed);
+                sent
+            }
+        };
+        self.trips_after(Duration::from_millis(now.saturating_sub(since)))
+    }
+
+    pub(super) fn trips_after(&self, silence: Duration) -> bool {
+        silence >= self.limit
+    }
+
+    /// Whether any command was answered since the last call.
+    pub(super) fn take_received(&self) -> bool {
+        self.has_received.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// The error for commands to a server that stays silent.
+pub(super) fn silent() -> StoreError {
+    store_error(StoreErrorKind::Unavailable, io_error_of(std::io::ErrorKind::TimedOut))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const ANSWER: Duration = Duration::from_millis(50);
+
+    /// Sends a command with the deadline `within` that is not answered; returns whether the connection is dropped.
+    async fn in_vain(breaker: &CircuitBreaker, within: Duration) -> bool {
+        advance(within).await;
+        breaker.record_timeout(within)
+    }
+
+    /// Sends a command with a deadline of a second that is answered after `took`.
+    async fn answered_after(breaker: &CircuitBreaker, took: Duration) {
+        let sent = breaker.begin(Duration::from_secs(1));
+        advance(took).await;
+        breaker.record_answer(sent);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_deadlines_of_silence_end_the_connection() {
+        let breaker = CircuitBreaker::new(ANSWER);
+        assert!(!in_vain(&breaker, ANSWER).await);
+        advance(ANSWER / 2).await;
+        assert!(in_vain(&breaker, ANSWER).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_in_time_ends_the_silence() {
+        let breaker = CircuitBreaker::new(ANSWER);
+        for _ in 0..10 {
+            assert!(!in_vain(&breaker, ANSWER).await);
+            answered_after(&breaker, ANSWER).await;
+        }
+    }
+
+    /// Regression: locks use a deadline of a second. A server had become slower than the deadline of all other commands. Its
+    /// late answers to locks prevented the drop of the connection, and each request waited for its whole deadline.
+    #[tokio::test(start_paused = true)]
+    async fn a_late_answer_to_a_command_with_a_long_deadline_does_not_end_the_silence() {
+        let breaker = CircuitBreaker::new(ANSWER);
+        let sent = breaker.begin(Duration::from_secs(1));
+        assert!(!in_vain(&breaker, ANSWER).await);
+        advance(ANSWER + Duration::from_millis(1)).await;
+        breaker.record_answer(sent);
+        assert!(in_vain(&breaker, ANSWER).await);
+        assert!(breaker.take_received(), "it is there, though slow");
+    }
+
+    /// Regression: an hour in which no command was sent was counted as an hour in which the server did not answer.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_between_two_slow_commands_is_not_silence() {
+        let breaker = CircuitBreaker::new(ANSWER);
+        for _ in 0..3 {
+            assert!(!in_vain(&breaker, ANSWER).await);
+            advance(Duration::from_secs(3600)).await;
+        }
+    }
+}

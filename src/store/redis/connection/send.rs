@@ -1,0 +1,220 @@
+//! Sends commands and judges their replies. A command waits for the first connection, and starts the reconnect task if there is
+//! none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout};
+
+use super::breaker::silent;
+use super::{LiveConnection, Loss, Supervisor};
+use crate::observe::{log, warn_if};
+use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How a command is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendMode {
+    /// Once. If the connection breaks under the command, the caller receives the error: the command may have run.
+    Once,
+    /// A read: if the connection breaks under it, it is sent once more, on the next connection.
+    Repeat,
+    /// Once, after ASKING, which lets a node of a cluster answer for a slot that is migrating to it.
+    #[cfg(feature = "cluster")]
+    Asking,
+}
+
+impl Supervisor {
+    /// Sends a command and waits for its reply, at most `within` in all. Also returns the session of the connection on which
+    /// the reply came: all replies of one session are from one server, in the order of their commands.
+    ///
+    /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
+    /// WRONGTYPE, and a cluster node's redirections.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        within: Duration,
+        mut mode: SendMode,
+    ) -> Result<(Value, u64), StoreError> {
+        let (began, mut left) = (Instant::now(), within);
+        loop {
+            self.bulk_limit.check(cmd)?;
+            let up = match self.current()? {
+                Some(up) => up,
+                // Boxed, so that every command's future is smaller.
+                None => Box::pin(self.first(&mut left)).await?,
+            };
+            let LiveConnection { generation, session, mut connection, .. } = up;
+            let sent = self.breaker.begin(left);
+            let reply = match mode {
+                #[cfg(feature = "cluster")]
+                SendMode::Asking => timeout(left, Box::pin(ask(&mut connection, cmd))).await,
+                _ => timeout(left, connection.send_packed_command(cmd)).await,
+            };
+            match self.handle_reply(cmd, generation, left, sent, reply) {
+                // Once: the command itself may break connections, for example a read whose reply exceeds an output limit.
+                Err(error) if error.kind == StoreErrorKind::Broken && mode == SendMode::Repeat => {
+                    (mode, left) = (SendMode::Once, within.saturating_sub(began.elapsed()));
+                }
+                reply => return Ok((reply?, session)),
+            }
+        }
+    }
+
+    /// Waits for the first connection, at most `left`, which is less by that time then.
+    async fn first(self: &Arc<Self>, left: &mut Duration) -> Result<LiveConnection, StoreError> {
+        let started = Instant::now();
+        let opened = timeout(*left, self.opened()).await;
+        *left = left.saturating_sub(started.elapsed());
+        // Not `TimedOut`: the command was not sent.
+        opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))?
+    }
+
+    /// Waits until commands can be sent, even if attempts to connect fail.
+    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            match self.opened().await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the first connection. Starts the reconnect task if there is none.
+    pub(super) async fn opened(self: &Arc<Self>) -> Result<LiveConnection, StoreError> {
+        let mut changes = self.changes.subscribe();
+        let mut started = false;
+        loop {
+            changes.mark_unchanged();
+            if let Some(up) = self.current()? {
+                return Ok(up);
+            }
+            if self.start() {
+                if started {
+                    // This caller's runtime is being shut down, so it has dropped the reconnect task.
+                    return Err(StoreError::new(StoreErrorKind::Unavailable));
+                }
+                started = true;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Waits until the present attempt to connect has ended, however long that takes.
+    #[cfg(feature = "cluster")]
+    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        while matches!(self.slot().state, super::ConnectionState::Connecting(_)) {
+            let _ = changes.changed().await;
+        }
+        self.opened().await.map(drop)
+    }
+
+    /// Handles a reply, or a time-out after `waited`.
+    fn handle_reply(
+        &self,
+        cmd: &Cmd,
+        generation: u64,
+        waited: Duration,
+        sent: Option<Instant>,
+        reply: Result<RedisResult<Value>, Elapsed>,
+    ) -> Result<Value, StoreError> {
+        match reply {
+            Ok(reply) => {
+                let judged = self.judge(Some(cmd), generation, sent, reply);
+                if judged.is_ok() {
+                    self.refusals.carried_out(cmd);
+                }
+                judged
+            }
+            Err(_) => {
+                self.handle_timeout(generation, waited);
+                Err(StoreError::new(StoreErrorKind::TimedOut))
+            }
+        }
+    }
+
+    /// Returns a reply that belongs to the protocol. Any other error is counted, logged, and may cost the connection.
+    pub(super) fn judge(
+        &self,
+        cmd: Option<&Cmd>,
+        generation: u64,
+        sent: Option<Instant>,
+        reply: RedisResult<Value>,
+    ) -> Result<Value, StoreError> {
+        let mut answered = false;
+        let error = match reply {
+            Ok(Value::ServerError(error)) => {
+                self.breaker.record_answer(sent);
+                answered = true;
+                let redirects = || {
+                    self.connector.endpoint.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN")
+                };
+                if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
+                    return Ok(Value::ServerError(error));
+                }
+                RedisError::from(error)
+            }
+            Ok(value) => {
+                self.breaker.record_answer(sent);
+                return Ok(value);
+            }
+            Err(error) => error,
+        };
+        let (mut kind, fate) = classify(&error);
+        let is_too_long = is_protocol(&error);
+        if kind == StoreErrorKind::Unavailable && !answered {
+            // The command was sent and its answer is lost, so it may have run.
+            kind = StoreErrorKind::Broken;
+        }
+        if let Some(cmd) = cmd.filter(|_| is_too_long || kind == StoreErrorKind::Broken) {
+            self.bulk_limit.broken_by(cmd, is_too_long);
+        }
+        if code(&error) == Some("NOREPLICAS") {
+            self.connector.endpoint.doubt();
+        }
+        let is_news =
+            fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
+        let failure = store_error(kind, error);
+        match fate {
+            // The server will refuse the same command of every request.
+            ConnectionFate::Keep => {
+                let reason = self.connector.text_of(&failure);
+                warn_if!(log::REDIS, is_news, %reason, "redis refuses a command");
+            }
+            ConnectionFate::Drop => self.lose(generation, &failure, Loss::of(answered && !is_too_long)),
+        }
+        Err(failure)
+    }
+
+    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check: with little traffic, each
+    /// lost command would count as a single slow one.
+    pub(super) fn handle_timeout(&self, generation: u64, waited: Duration) {
+        if *self.changes.borrow() != generation {
+            return;
+        }
+        if !self.breaker.record_timeout(waited) {
+            let reason = self.connector.text_of(&StoreError::new(StoreErrorKind::TimedOut));
+            warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
+            self.suspect();
+        } else {
+            self.lose(generation, &silent(), Loss::Doubtful);
+        }
+    }
+}
+
+/// Sends a command after ASKING. Both are sent in one write, because no other command may come between them.
+#[cfg(feature = "cluster")]
+async fn ask(connection: &mut redis::aio::MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
+    let mut pipeline = redis::pipe();
+    pipeline.cmd("ASKING").add_command(cmd.clone());
+    let replies = connection.send_packed_commands(&pipeline, 0, 2).await?;
+    // Without the right to ASKING, the second answer is the same as without ASKING.
+    replies.into_iter().nth(1).ok_or_else(crate::store::redis::errors::unexpected)
+}

@@ -1,0 +1,294 @@
+//! The commands of mutexes and semaphores. Each step of a lock is one script.
+
+use std::future::Future;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::store::load_limit::{EndedLoad, LimitState};
+use crate::store::protocol::*;
+use crate::store::redis::RedisStore;
+use crate::store::redis::commands::lock_queue::{LeaveRole, find_lost};
+use crate::store::redis::commands::lock_steps::{
+    LockStep, TakeRemarks, UnreachableNodes, end, end_load, finish_freeing, free, free_mutex, free_permit,
+    ints, mutex_holder, permit_freed, permit_taken, queue_entry, remaining, semaphore_state, taken, yes,
+};
+use crate::store::redis::commands::not_understood;
+use crate::store::redis::scripts;
+use crate::store::redis::scripts::millis;
+use crate::store::wake_locks::LockWaiter;
+
+impl RedisStore {
+    pub(crate) async fn take_mutex(
+        &self,
+        name: &LockName,
+        ask: Take<'_>,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        self.inbox.open();
+        let again = self.grants.begin_take(ask.token);
+        let (mut unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
+        loop {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
+                let goes_on = old.is_some() || !unreachable.is_empty();
+                // The server parses each argument, so arguments that most takes do not need are omitted.
+                if !ask.queue || again || goes_on {
+                    cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
+                }
+                if goes_on {
+                    cmd.arg(old.map_or("", Token::as_str));
+                    unreachable.push(cmd);
+                }
+            };
+            let (answer, nodes) = LockStep::taking(name).run_part(&self.commands, args, within, Some).await?;
+            let Some(nodes) = nodes else {
+                let (mut taken, remarks) = taken(answer).ok_or_else(not_understood)?;
+                if remarks.is_doubtful {
+                    taken.taken = self.repaired(name, within).await.unwrap_or(taken.taken);
+                }
+                self.handle_take_answer(name, ask.token, remarks);
+                return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
+            };
+            if old.take().is_some() {
+                let [_, held] = ints(answer).ok_or_else(not_understood)?;
+                was_held = held == 1;
+            }
+            unreachable.learn(&nodes);
+        }
+    }
+
+    /// REPAIR: limits the mutex's remaining time to the time that its holder has requested. This is a separate step, because a
+    /// holder may have requested more than its token says, and few takes need it. Without an answer the waiter sleeps for the
+    /// longer time, and the next take repeats the repair.
+    async fn repaired(&self, name: &LockName, within: Duration) -> Option<Taken> {
+        let repaired = LockStep::repairing(name).run(&self.commands, |_| {}, within, remaining).await;
+        repaired.ok().map(|remaining| Taken::Busy { remaining })
+    }
+
+    pub(crate) async fn free_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.freeing(name, free_mutex(&self.commands, name, token, ttl, within)).await
+    }
+
+    pub(crate) async fn leave(
+        &self,
+        name: &LockName,
+        leave: Leave<'_>,
+        within: Duration,
+    ) -> Result<(), StoreError> {
+        let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
+        let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
+        if matches!(joined, LeaveRole::Removed) {
+            return Ok(());
+        }
+        let alone = || free(&self.commands, name, leave.token, leave.ttl, within);
+        self.freeing(name, alone()).await?;
+        if let LeaveRole::First(mut job) = joined {
+            while job.remove_others(&self.commands, name, within).await? {
+                // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
+                // lock on.
+                self.freeing(name, alone()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn extend_mutex(
+        &self,
+        name: &LockName,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str()).arg(end(ttl));
+        };
+        LockStep::extending(name).run(&self.commands, args, within, yes).await
+    }
+
+    pub(crate) async fn look_at_mutex(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<Option<MutexHolder>, StoreError> {
+        LockStep::alone(&scripts::MUTEX_LOOK, name).run(&self.commands, |_| {}, within, mutex_holder).await
+    }
+
+    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
+        let step = LockStep::giving(&scripts::MUTEX_BREAK, name);
+        let (was_held, more) = step.run_part(&self.commands, |_| {}, within, yes).await?;
+        finish_freeing(&self.commands, name, more, within, yes).await?;
+        Ok(was_held)
+    }
+
+    pub(crate) async fn take_permit(
+        &self,
+        name: &LockName,
+        ask: TakePermit<'_>,
+        within: Duration,
+    ) -> Result<PermitTaken, StoreError> {
+        self.inbox.open();
+        let again = self.grants.begin_take(ask.token);
+        let mut unreachable = UnreachableNodes::default();
+        loop {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
+                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
+                push_create(cmd, ask.semaphore);
+                unreachable.push(cmd);
+            };
+            let step = LockStep::taking_permit(name);
+            match step.run_part(&self.commands, args, within, permit_taken).await? {
+                ((taken, remarks), None) => {
+                    self.handle_take_answer(name, ask.token, remarks);
+                    return Ok(taken);
+                }
+                (_, Some(nodes)) => unreachable.learn(&nodes),
+            }
+        }
+    }
+
+    pub(crate) async fn free_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Result<PermitFreed, StoreError> {
+        self.freeing(name, free_permit(&self.commands, name, token, lease, within)).await
+    }
+
+    pub(crate) async fn end_load(
+        &self,
+        name: &LockName,
+        token: &Token,
+        load: (Duration, EndedLoad),
+        within: Duration,
+    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+        self.freeing(name, end_load(&self.commands, name, token, load, within)).await
+    }
+
+    pub(crate) async fn refresh_permit(
+        &self,
+        name: &LockName,
+        token: &Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str()).arg(millis(lease));
+        };
+        let step = LockStep::semaphore(&scripts::SEMAPHORE_REFRESH, name);
+        let (is_held, more) = step.run_part(&self.commands, args, within, yes).await?;
+        finish_freeing(&self.commands, name, more, within, permit_freed).await?;
+        Ok(is_held)
+    }
+
+    pub(crate) async fn look_at_semaphore(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<Option<SemaphoreState>, StoreError> {
+        let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
+        look.run(&self.commands, |_| {}, within, semaphore_state).await
+    }
+
+    pub(crate) async fn change_semaphore(
+        &self,
+        name: &LockName,
+        change: SemaphoreChange,
+        within: Duration,
+    ) -> Result<Option<SemaphoreState>, StoreError> {
+        let args = |cmd: &mut Cmd| match change {
+            SemaphoreChange::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
+            SemaphoreChange::Add { permits, semaphore } => {
+                push_create(cmd.arg("add"), semaphore);
+                cmd.arg(permits);
+            }
+            SemaphoreChange::Sweep => {
+                cmd.arg("sweep");
+            }
+            SemaphoreChange::Delete => {
+                cmd.arg("delete");
+            }
+        };
+        let (mut notified, mut was_created, mut recovered) = (0, false, 0);
+        let state = loop {
+            let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
+            let (answer, more) = step.run_part(&self.commands, args, within, Some).await?;
+            if more.is_none() {
+                break semaphore_state(answer).ok_or_else(not_understood)?;
+            }
+            let [notified_now, made, ended] = ints(answer).ok_or_else(not_understood)?;
+            notified += u32::try_from(notified_now).unwrap_or(u32::MAX);
+            recovered += u32::try_from(ended).unwrap_or(u32::MAX);
+            if change != SemaphoreChange::Delete {
+                was_created = made == 1;
+                finish_freeing(&self.commands, name, more, within, permit_freed).await?;
+                break self.look_at_semaphore(name, within).await?;
+            }
+        };
+        Ok(state.map(|state| SemaphoreState {
+            waiting: state.waiting.saturating_add(notified),
+            created: state.created || was_created,
+            recovered: state.recovered.saturating_add(recovered),
+            ..state
+        }))
+    }
+
+    pub(crate) fn await_grant(&self, name: &LockName, token: &Token) -> LockWaiter {
+        self.grants.register(name, token)
+    }
+
+    pub(crate) fn grants_arrive(&self) -> bool {
+        self.inbox.hears() && self.keyspace.hears()
+    }
+
+    pub(crate) async fn announce_key_changes(
+        &self,
+        name: &LockName,
+        within: Duration,
+    ) -> Result<KeyspaceAnswer, StoreError> {
+        self.keyspace.announce(&name.key, within).await
+    }
+
+    /// Handles the answer to a take. If the token had lost its position in the queue, the other waiters of this process
+    /// may have lost theirs, too: the process was paused for so long that it was considered dead, or the data was lost.
+    fn handle_take_answer(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
+        self.grants.record_answer(token);
+        // The waiters of a process without an inbox lose their positions again and again, so the search waits until the
+        // inbox is up.
+        if remarks.lost_position
+            && self.inbox.hears()
+            && let Some(absent_waiters) = self.grants.absent_waiters(&name.key)
+        {
+            let (commands, node) = (self.commands.clone(), self.inbox.node());
+            tokio::spawn(find_lost(commands, vec![absent_waiters], node, self.command_timeout()));
+        }
+    }
+
+    /// Runs a step that frees a lock. While this process receives no messages, the scripts pass over its waiters in the
+    /// queue, and its first waiter retries twice a second. So if this process itself frees the lock, it notifies that waiter
+    /// at once.
+    async fn freeing<T>(
+        &self,
+        name: &LockName,
+        step: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let freed = step.await;
+        if !self.inbox.hears() {
+            drop(self.grants.notify_missed(&name.key, None));
+        }
+        freed
+    }
+}
+
+fn push_create(cmd: &mut Cmd, semaphore: Create) {
+    cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
+}

@@ -1,0 +1,285 @@
+//! The commands of [`Store`](crate::store::Store) on a Redis server. Each step of a lock is one script.
+//!
+//! A tag's id is at `sg1:t:{tag}`.
+//!
+//! The registry and the log of a volume are at `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot. Their scripts are
+//! `renew_member.lua`, `announce.lua` and `remove_member.lua`. On one server INVALIDATE and FORGET TAG announce in their own
+//! scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
+//!
+//! The keys of locks:
+//!
+//! | key | holds |
+//! |---|---|
+//! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, in the order in which they came |
+//! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
+//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were notified after a holder's death, and whether each has sent a take since (`lock_roll.lua`) |
+//! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
+//! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
+//! | `sg1:sm:{tag}` | layout, capacity at creation, added permits (of a load limit also fewer), idle time in ms |
+//! | `sg1:sl:{tag}` | of a load limit: the state of its law, a hash |
+//!
+//! A mutex under a user's prefix uses other prefixes for its companion keys, because its key may equal
+//! another mutex's tag.
+
+mod entries;
+mod locks;
+mod volumes;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use redis::{Cmd, Value};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+pub(crate) use self::entries::Write;
+#[cfg(any(test, fuzzing))]
+pub(super) use self::entries::{AcquireReply, read_acquire, read_change};
+#[cfg(any(test, fuzzing))]
+pub(super) use self::volumes::read_renew_member;
+use super::commands::{not_understood, refused};
+use super::connection::send::SendMode;
+use super::errors::bounded;
+use super::scripts::{millis, push_key};
+use super::{RedisStore, doctor, scripts};
+use crate::health::{Finding, Health};
+use crate::key::Key;
+use crate::store::protocol::*;
+use crate::store::wake_leases::LeaseWatch;
+
+impl RedisStore {
+    pub(crate) fn node(&self) -> Uuid {
+        self.inbox.node()
+    }
+
+    pub(crate) fn store_id(&self) -> u64 {
+        self.connections.store_id
+    }
+
+    pub(crate) fn clock_at(&self, moment: Instant) -> u64 {
+        self.commands.clock_at(moment)
+    }
+
+    pub(crate) fn is_spread(&self) -> bool {
+        self.commands.is_spread()
+    }
+
+    pub(crate) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
+        self.watches.register(key.name(), token)
+    }
+
+    pub(crate) fn hints_arrive(&self) -> bool {
+        self.inbox.hears()
+    }
+
+    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+        self.inbox.open();
+        let both = async {
+            self.commands.until_up().await?;
+            self.inbox.settled().await;
+            Ok(())
+        };
+        self.commands.bounded(within, both, StoreErrorKind::TimedOut).await
+    }
+
+    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+        self.inbox.open();
+        if within.is_zero() {
+            return Ok(());
+        }
+        let settled = timeout(within, self.inbox.settled()).await;
+        settled.map_err(|_| StoreError::new(StoreErrorKind::TimedOut))
+    }
+
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+        // A command that stays unanswered for longer than two deadlines would cost the connection.
+        match within.min(self.command_timeout()) {
+            Duration::ZERO => Ok(()),
+            within => doctor::probe(&self.commands, key.name(), within).await,
+        }
+    }
+
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+        // Does not wait for the inbox: a caller that only sends commands needs no messages.
+        self.commands.bounded(within, self.commands.reach(name), StoreErrorKind::Unavailable).await
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let (commands, breaker, reason) = self.commands.link();
+        Health {
+            topology: self.connections.topology,
+            commands,
+            inbox: self.inbox.link(),
+            breaker,
+            reason,
+            clock: self.commands.clock(),
+            silent_for: self.connections.subscriber.liveness.silent_for(),
+            inbox_lag: self.connections.subscriber.liveness.lag(),
+            outages: self.connections.connector.outages.begun(),
+            credential_failures: self.connections.connector.login.failures(),
+            local: None,
+        }
+    }
+
+    pub(crate) fn went_without(&self) {
+        self.connections.connector.outages.load();
+    }
+
+    pub(crate) async fn examine(&self, ask: Examine) -> Vec<Finding> {
+        doctor::examine(self, ask).await
+    }
+}
+
+/// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
+const MARK: Duration = Duration::from_secs(4);
+
+impl RedisStore {
+    pub(crate) async fn look_up_tagged(
+        &self,
+        keys: &[Key],
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<TaggedLookUp, StoreError> {
+        let mut values = self.mget(keys, tags, within).await?;
+        let ids = values.split_off(keys.len()).into_iter().map(id).collect();
+        let entries = values.into_iter().map(|value| match value {
+            Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+            Value::Nil => Ok(None),
+            _ => Err(not_understood()),
+        });
+        Ok((entries.collect::<Result<_, _>>()?, ids))
+    }
+
+    pub(crate) async fn present_ids(
+        &self,
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<Vec<Option<u64>>, StoreError> {
+        Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect())
+    }
+
+    pub(crate) async fn tag_ids(
+        &self,
+        tags: &[Key],
+        life: Duration,
+        within: Duration,
+    ) -> Result<Vec<u64>, StoreError> {
+        // One script each, because tags need not share a slot; all are sent at once.
+        try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))).await
+    }
+
+    pub(crate) async fn enlist(
+        &self,
+        list: &Key,
+        member: ListMember,
+        most: usize,
+        life: Duration,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(&member[..]).arg(most).arg(millis(life));
+        };
+        let read = |answer| match answer {
+            Value::Int(listed) => Some(listed == 1),
+            _ => None,
+        };
+        self.commands.run(&scripts::ENLIST, list.name(), (48, args), within, read).await
+    }
+
+    pub(crate) async fn replicated(
+        &self,
+        key: &Key,
+        replicas: u32,
+        within: Duration,
+    ) -> Result<u32, StoreError> {
+        let until = Instant::now() + within;
+        let left = || until.saturating_duration_since(Instant::now());
+        let permit = timeout(within, self.replicating.acquire()).await;
+        let Ok(Ok(_permit)) = permit else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
+        // WAIT needs its own connection: the server answers no other command on a connection that waits, so the guard
+        // would take its shared connection for dead. The mark is written on the guard's connection. If this connection
+        // finds it, it leads to the server with the change. WAIT waits for the write that removes the mark, and so for
+        // all writes before it.
+        let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
+        let mut leave = Cmd::with_capacity(5, mark.len() + 24);
+        leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
+        match self
+            .commands
+            .send(key.name(), &leave, self.command_timeout().min(left()), SendMode::Once)
+            .await?
+        {
+            Value::Okay => {}
+            _ => return Err(not_understood()),
+        }
+        let connector = self.commands.connector(key.name());
+        let connector = connector.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
+        let (mut connection, _) =
+            bounded(left().min(MARK / 2), connector.commands()).await.map_err(refused)?;
+        let mut remove = Cmd::with_capacity(2, mark.len() + 8);
+        remove.arg("DEL").arg(&mark);
+        let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
+        if removed.map_err(refused)? == 0 {
+            return Err(StoreError::new(StoreErrorKind::Unavailable));
+        }
+        let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
+        // At least a millisecond: 0 means for ever.
+        wait.arg("WAIT").arg(replicas).arg(millis(left));
+        // The server answers at the latest after that time, and then the answer is under way for some time.
+        let longest = left + self.command_timeout();
+        bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
+    }
+}
+
+impl RedisStore {
+    /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
+    /// after an acknowledged invalidation reads the tag's new id or none, and no older entry matches either. Foreign data
+    /// counts as nil.
+    async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> Result<Vec<Value>, StoreError> {
+        if self.commands.is_spread() {
+            // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
+            let entries = entries.iter().map(|key| (b'e', key.name()));
+            let all = entries.chain(tags.iter().map(|tag| (b't', tag.name())));
+            return try_join_all(all.map(|(kind, name)| self.get_one(kind, name, within))).await;
+        }
+        let names: usize = entries.iter().chain(tags).map(|key| key.name().len() + 8).sum();
+        let mut cmd = Cmd::with_capacity(entries.len() + tags.len() + 1, names + 16);
+        cmd.arg("MGET");
+        for entry in entries {
+            push_key(&mut cmd, b'e', entry.name());
+        }
+        for tag in tags {
+            push_key(&mut cmd, b't', tag.name());
+        }
+        match self.commands.send("", &cmd, within, SendMode::Repeat).await? {
+            Value::Array(values) if values.len() == entries.len() + tags.len() => Ok(values),
+            _ => Err(not_understood()),
+        }
+    }
+
+    async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
+        match self.commands.send(name, &scripts::get(kind, name), within, SendMode::Repeat).await? {
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
+            Value::ServerError(error) => Err(refused(error.into())),
+            value => Ok(value),
+        }
+    }
+
+    async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {
+        let fresh = fastrand::u64(..);
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(fresh).arg(millis(life));
+        };
+        self.commands.run(&scripts::TAG, tag.name(), (48, args), within, id).await
+    }
+}
+
+/// Parses an id as the store holds it; `None` for foreign data.
+pub(super) fn id(value: Value) -> Option<u64> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
+        _ => None,
+    }
+}
