@@ -25,12 +25,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use super::stored::{ResponseMeta, are_sound_trailers};
-use super::upstream::UpstreamBody;
+use super::upstream::{BoxError, UpstreamBody};
 use crate::sync::lock;
-
-/// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off. A load that dies in the middle of a body has no
-/// error of that body, and ending it without an error would present a part as the whole.
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response from the guard's HTTP service.
 ///

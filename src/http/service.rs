@@ -12,10 +12,10 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::load_failed;
-use super::body::{BoxError, GuardedBody};
+use super::body::GuardedBody;
 use super::commit::ClientAnswer;
 use super::exchange::Exchange;
-use super::upstream::{BoxFuture, ServiceCall};
+use super::upstream::{BoxError, BoxFuture, ServiceCall};
 use crate::guard::StampedeGuard;
 use crate::guard::memoize::{CloneService, ServiceError};
 

@@ -14,10 +14,12 @@ use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tower_service::Service;
 
-use super::body::BoxError;
-
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The error of a [`GuardedBody`](super::GuardedBody): the inner body's own, or that its load was cut off. A load that dies in the
+/// middle of a body has no error of that body, and ending it without an error would present a part as the whole.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request without its body, which stays with the inner service.
 pub(super) type RequestHead = Request<()>;

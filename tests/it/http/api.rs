@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Empty, Full};
+use http_body_util::{BodyExt as _, Empty};
 use serde::{Deserialize, Serialize};
 use stampede_guard::http::{DoNotStore, Guarded, GuardedBody, GuardedFuture};
 use stampede_guard::{
