@@ -22,6 +22,7 @@ use crate::flight::CallerOrder;
 use crate::flight::waiter::Flight;
 use crate::key::Key;
 use crate::observe::{FlightId, panic_text};
+use crate::store::load_limit::LoadEnd;
 use crate::value::FlightOutcome;
 use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, TagId, Unstored};
 
@@ -66,7 +67,7 @@ impl Delivery {
         result: LoadResult,
         release: impl FnOnce() + Send + 'static,
     ) -> LoadOutput {
-        LoadOutput { result, delivery: Self { release: Some(Box::new(release)), ..self } }
+        LoadOutput { delivery: Self { release: Some(Box::new(release)), ..self }, ..result.into() }
     }
 
     /// Called when the flight ends with this outcome, before its waiters are answered.
@@ -183,6 +184,8 @@ impl LoadInput {
 pub(crate) struct LoadOutput {
     pub(crate) result: LoadResult,
     pub(crate) delivery: Delivery,
+    /// What the origin did, for an adaptive limit.
+    pub(crate) end: LoadEnd,
 }
 
 impl LoadOutput {
@@ -252,7 +255,8 @@ impl LoadResult {
 
 impl From<LoadResult> for LoadOutput {
     fn from(result: LoadResult) -> Self {
-        Self { result, delivery: Delivery::default() }
+        let end = if result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done };
+        Self { result, delivery: Delivery::default(), end }
     }
 }
 

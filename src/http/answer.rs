@@ -99,7 +99,7 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    pub(crate) fn respond<B>(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
+    pub(crate) fn respond(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody> {
         let Self { mut response, trailers, times } = self;
         set_cache_status(&mut response, http, outcome, times);
         response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
@@ -112,16 +112,11 @@ struct SharedDecoding {
     meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
     /// because many threads read a hot response at once.
-    plain: RwLock<Option<PlainReplay>>,
+    plain: RwLock<Option<(ReplayMoment, Option<Replay>)>>,
 }
 
-/// A replay, and the moment for which its head was written.
-struct PlainReplay {
-    moment: ReplayMoment,
-    replay: Option<Replay>,
-}
-
-/// The age and the remaining lifetime, both in seconds; the latter is `None` if the response is stale.
+/// The moment for which the head of a replay was written: the age and the remaining lifetime, both in seconds; the latter is `None` if
+/// the response is stale.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ReplayMoment {
     age: u64,
@@ -177,14 +172,12 @@ impl EntryReader for ResponseReader<'_> {
             ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
         };
         let latest = read(plain);
-        let known =
-            latest.as_ref().filter(|latest| latest.moment == moment).map(|latest| latest.replay.clone());
+        let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
         drop(latest);
         let replay = known.unwrap_or_else(|| {
             let replay = StoredResponse::decode(&entry.payload, *at)
                 .and_then(|stored| self.replay(entry, meta, stored, now));
-            let latest = PlainReplay { moment, replay: replay.clone() };
-            *write(plain) = Some(latest);
+            *write(plain) = Some((moment, replay.clone()));
             replay
         })?;
         Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
@@ -359,7 +352,7 @@ pub(crate) fn answer(
 
 impl SharedBody {
     /// The response for a waiter that reads the body while it is loaded.
-    pub(crate) fn respond<B>(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody<B>> {
+    pub(crate) fn respond(&self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody> {
         let mut response = Response::new(GuardedBody::incoming(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
         *response.headers_mut() = self.head.headers.clone();
@@ -380,11 +373,11 @@ impl SharedBody {
 /// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
 ///
 /// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
-pub(crate) fn own_answer<B>(
+pub(crate) fn own_answer(
     status: StatusCode,
     detail: &'static str,
     text: &'static str,
-) -> Response<GuardedBody<B>> {
+) -> Response<GuardedBody> {
     let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -394,6 +387,11 @@ pub(crate) fn own_answer<B>(
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     write_status(headers, CacheStatus::miss(detail));
     response
+}
+
+/// The answer to a request whose load failed, for other reasons than the guard's limits.
+pub(super) fn load_failed() -> Response<GuardedBody> {
+    own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n")
 }
 
 const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
@@ -683,8 +681,8 @@ pub(super) fn set_cache_status<B>(
 }
 
 /// Writes `Cache-Status` and the extension for a forwarded response.
-pub(super) fn set_forwarded_status<B>(
-    response: &mut Response<B>,
+pub(super) fn set_forwarded_status(
+    response: &mut Response<GuardedBody>,
     http: &HttpPolicy,
     outcome: Outcome,
     status: CacheStatus,

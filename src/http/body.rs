@@ -14,10 +14,10 @@ mod tests;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http::HeaderMap;
 use http::response::Parts;
 use http_body::{Body, Frame, SizeHint};
@@ -25,49 +25,43 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use super::stored::{ResponseMeta, are_sound_trailers};
+use super::upstream::{BoxError, UpstreamBody};
 use crate::sync::lock;
-
-/// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
-///
-/// Not `B::Error`, although most errors are one: a load that dies in the middle of a body has no such error, and
-/// ending the body without an error would present a part as the whole.
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response from the guard's HTTP service.
 ///
 /// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body as it is. Its
-/// frames are `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send` if the inner body is. Its
+/// frames are `Bytes`; stored ones are shared, not copied. It is `Unpin`, `Send` and `Sync`, whatever the inner body is. Its
 /// error is boxed, as axum and hyper use it: the inner body's own error, unchanged, or one that says that the load
 /// was cut off.
 ///
 /// # Examples
 ///
 /// ```
-/// use bytes::Bytes;
 /// use http_body::Body;
-/// use http_body_util::Full;
 /// use stampede_guard::http::GuardedBody;
 ///
-/// let empty = GuardedBody::<Full<Bytes>>::default();
+/// let empty = GuardedBody::default();
 /// assert!(empty.is_end_stream());
 /// ```
-pub struct GuardedBody<B> {
-    state: BodyState<B>,
+#[derive(Default)]
+pub struct GuardedBody {
+    state: BodyState,
 }
 
-enum BodyState<B> {
+enum BodyState {
     /// The whole body, or its unread rest.
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
     /// Pieces from the load task, and the size of the rest.
-    Streaming { pieces: UnboundedReceiver<StreamPiece<B>>, left: SizeHint },
+    Streaming { pieces: UnboundedReceiver<StreamPiece>, left: SizeHint },
     /// A body that another request loads, from piece number `next` on.
     Incoming { chunks: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
-    /// Boxed, so that this type is `Unpin` without the inner body being so.
-    Passed(Pin<Box<B>>),
+    /// Behind a lock, so that this type is `Sync` without the inner body being so.
+    Passed(Mutex<UpstreamBody>),
 }
 
 /// A message of the load task to the client of its own request.
-enum StreamPiece<B> {
+enum StreamPiece {
     Data(Bytes),
     /// The end of a complete body.
     Last {
@@ -75,19 +69,19 @@ enum StreamPiece<B> {
         trailers: Option<Box<HeaderMap>>,
     },
     /// The client polls the rest itself.
-    Rest(Pin<Box<B>>),
+    Rest(UpstreamBody),
     Failed(BoxError),
 }
 
 /// The load task's end of a streaming body. If it is dropped before the end, the client gets an error.
-pub(crate) struct StreamSender<B> {
-    pieces: UnboundedSender<StreamPiece<B>>,
+pub(crate) struct StreamSender {
+    pieces: UnboundedSender<StreamPiece>,
     /// For waiters of this process.
     chunks: Option<Arc<ChunkBuffer>>,
 }
 
 /// Ends the body of other readers with an error if the load task ended before the body did.
-impl<B> Drop for StreamSender<B> {
+impl Drop for StreamSender {
     fn drop(&mut self) {
         if let Some(chunks) = &self.chunks {
             chunks.broken("the load was cut off before the end of the body");
@@ -95,7 +89,7 @@ impl<B> Drop for StreamSender<B> {
     }
 }
 
-impl<B> StreamSender<B> {
+impl StreamSender {
     /// Whether other requests read the body: its buffer has more owners than this sender and the announced `SharedBody`.
     pub(crate) fn is_read_along(&self) -> bool {
         self.chunks.as_ref().is_some_and(|chunks| Arc::strong_count(chunks) > 2)
@@ -125,7 +119,7 @@ impl<B> StreamSender<B> {
     }
 
     /// Hands the rest of the inner body over to the client. Drops it if the client has left.
-    pub(crate) fn rest(self, body: Pin<Box<B>>) {
+    pub(super) fn rest(self, body: UpstreamBody) {
         let _ = self.pieces.send(StreamPiece::Rest(body));
     }
 
@@ -138,22 +132,22 @@ impl<B> StreamSender<B> {
     }
 }
 
-impl<B> GuardedBody<B> {
+impl GuardedBody {
     /// A whole body.
     pub(crate) fn stored(body: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { state: BodyState::Stored { body, trailers: trailers.map(Box::new) } }
     }
 
     /// The inner service's body, untouched.
-    pub(crate) fn passed(body: B) -> Self {
-        Self { state: BodyState::Passed(Box::pin(body)) }
+    pub(super) fn passed(body: UpstreamBody) -> Self {
+        Self { state: BodyState::Passed(Mutex::new(body)) }
     }
 
     /// A body that a load task sends; `size` is the inner body's hint. Other requests read the same body from `chunks`.
     ///
     /// The channel may be unbounded: the load task's buffer has the same content and is bounded, and beyond that bound
     /// the client polls the inner body itself.
-    pub(crate) fn streaming(size: SizeHint, chunks: Option<Arc<ChunkBuffer>>) -> (StreamSender<B>, Self) {
+    pub(crate) fn streaming(size: SizeHint, chunks: Option<Arc<ChunkBuffer>>) -> (StreamSender, Self) {
         let (sender, pieces) = unbounded_channel();
         (StreamSender { pieces: sender, chunks }, Self { state: BodyState::Streaming { pieces, left: size } })
     }
@@ -162,25 +156,21 @@ impl<B> GuardedBody<B> {
     pub(crate) fn incoming(chunks: Arc<ChunkBuffer>, length: u64) -> Self {
         Self { state: BodyState::Incoming { chunks, next: 0, index: None, left: length } }
     }
-
-    const fn ended() -> BodyState<B> {
-        BodyState::Stored { body: Bytes::new(), trailers: None }
-    }
 }
 
-impl<B> Default for GuardedBody<B> {
+impl Default for BodyState {
     fn default() -> Self {
-        Self { state: Self::ended() }
+        Self::Stored { body: Bytes::new(), trailers: None }
     }
 }
 
-impl<B> From<Bytes> for GuardedBody<B> {
+impl From<Bytes> for GuardedBody {
     fn from(body: Bytes) -> Self {
         Self::stored(body, None)
     }
 }
 
-impl<B> fmt::Debug for GuardedBody<B> {
+impl fmt::Debug for GuardedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the content.
         match &self.state {
@@ -196,11 +186,7 @@ impl<B> fmt::Debug for GuardedBody<B> {
     }
 }
 
-impl<B> Body for GuardedBody<B>
-where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
+impl Body for GuardedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -217,8 +203,8 @@ where
                     return Poll::Ready(trailers.take().map(|trailers| Ok(Frame::trailers(*trailers))));
                 }
                 BodyState::Passed(body) => {
-                    let frame = ready!(body.as_mut().poll_frame(cx));
-                    return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
+                    let body = body.get_mut().unwrap_or_else(PoisonError::into_inner);
+                    return body.as_mut().poll_bytes(cx);
                 }
                 BodyState::Incoming { chunks, next, index, left } => {
                     match ready!(chunks.poll_piece(*next, index, cx)) {
@@ -239,7 +225,7 @@ where
                         return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
                     Some(StreamPiece::Last { body, trailers }) => Ok(BodyState::Stored { body, trailers }),
-                    Some(StreamPiece::Rest(body)) => Ok(BodyState::Passed(body)),
+                    Some(StreamPiece::Rest(body)) => Ok(BodyState::Passed(Mutex::new(body))),
                     Some(StreamPiece::Failed(error)) => Err(error),
                     // The load task has ended: cancelled, panicked, or its runtime shut down. The client has received
                     // a part, and only an error prevents it from treating the part as the whole (RFC 9112, 8: an
@@ -250,7 +236,7 @@ where
             match next_state {
                 Ok(state) => self.state = state,
                 Err(error) => {
-                    self.state = Self::ended();
+                    self.state = BodyState::default();
                     return Poll::Ready(Some(Err(error)));
                 }
             }
@@ -262,7 +248,7 @@ where
             BodyState::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
             // Even the end of an empty body is a separate event: it waits for the commit.
             BodyState::Streaming { .. } | BodyState::Incoming { .. } => false,
-            BodyState::Passed(body) => body.is_end_stream(),
+            BodyState::Passed(body) => lock(body).has_ended(),
         }
     }
 
@@ -278,14 +264,9 @@ where
             BodyState::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
             BodyState::Streaming { left, .. } => less(left, 0),
             BodyState::Incoming { left, .. } => SizeHint::with_exact(*left),
-            BodyState::Passed(body) => body.size_hint(),
+            BodyState::Passed(body) => lock(body).size(),
         }
     }
-}
-
-/// A frame with its data as `Bytes`; copied only if the inner body's data has another type.
-pub(crate) fn to_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
-    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
 fn less(size: &SizeHint, sent: u64) -> SizeHint {
@@ -407,15 +388,13 @@ impl ChunkBuffer {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 mod shared_body_tests {
-    use http_body_util::{BodyExt as _, Full};
+    use http_body_util::BodyExt as _;
 
     use super::*;
     use crate::http::GuardedBody;
 
-    type Tested = GuardedBody<Full<Bytes>>;
-
-    fn reader(chunks: &Arc<ChunkBuffer>, length: u64) -> Tested {
-        Tested::incoming(Arc::clone(chunks), length)
+    fn reader(chunks: &Arc<ChunkBuffer>, length: u64) -> GuardedBody {
+        GuardedBody::incoming(Arc::clone(chunks), length)
     }
 
     #[tokio::test]

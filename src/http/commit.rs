@@ -1,27 +1,26 @@
 //! [`ResponseCommit`]: decides at the head which requests a response answers, and reads its body for them.
 //!
-//! [`LoadRequest`] is the request for which the response is loaded, [`RetryableRequest`] a request that can be sent a
-//! second time, and [`call`] sends a request to the inner service.
+//! [`LoadRequest`] is the request for which the response is loaded.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http::response::Parts;
-use http::{Method, Request, Response, StatusCode, Uri};
-use http_body::{Body, SizeHint};
+use http::{Method, Response, StatusCode, Uri};
+use http_body::SizeHint;
 use tokio::time::Instant;
-use tower_service::Service;
 
 use super::answer::{CacheStatus, Fwd, VariantSlot, set_forwarded_status};
-use super::body::{BoxError, GuardedBody};
+use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
+use super::upstream::{UpstreamBody, UpstreamError};
 use crate::error::Failure;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
@@ -40,10 +39,10 @@ use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
 
-pub(crate) type ClientSender<B, E> = OwnSender<ClientAnswer<B, E>>;
+pub(super) type ClientSender = OwnSender<ClientAnswer>;
 
 /// One answer of the inner service, and its recipients.
-pub(crate) struct ResponseCommit<B, E> {
+pub(super) struct ResponseCommit {
     pub(crate) mode: LeaseState,
     pub(crate) policy: Arc<Policy>,
     pub(crate) load_request: Arc<LoadRequest>,
@@ -59,11 +58,11 @@ pub(crate) struct ResponseCommit<B, E> {
     /// When the head came.
     pub(crate) now: SystemTime,
     /// `None` once the client was answered.
-    pub(crate) client: Option<ClientSender<B, E>>,
+    pub(crate) client: Option<ClientSender>,
     pub(crate) delivery: Delivery,
 }
 
-impl<B, E> ResponseCommit<B, E> {
+impl ResponseCommit {
     /// The shareable form of a response with this head and body size; otherwise the rule that forbids it.
     pub(crate) fn candidate(
         &self,
@@ -125,7 +124,7 @@ impl<B, E> ResponseCommit<B, E> {
         let is_about_request = self.load_request.demands.has_credentials()
             || (self.load_request.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
-        if is_about_request && self.load_request.stored_at().is_none() {
+        if is_about_request && self.load_request.state().stored_at.is_none() {
             // A refresh has no waiters. `says_nothing` makes the stored entry back off: after `OnlyForCaller` the next request would
             // begin another refresh.
             return if self.is_refresh() { LoadResult::says_nothing() } else { LoadResult::OnlyForCaller };
@@ -156,7 +155,7 @@ impl<B, E> ResponseCommit<B, E> {
 
     /// Whether the client already has the stored response, and the load refreshes that response.
     fn is_refresh(&self) -> bool {
-        self.load_request.purpose() == Purpose::Refresh
+        self.load_request.state().purpose == Purpose::Refresh
     }
 
     /// The response's variant, among those of its resource.
@@ -200,11 +199,7 @@ impl<B, E> ResponseCommit<B, E> {
     }
 }
 
-impl<B, E> ResponseCommit<B, E>
-where
-    B: Send + 'static,
-    E: Send + 'static,
-{
+impl ResponseCommit {
     /// Ends the load with this result; `release` answers the client after the commit.
     pub(crate) fn after_commit(
         mut self,
@@ -215,7 +210,7 @@ where
     }
 
     /// Answers the client. One that has left does not stop the load.
-    pub(crate) fn send(&mut self, answer: ClientAnswer<B, E>) {
+    pub(crate) fn send(&mut self, answer: ClientAnswer) {
         if let Some(client) = self.client.take() {
             let _ = client.send(answer);
         }
@@ -253,31 +248,25 @@ fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
     );
 }
 
-impl<B, E> ResponseCommit<B, E>
-where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-    E: Send + 'static,
-{
+impl ResponseCommit {
     /// Shares a response: sends it to its own client at once, and to the others when it is complete.
     pub(crate) async fn response(
         mut self,
-        response: Response<B>,
+        response: Response<UpstreamBody>,
         previous: Option<&StoredResponseToReplace>,
         until: Instant,
     ) -> LoadOutput {
         let (head, body) = response.into_parts();
         // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
-        let mut candidate = match self.candidate(&head, body.size_hint(), previous) {
+        let mut candidate = match self.candidate(&head, body.size(), previous) {
             Ok(candidate) => candidate,
             Err(rule) => return self.refuse(rule, (head, body), expected, previous).await,
         };
-        let ends_with_head = ends_with_head(head.status, expected, &body);
+        let ends_with_head = ends_with_head(head.status, expected, &*body);
         self.restrict(&mut candidate, is_replayable(head.status, ends_with_head)).await;
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
-        if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(status)) {
+        if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
             let result = self.store(candidate, (Bytes::new(), None), status, previous).await;
             let whole = Response::from_parts(head, GuardedBody::passed(body));
             return self.after_commit(result, move |commit| commit.answer(Some(whole), cache_status));
@@ -289,11 +278,11 @@ where
         let mut shared_body =
             expected.filter(|_| may_announce).and_then(|length| candidate.shared_body(length)).map(Arc::new);
         let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));
-        let (sender, client_body) = GuardedBody::streaming(body.size_hint(), chunks);
+        let (sender, client_body) = GuardedBody::streaming(body.size(), chunks);
         // If the head completes the client's response, the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
         let mut unsent = Some(match own {
-            Some(own) => Response::from_parts(own, no_content()),
+            Some(own) => Response::from_parts(own, GuardedBody::default()),
             None => Response::from_parts(head, client_body),
         });
         let (max_body, patience) = (self.policy.max_body, self.policy.load_timeout);
@@ -318,8 +307,8 @@ where
     /// Handles the end of a response's body. `unsent` is the client's response, if its head waits for the commit.
     async fn end(
         mut self,
-        teed: Teed<B>,
-        unsent: Option<Response<GuardedBody<B>>>,
+        teed: Teed,
+        unsent: Option<Response<GuardedBody>>,
         candidate: StoreCandidate,
         (status, cache_status): (StatusCode, CacheStatus),
         previous: Option<&StoredResponseToReplace>,
@@ -361,12 +350,12 @@ where
     async fn refuse(
         mut self,
         rule: Rule,
-        (head, body): (Parts, B),
+        (head, body): (Parts, UpstreamBody),
         expected: Option<u64>,
         previous: Option<&StoredResponseToReplace>,
     ) -> LoadOutput {
         if rule == Rule::TooBig {
-            let length = least_length(expected, &body.size_hint());
+            let length = least_length(expected, &body.size());
             too_big(&self.state, &self.load_request, &self.policy, length);
         }
         let result = self.unshared(rule, head.status, previous);
@@ -377,7 +366,7 @@ where
         }
         std::mem::take(&mut self.side_commit).leave().await;
         let own = match self.own(&head) {
-            Some(own) => Response::from_parts(own, no_content()),
+            Some(own) => Response::from_parts(own, GuardedBody::default()),
             None => Response::from_parts(head, GuardedBody::passed(body)),
         };
         self.answer(Some(own), CacheStatus::unstored(self.fwd, Some(rule.token())));
@@ -409,7 +398,7 @@ where
     }
 
     /// Sends the response to its own client, unless that was done before.
-    fn answer(&mut self, response: Option<Response<GuardedBody<B>>>, status: CacheStatus) {
+    fn answer(&mut self, response: Option<Response<GuardedBody>>, status: CacheStatus) {
         if let Some(mut response) = response {
             set_forwarded_status(&mut response, &self.policy.http, Outcome::Led, status);
             self.send(Ok(response));
@@ -459,46 +448,8 @@ impl ResponseRules {
     }
 }
 
-/// A copy of a request without a body, made before it is sent for the first time. Only the head can be copied, so
-/// the body's type must have a known empty value: that of axum's requests, with the feature `axum`.
-pub(crate) struct RetryableRequest<S, Q> {
-    pub(crate) inner: S,
-    pub(crate) request: Request<Q>,
-}
-
-impl<S, Q> RetryableRequest<S, Q>
-where
-    S: Service<Request<Q>> + Clone,
-    Q: 'static,
-{
-    pub(crate) fn of(inner: &S, request: &Request<Q>) -> Option<Self> {
-        let mut again = Request::new(empty::<Q>()?);
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.version_mut() = request.version();
-        *again.headers_mut() = request.headers().clone();
-        *again.extensions_mut() = request.extensions().clone();
-        Some(Self { inner: inner.clone(), request: again })
-    }
-
-    pub(crate) async fn send(self) -> Result<S::Response, S::Error> {
-        call(self.inner, self.request).await
-    }
-}
-
-#[cfg(feature = "axum")]
-fn empty<Q: 'static>() -> Option<Q> {
-    let body: Box<dyn std::any::Any> = Box::new(axum::body::Body::empty());
-    body.downcast().ok().map(|body| *body)
-}
-
-#[cfg(not(feature = "axum"))]
-fn empty<Q: 'static>() -> Option<Q> {
-    None
-}
-
 /// The answer to the client that led a load, sent as soon as its head is known.
-pub(crate) type ClientAnswer<B, E> = Result<Response<GuardedBody<B>>, E>;
+pub(super) type ClientAnswer = Result<Response<GuardedBody>, UpstreamError>;
 
 /// The request for which a response is loaded.
 pub(crate) struct LoadRequest {
@@ -508,15 +459,23 @@ pub(crate) struct LoadRequest {
     pub(crate) resource: Key,
     /// The key of its variant, if it differs from the resource's key.
     pub(crate) variant: OnceLock<VariantSlot>,
-    stored_at: Mutex<Option<Key>>,
-    purpose: Mutex<Purpose>,
-    progress: Mutex<Progress>,
+    state: Mutex<LoadState>,
+}
+
+/// The state of a load, as far as its request is concerned.
+#[derive(Default)]
+pub(super) struct LoadState {
+    pub(super) purpose: Purpose,
+    pub(super) progress: Progress,
+    /// The key of the resource or variant under which the response is stored, if its flight has another key.
+    pub(super) stored_at: Option<Key>,
 }
 
 /// Why the load runs, as far as its client is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The client waits for the answer.
+    #[default]
     Answer,
     /// As [`Answer`](Self::Answer); a look-up for the request failed or was skipped.
     AnswerUnread,
@@ -525,9 +484,10 @@ pub(crate) enum Purpose {
 }
 
 /// The progress of the request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// It was not forwarded.
+    #[default]
     Waiting,
     Forwarded,
     /// The inner service answered with this status, and a stale response is served instead.
@@ -536,74 +496,15 @@ pub(crate) enum Progress {
 
 impl LoadRequest {
     pub(crate) fn new(demands: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
-        let (variant, stored_at) = (OnceLock::new(), Mutex::default());
-        let (purpose, progress) = (Mutex::new(Purpose::Answer), Mutex::new(Progress::Waiting));
-        Arc::new(Self { demands, headers, resource, variant, stored_at, purpose, progress })
+        Arc::new(Self { demands, headers, resource, variant: OnceLock::new(), state: Mutex::default() })
     }
 
-    pub(crate) fn set_purpose(&self, purpose: Purpose) {
-        *lock(&self.purpose) = purpose;
-    }
-
-    pub(crate) fn purpose(&self) -> Purpose {
-        *lock(&self.purpose)
-    }
-
-    pub(crate) fn set_progress(&self, progress: Progress) {
-        *lock(&self.progress) = progress;
-    }
-
-    pub(crate) fn progress(&self) -> Progress {
-        *lock(&self.progress)
-    }
-
-    pub(crate) fn store_at(&self, key: &Key) {
-        *lock(&self.stored_at) = Some(key.clone());
-    }
-
-    /// The key of the resource or variant under which the response is stored, if its flight has another key.
-    pub(crate) fn stored_at(&self) -> Option<Key> {
-        lock(&self.stored_at).clone()
+    pub(super) fn state(&self) -> MutexGuard<'_, LoadState> {
+        lock(&self.state)
     }
 
     /// Whether a part is loaded.
     pub(crate) fn is_part(&self) -> bool {
-        self.demands.ranged && self.purpose() != Purpose::Refresh
-    }
-}
-
-/// Calls the service once it is ready: the guard's own `poll_ready` does not wait for it.
-pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
-    ready(&mut service).await?;
-    service.call(request).await
-}
-
-pub(crate) async fn ready<S: Service<R>, R>(service: &mut S) -> Result<(), S::Error> {
-    poll_fn(|cx| service.poll_ready(cx)).await
-}
-
-/// An empty body.
-pub(crate) fn no_content<B>() -> GuardedBody<B> {
-    GuardedBody::from(Bytes::new())
-}
-
-#[cfg(all(test, feature = "axum"))]
-#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-mod tests {
-    use axum::body::Body;
-    use http::Version;
-
-    use super::*;
-
-    #[test]
-    fn a_retry_repeats_the_whole_head() {
-        let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
-        let request = request.body(Body::empty()).unwrap();
-        let again =
-            RetryableRequest::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;
-        let line =
-            |request: &Request<Body>| (request.method().clone(), request.uri().clone(), request.version());
-        assert_eq!(line(&again), line(&request), "RFC 9111, 4.3.4: the same request");
-        assert_eq!((again.headers(), again.extensions().get()), (request.headers(), Some(&7_u8)));
+        self.demands.ranged && self.state().purpose != Purpose::Refresh
     }
 }

@@ -10,8 +10,7 @@
 //!
 //! [`warn_of_body`] warns the operator if a layer outside the guard hides where request bodies end.
 
-use std::fmt;
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
@@ -20,19 +19,18 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, Request, Response, StatusCode};
-use http_body::Body;
-use tower_service::Service;
+use http::{Method, Response, StatusCode};
 
 use super::answer::{
-    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, own_answer,
-    set_cache_status, set_forwarded_status, write_key, write_stand_in,
+    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, load_failed,
+    own_answer, set_cache_status, set_forwarded_status, write_key, write_stand_in,
 };
-use super::body::{BoxError, GuardedBody, to_bytes};
+use super::body::GuardedBody;
 use super::candidate::StoredResponseToReplace;
-use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, RetryableRequest, call};
+use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose};
 use super::load::loader;
 use super::tee::has_no_content;
+use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::load::Times;
 use crate::guard::{Current, StampedeGuard};
@@ -51,208 +49,301 @@ use crate::read_through::call::{Call, CallState, LookUpState};
 use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
 use crate::read_through::miss::MissOutcome;
 use crate::read_through::outside::{Audit, run_alone};
+use crate::store::StoreError;
 use crate::value::entry::Encoding;
 
-/// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// The response to a request: ready, or still to be computed.
-pub(super) enum AnswerFuture<B, E> {
-    /// `None` once it was returned.
-    Hit(Option<Response<GuardedBody<B>>>),
-    Further(BoxFuture<ClientAnswer<B, E>>),
+/// One request after step 1.
+pub(super) enum Exchange {
+    /// A hit from memory.
+    Hit(Response<GuardedBody>),
+    LookUp(LookUp),
+    Forward(StampedeGuard, Forward),
 }
 
-/// No field is pinned structurally.
-impl<B, E> Unpin for AnswerFuture<B, E> {}
-
-impl<B, E> Future for AnswerFuture<B, E> {
-    type Output = ClientAnswer<B, E>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            // A second poll after the end stays pending.
-            Self::Hit(response) => {
-                response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)))
-            }
-            Self::Further(answer) => answer.as_mut().poll(cx),
-        }
-    }
+/// Why a request goes to the inner service without a look-up.
+pub(super) enum Forward {
+    SwitchedOff(Key),
+    /// The guard runs beside the inner service.
+    Shadow(Key),
+    Forbidden(Rule),
 }
 
-/// One request and what is needed to answer it.
-pub(super) struct Exchange<S, Q> {
-    pub(super) inner: S,
-    pub(super) request: Request<Q>,
-}
-
-impl<S, Q, B> Exchange<S, Q>
-where
-    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
-    Q: Body + Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
+impl Exchange {
     /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that change one
     /// reference count wait for each other.
     ///
     /// With `shadow`, the answer is the inner service's, and the guard runs beside it.
-    pub(super) fn begin(
-        inner: &S,
-        mut request: Request<Q>,
-        guard: Current<'_>,
-        shadow: bool,
-    ) -> AnswerFuture<B, S::Error> {
+    pub(super) fn begin(head: &mut RequestHead, has_body: bool, guard: Current<'_>, shadow: bool) -> Self {
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-        let mut considered = consider(&request, &policy.http.requests, join);
-        if considered.as_ref().is_ok_and(|considered| considered.demands.other_cookies) {
-            // A shared response must not depend on the other cookies of its leader, so the inner service does not see them.
-            request.headers_mut().remove(COOKIE);
-        }
-        if let Ok(ConsideredRequest { key, demands, .. }) = &mut considered {
-            separate_key(&guard, key, demands, &request);
-        }
+        let mut considered = consider(head, has_body, &policy.http.requests, join);
         let mut audits = false;
-        if let Ok(ConsideredRequest { key, is_get: true, demands }) = &considered
-            && !demands.directives.only_if_cached
-        {
-            // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
-            audits = !demands.conditional && !demands.ranged && guard.parts().1.audit.is_due();
-            if !audits && let Some(response) = hit_at_once(&guard, key, demands, &request) {
-                return AnswerFuture::Hit(Some(response));
+        if let Ok(ConsideredRequest { key, is_get, demands }) = &mut considered {
+            if demands.other_cookies {
+                // A shared response must not depend on the other cookies of its leader, so the inner service does not see them.
+                head.headers_mut().remove(COOKIE);
+            }
+            separate_key(&guard, key, demands, head);
+            if *is_get && !demands.directives.only_if_cached {
+                // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
+                audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
+                if !audits && let Some(response) = hit_at_once(&guard, key, demands, head) {
+                    return Self::Hit(response);
+                }
             }
         }
         let guard = guard.into_owned();
-        let guard = match matched_route(&request) {
+        let guard = match matched_route(head) {
             Some(route) => guard.on_route(route),
             None => guard,
         };
-        let (state, policy) = guard.parts();
-        let logged_key = considered.as_ref().ok().filter(|_| policy.http.expose_key);
-        let logged_key = logged_key.map(|considered| considered.key.within(&state.namespace).to_owned());
-        let exchange = Self { inner: inner.clone(), request };
-        let answer = exchange.answer(guard, considered, audits, shadow);
-        AnswerFuture::Further(match logged_key {
-            None => answer,
-            Some(key) => Box::pin(async move {
-                let mut response = answer.await?;
-                write_key(response.headers_mut(), &key);
-                Ok(response)
-            }),
-        })
-    }
-
-    /// Steps 2 to 8. Each branch has its own box, so that a hit moves and allocates only what a hit needs.
-    fn answer(
-        self,
-        guard: StampedeGuard,
-        considered: Result<ConsideredRequest<Key>, Rule>,
-        audits: bool,
-        shadow: bool,
-    ) -> BoxFuture<ClientAnswer<B, S::Error>> {
-        let (state, _) = guard.parts();
         match considered {
-            Ok(_) if state.is_bypassed() => {
-                Box::pin(self.pass(guard, Some(CacheStatus::bypass("switched-off"))))
+            Ok(ConsideredRequest { key, .. }) if guard.parts().0.is_bypassed() => {
+                Self::Forward(guard, Forward::SwitchedOff(key))
             }
-            Ok(_) if shadow => Box::pin(self.shadowed(guard)),
-            Ok(ConsideredRequest { key, is_get: true, demands }) if !demands.directives.only_if_cached => {
-                Box::pin(self.cached(guard, key, demands, audits))
+            Ok(ConsideredRequest { key, .. }) if shadow => Self::Forward(guard, Forward::Shadow(key)),
+            Ok(ConsideredRequest { key, is_get, mut demands }) => {
+                // RFC 9110, 14.2: a range is for a GET.
+                demands.ranged &= is_get;
+                let may_load = is_get && !demands.directives.only_if_cached;
+                Self::LookUp(LookUp { guard, key, demands, may_load, audits })
             }
-            Ok(ConsideredRequest { key, demands, .. }) => Box::pin(self.look_up_only(guard, key, demands)),
-            // Another protocol: no log line and no `Cache-Status`.
-            Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
-            Err(Rule::Method) => Box::pin(self.unsafely(guard)),
-            Err(rule) => {
-                observe::log_decision("not looked up", &rule);
-                match rule {
-                    Rule::Body => warn_of_body(&self.request),
-                    Rule::Extension => request_settings::warn_of_extension(
-                        &self.request,
-                        &guard.parts().1.http.requests.personal,
-                    ),
-                    _ => {}
-                }
-                Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
-            }
+            Err(rule) => Self::Forward(guard, Forward::Forbidden(rule)),
         }
     }
 
-    /// Passes the request to the inner service.
-    pub(super) async fn pass(
+    /// Steps 2 to 8. A hit allocates only the future, which contains what `upstream` boxes for all others.
+    pub(super) fn answer(
         self,
-        guard: StampedeGuard,
-        status: Option<CacheStatus>,
-    ) -> ClientAnswer<B, S::Error> {
+        head: RequestHead,
+        upstream: impl FnOnce() -> Box<dyn Upstream> + Send + 'static,
+    ) -> BoxFuture<ClientAnswer> {
+        match self {
+            Self::Hit(response) => Box::pin(ready(Ok(response))),
+            Self::LookUp(look_up) => Box::pin(async move {
+                // The outcome of the look-up is moved before the next `await`, so the future has no room for it.
+                let answer = {
+                    let found = {
+                        let PrecompiledFuture { future, poll } = look_up.run(&head);
+                        let mut future = pin!(future);
+                        poll_fn(|cx| poll(future.as_mut(), cx)).await
+                    };
+                    match found {
+                        ControlFlow::Break(response) => return Ok(response),
+                        ControlFlow::Continue(found) => {
+                            look_up.go_on(found, UpstreamRequest { upstream: upstream(), head })
+                        }
+                    }
+                };
+                answer.await
+            }),
+            Self::Forward(guard, why) => UpstreamRequest { upstream: upstream(), head }.forward(guard, why),
+        }
+    }
+}
+
+/// A future with its own `poll`. Named here, that function is compiled in this crate; an `await` would compile it for each inner service.
+struct PrecompiledFuture<F: Future> {
+    future: F,
+    poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+}
+
+/// Adds the key to the answer's `Cache-Status`, if the policy exposes it.
+fn with_key(guard: &StampedeGuard, key: &Key, mut response: Response<GuardedBody>) -> Response<GuardedBody> {
+    let (state, policy) = guard.parts();
+    if policy.http.expose_key {
+        write_key(response.headers_mut(), key.within(&state.namespace));
+    }
+    response
+}
+
+/// Step 2 for a request that may use the cache.
+pub(super) struct LookUp {
+    guard: StampedeGuard,
+    key: Key,
+    demands: RequestDemands,
+    /// Whether it joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
+    may_load: bool,
+    /// Whether to audit a hit.
+    audits: bool,
+}
+
+/// A request that its look-up has not answered.
+enum Unanswered<'a> {
+    /// The response is a hit, which is to be audited.
+    Audit(Response<GuardedBody>),
+    /// The layer was added twice, or the handler requests its own URL: the outer layer does the work.
+    Nested,
+    Get(Lookup<'a, StoredAnswer>),
+    Head,
+}
+
+type AfterLookUp<'a> = ControlFlow<Response<GuardedBody>, Unanswered<'a>>;
+
+impl LookUp {
+    fn run<'a>(
+        &'a self,
+        head: &RequestHead,
+    ) -> PrecompiledFuture<impl Future<Output = AfterLookUp<'a>> + Send> {
+        let future = async move {
+            let (state, policy) = self.guard.parts();
+            let call = Call { state, policy, key: &self.key };
+            let mut wants = ResponseReader {
+                demands: &self.demands,
+                headers: head.headers(),
+                http: &policy.http,
+                at: LookUpKey::Resource(&self.key),
+                status: CacheStatus::hit,
+            };
+            if self.may_load {
+                return self.after_look(look(call, &wants).await);
+            }
+            let mut slot: Option<Box<VariantSlot>> = None;
+            loop {
+                let key = slot.as_ref().map_or(&self.key, |slot| &slot.key);
+                let found = match state.is_closed() {
+                    true => Ok(None),
+                    false => peek(Call { key, ..call }, &wants).await,
+                };
+                match found {
+                    Ok(Some(StoredAnswer::Elsewhere(elsewhere))) if slot.is_none() => slot = Some(elsewhere),
+                    found => return self.after_peek(found, head),
+                }
+                wants.at = LookUpKey::Variant;
+            }
+        };
+        PrecompiledFuture { future, poll: Future::poll }
+    }
+
+    /// The outcome for a request that may load.
+    fn after_look<'a>(&'a self, lookup: Lookup<'a, StoredAnswer>) -> AfterLookUp<'a> {
+        let (replay, outcome) = match lookup {
+            Lookup::LocalHit(StoredAnswer::Response(replay)) => (replay, Outcome::LocalHit),
+            Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
+                (replay, Outcome::Hit)
+            }
+            Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
+                return ControlFlow::Continue(Unanswered::Nested);
+            }
+            lookup => return ControlFlow::Continue(Unanswered::Get(lookup)),
+        };
+        self.guard.count_answer(&self.key, outcome);
+        let response = replay.respond(&self.guard.parts().1.http, outcome);
+        let response = with_key(&self.guard, &self.key, response);
+        match self.audits {
+            false => ControlFlow::Break(response),
+            true => ControlFlow::Continue(Unanswered::Audit(response)),
+        }
+    }
+
+    /// The outcome for a request that leads no flight.
+    fn after_peek(
+        &self,
+        found: Result<Option<StoredAnswer>, StoreError>,
+        head: &RequestHead,
+    ) -> AfterLookUp<'_> {
+        let Self { guard, key, demands, .. } = self;
+        let (_, policy) = guard.parts();
+        let response = match found {
+            Ok(Some(StoredAnswer::Response(mut replay))) => {
+                guard.count_answer(key, Outcome::Hit);
+                if head.method() == Method::HEAD {
+                    without_body(&mut replay);
+                }
+                replay.respond(&policy.http, Outcome::Hit)
+            }
+            Err(error) if policy.on_store_down == OnStoreDown::FailClosed => {
+                let error = Error::store("looking up the entry", key, error);
+                failed(guard, key, Failure::Guard(error))
+            }
+            _ if demands.directives.only_if_cached => {
+                guard.count_answer(key, Outcome::Failed);
+                let text = "nothing that is stored may be used\n";
+                let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
+                set_cache_status(&mut response, &policy.http, Outcome::Failed, Times::default());
+                response
+            }
+            Ok(_) | Err(_) => return ControlFlow::Continue(Unanswered::Head),
+        };
+        ControlFlow::Break(with_key(guard, key, response))
+    }
+
+    /// Steps 2 to 8 for a request that is not a plain hit. Boxed, so that the future of a hit has no room for them.
+    fn go_on<'a>(
+        &'a self,
+        found: Unanswered<'a>,
+        request: UpstreamRequest,
+    ) -> Pin<Box<dyn Future<Output = ClientAnswer> + Send + 'a>> {
+        let Self { guard, key, demands, .. } = self;
+        Box::pin(async move {
+            let answer = match found {
+                Unanswered::Audit(response) => {
+                    request.audit(guard, key);
+                    return Ok(response);
+                }
+                Unanswered::Nested => request.pass(guard, Some(CacheStatus::bypass("nested"))).await,
+                Unanswered::Get(lookup) => request.load(guard, key, *demands, lookup).await,
+                Unanswered::Head => request.head(guard, key, *demands).await,
+            };
+            Ok(with_key(guard, key, answer?))
+        })
+    }
+}
+
+impl UpstreamRequest {
+    /// Sends the request to the inner service without a look-up.
+    fn forward(self, guard: StampedeGuard, why: Forward) -> BoxFuture<ClientAnswer> {
+        let status = match why {
+            Forward::SwitchedOff(key) => {
+                return Box::pin(async move {
+                    let answer = self.pass(&guard, Some(CacheStatus::bypass("switched-off"))).await?;
+                    Ok(with_key(&guard, &key, answer))
+                });
+            }
+            Forward::Shadow(key) => {
+                return Box::pin(async move {
+                    let answer = self.shadowed(guard.clone()).await?;
+                    Ok(with_key(&guard, &key, answer))
+                });
+            }
+            Forward::Forbidden(Rule::Method) => return Box::pin(self.unsafely(guard)),
+            // Another protocol: no log line and no `Cache-Status`.
+            Forward::Forbidden(Rule::Upgrade) => None,
+            Forward::Forbidden(rule) => {
+                observe::log_decision("not looked up", &rule);
+                let personal = &guard.parts().1.http.requests.personal;
+                match rule {
+                    Rule::Body => warn_of_body(&self.head),
+                    Rule::Extension => request_settings::warn_of_extension(&self.head, personal),
+                    _ => {}
+                }
+                Some(CacheStatus::bypass(rule.token()))
+            }
+        };
+        Box::pin(async move { self.pass(&guard, status).await })
+    }
+
+    /// Passes the request to the inner service.
+    async fn pass(self, guard: &StampedeGuard, status: Option<CacheStatus>) -> ClientAnswer {
         guard.count_pass();
-        let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
+        let mut response = self.send().await?.map(GuardedBody::passed);
         if let Some(status) = status {
             set_forwarded_status(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
         }
         Ok(response)
     }
 
-    /// Steps 2 to 8 for a GET; `audits` says whether to audit a hit.
-    #[allow(clippy::manual_async_fn, reason = "the future of an `async fn` has room for its arguments twice")]
-    fn cached(
-        self,
-        guard: StampedeGuard,
-        key: Key,
-        demands: RequestDemands,
-        audits: bool,
-    ) -> impl Future<Output = ClientAnswer<B, S::Error>> + Send {
-        async move {
-            let (state, policy) = guard.parts();
-            let call = Call { state, policy, key: &key };
-            let (headers, http) = (self.request.headers(), &policy.http);
-            let wants = ResponseReader {
-                demands: &demands,
-                headers,
-                http,
-                at: LookUpKey::Resource(&key),
-                status: CacheStatus::hit,
-            };
-            // Box all branches except the hit's: they would make the future of every hit larger.
-            let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(call, &wants).await {
-                Lookup::LocalHit(StoredAnswer::Response(replay)) => {
-                    guard.count_answer(&key, Outcome::LocalHit);
-                    if audits {
-                        self.audit(&guard, &key);
-                    }
-                    return Ok(replay.respond(http, Outcome::LocalHit));
-                }
-                Lookup::Hit { value: StoredAnswer::Response(replay), stale: false, refresh: None } => {
-                    guard.count_answer(&key, Outcome::Hit);
-                    if audits {
-                        self.audit(&guard, &key);
-                    }
-                    return Ok(replay.respond(http, Outcome::Hit));
-                }
-                // The layer was added twice, or the handler requests its own URL: the outer layer does the work.
-                Lookup::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
-                    Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
-                }
-                lookup => Box::pin(self.onward(&guard, &key, demands, lookup)),
-            };
-            further.await
-        }
-    }
-
-    /// Steps 2 to 8 for a request that is not a plain hit.
-    async fn onward(
+    /// Steps 3 to 8, or the answer of a stored response that is not a plain hit.
+    async fn load(
         self,
         guard: &StampedeGuard,
         key: &Key,
         demands: RequestDemands,
         lookup: Lookup<'_, StoredAnswer>,
-    ) -> ClientAnswer<B, S::Error> {
+    ) -> ClientAnswer {
         let (state, policy) = guard.parts();
-        let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
-        let (loader, own) = loader(self.inner, self.request, state, policy, &load_request);
+        let load_request = LoadRequest::new(demands, self.head.headers().clone(), key.clone());
+        let (loader, own) = loader(self, state, policy, &load_request);
         let mut handler = MissHandler { guard, load_request: &load_request, own };
         let (slot, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
             ControlFlow::Break(answered) => return answered,
@@ -273,60 +364,15 @@ where
         }
     }
 
-    /// Step 2 for a request that leads no flight (HEAD, `only-if-cached`): the stored response, or the inner service.
-    async fn look_up_only(
-        self,
-        guard: StampedeGuard,
-        key: Key,
-        mut demands: RequestDemands,
-    ) -> ClientAnswer<B, S::Error> {
-        let (state, policy) = guard.parts();
-        let is_head = self.request.method() == Method::HEAD;
-        // RFC 9110, 14.2: a range is for a GET.
-        demands.ranged &= !is_head;
-        let (headers, http) = (self.request.headers(), &policy.http);
-        let wants = |at| ResponseReader { demands: &demands, headers, http, at, status: CacheStatus::hit };
-        let mut found = if state.is_closed() {
-            Ok(None)
-        } else {
-            peek(Call { state, policy, key: &key }, &wants(LookUpKey::Resource(&key))).await
-        };
-        if let Ok(Some(StoredAnswer::Elsewhere(slot))) = &found {
-            let call = Call { state, policy, key: &slot.key.clone() };
-            found = peek(call, &wants(LookUpKey::Variant)).await;
-        }
-        match found {
-            Ok(Some(StoredAnswer::Response(mut replay))) => {
-                guard.count_answer(&key, Outcome::Hit);
-                if is_head {
-                    without_body(&mut replay);
-                }
-                Ok(replay.respond(http, Outcome::Hit))
-            }
-            Err(error) if policy.on_store_down == OnStoreDown::FailClosed => {
-                let error = Error::store("looking up the entry", &key, error);
-                Ok(failed(&guard, &key, Failure::Guard(error)))
-            }
-            _ if demands.directives.only_if_cached => {
-                guard.count_answer(&key, Outcome::Failed);
-                let text = "nothing that is stored may be used\n";
-                let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
-                set_cache_status(&mut response, http, Outcome::Failed, Times::default());
-                Ok(response)
-            }
-            Ok(_) | Err(_) => self.head(guard.clone(), key, &demands).await,
-        }
-    }
-
     /// Audits the hit that answered this request: loads with the request and compares the responses.
-    fn audit(self, guard: &StampedeGuard, key: &Key) {
+    fn audit(mut self, guard: &StampedeGuard, key: &Key) {
         let (state, policy) = guard.parts();
         let Some(audit) = Audit::begin(Call { state, policy, key }) else { return };
-        let Self { inner, mut request } = self;
-        remove_conditions(request.headers_mut());
-        let (headers, normal, max_body) = (request.headers().clone(), policy.http.normal(), policy.max_body);
+        remove_conditions(self.head.headers_mut());
+        let (headers, normal, max_body) =
+            (self.head.headers().clone(), policy.http.normal(), policy.max_body);
         let load = async move {
-            let (head, body) = call(inner, request).await.ok()?.into_parts();
+            let (head, body) = self.send().await.ok()?.into_parts();
             let is_answer = !head.status.is_server_error();
             Some((head.status, whole(body, max_body).await?)).filter(|_| is_answer)
         };
@@ -341,39 +387,36 @@ where
     }
 
     /// Answers from the inner service. If the request can be copied, a task runs the copy through the guard.
-    async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
-        if let Some(RetryableRequest { inner, request }) = RetryableRequest::of(&self.inner, &self.request) {
+    async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer {
+        if let Some(Self { upstream, mut head }) = self.copy() {
             tokio::spawn(async move {
+                let exchange = Exchange::begin(&mut head, false, Current::Owned(guard), false);
                 // Dropping the response does not stop a load: its result is stored.
-                drop(Self::begin(&inner, request, Current::Owned(guard), false).await);
+                drop(exchange.answer(head, move || upstream).await);
             });
         }
-        Ok(call(self.inner, self.request).await?.map(GuardedBody::passed))
+        Ok(self.send().await?.map(GuardedBody::passed))
     }
 }
 
 /// A hit from memory. Runs before any future is built.
-fn hit_at_once<Q, B>(
+fn hit_at_once(
     guard: &StampedeGuard,
     key: &Key,
     demands: &RequestDemands,
-    request: &Request<Q>,
-) -> Option<Response<GuardedBody<B>>> {
+    head: &RequestHead,
+) -> Option<Response<GuardedBody>> {
     let (state, policy) = guard.parts();
     if state.is_bypassed() {
         return None;
     }
-    let (headers, http) = (request.headers(), &policy.http);
+    let (headers, http) = (head.headers(), &policy.http);
     let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
     let wants = ResponseReader { demands, headers, http, at, status };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
         StoredAnswer::Response(replay) => {
-            guard.count_answer_on(matched_route(request), key, Outcome::LocalHit);
-            let mut response = replay.respond(http, Outcome::LocalHit);
-            if http.expose_key {
-                write_key(response.headers_mut(), key.within(&state.namespace));
-            }
-            Some(response)
+            guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
+            Some(with_key(guard, key, replay.respond(http, Outcome::LocalHit)))
         }
         // Another variant has its own key, and its look-up needs a future.
         StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
@@ -384,19 +427,19 @@ fn hit_at_once<Q, B>(
 /// invalidation of the resource reaches its entry. Such a request has another proxy report than the policy's, or its target is not in
 /// normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could replace the response of all
 /// others.
-pub(super) fn separate_key<Q>(
+pub(super) fn separate_key(
     guard: &StampedeGuard,
     key: &mut Key,
     demands: &RequestDemands,
-    request: &Request<Q>,
+    head: &RequestHead,
 ) {
-    let report = if demands.forwarded { forwarding(request.headers()) } else { None };
+    let report = if demands.forwarded { forwarding(head.headers()) } else { None };
     if report == guard.parts().1.http.requests.report && !demands.other_form {
         return;
     }
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
-        for target in sent_target(request) {
+        for target in sent_target(head) {
             // No line of a report begins like this.
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
@@ -416,14 +459,14 @@ fn without_body(replay: &mut Replay) {
 }
 
 /// A request that is not a plain hit, until a flight or its own load answers it.
-struct MissHandler<'a, B, E> {
+struct MissHandler<'a> {
     guard: &'a StampedeGuard,
     load_request: &'a Arc<LoadRequest>,
     /// The answer of this request's own loader, if that runs.
-    own: OwnAnswer<ClientAnswer<B, E>>,
+    own: OwnAnswer<ClientAnswer>,
 }
 
-impl<'a, B, E> MissHandler<'a, B, E> {
+impl<'a> MissHandler<'a> {
     fn wants<'w>(&self, at: LookUpKey<'w>, status: fn(u64) -> CacheStatus) -> ResponseReader<'w>
     where
         'a: 'w,
@@ -440,47 +483,12 @@ impl<'a, B, E> MissHandler<'a, B, E> {
         key: &Key,
         lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
-    ) -> ControlFlow<ClientAnswer<B, E>, (Box<VariantSlot>, Loader)> {
+    ) -> ControlFlow<ClientAnswer, (Box<VariantSlot>, Loader)> {
         let (found, outcome, loader) = match lookup {
-            Lookup::Hit { value, stale, refresh } => {
-                let is_response = matches!(value, StoredAnswer::Response(_));
-                let outcome =
-                    if stale && (is_response || refresh.is_none()) { Outcome::Stale } else { Outcome::Hit };
-                match refresh {
-                    // The request that triggered the refresh lends its loader; its own answer is the stored response.
-                    Some(caller) if is_response => {
-                        self.load_request.set_purpose(Purpose::Refresh);
-                        caller.refresh(loader, !stale);
-                        (value, outcome, None)
-                    }
-                    // If the entry belongs to another variant, requests for that variant refresh it.
-                    _ => (value, outcome, Some(loader)),
-                }
-            }
+            Lookup::Hit { value, stale, refresh } => self.hit(value, stale, refresh, loader),
             Lookup::LocalHit(value) => (value, Outcome::LocalHit, Some(loader)),
             Lookup::Failed(failure) => return ControlFlow::Break(Ok(failed(self.guard, key, failure))),
-            Lookup::Miss(caller) => {
-                let credentials_key = self.load_request.demands.has_credentials().then(|| key.derived("~a"));
-                let Some(caller) = self.caller(at, key, credentials_key.as_ref(), caller).await else {
-                    let status = CacheStatus::miss("credentials");
-                    return ControlFlow::Break(self.alone(key, loader, status).await);
-                };
-                match self.load(at, caller, loader).await {
-                    MissOutcome::Coalesced(found, loader) => (found, Outcome::Coalesced, Some(loader)),
-                    MissOutcome::Stale(found, loader) => (found, Outcome::Stale, loader),
-                    MissOutcome::Led(answer, _) => {
-                        self.guard.count_answer(key, Outcome::Led);
-                        return ControlFlow::Break(answer);
-                    }
-                    MissOutcome::Failed(failure) => {
-                        return ControlFlow::Break(Ok(failed(self.guard, key, failure)));
-                    }
-                    MissOutcome::Alone(loader) => {
-                        let status = CacheStatus::miss("uncoordinated");
-                        return ControlFlow::Break(self.alone(key, loader, status).await);
-                    }
-                }
-            }
+            Lookup::Miss(caller) => self.miss(at, key, caller, loader).await?,
         };
         ControlFlow::Break(match (found, loader) {
             (StoredAnswer::Response(replay), _) => {
@@ -506,6 +514,56 @@ impl<'a, B, E> MissHandler<'a, B, E> {
         })
     }
 
+    /// A hit, and the loader if no refresh uses it.
+    fn hit(
+        &self,
+        value: StoredAnswer,
+        stale: bool,
+        refresh: Option<Box<CallState<'_>>>,
+        loader: Loader,
+    ) -> (StoredAnswer, Outcome, Option<Loader>) {
+        let is_response = matches!(value, StoredAnswer::Response(_));
+        let outcome = if stale && (is_response || refresh.is_none()) { Outcome::Stale } else { Outcome::Hit };
+        match refresh {
+            // The request that triggered the refresh lends its loader; its own answer is the stored response.
+            Some(caller) if is_response => {
+                self.load_request.state().purpose = Purpose::Refresh;
+                caller.refresh(loader, !stale);
+                (value, outcome, None)
+            }
+            // If the entry belongs to another variant, requests for that variant refresh it.
+            _ => (value, outcome, Some(loader)),
+        }
+    }
+
+    /// What a flight has for this request, and the loader if the flight has not used it; or the answer of this request's own load.
+    async fn miss(
+        &mut self,
+        at: LookUpKey<'_>,
+        key: &Key,
+        caller: CallState<'_>,
+        loader: Loader,
+    ) -> ControlFlow<ClientAnswer, (StoredAnswer, Outcome, Option<Loader>)> {
+        let credentials_key = self.load_request.demands.has_credentials().then(|| key.derived("~a"));
+        let Some(caller) = self.caller(at, key, credentials_key.as_ref(), caller).await else {
+            return ControlFlow::Break(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+        };
+        ControlFlow::Break(match self.load(at, caller, loader).await {
+            MissOutcome::Coalesced(found, loader) => {
+                return ControlFlow::Continue((found, Outcome::Coalesced, Some(loader)));
+            }
+            MissOutcome::Stale(found, loader) => {
+                return ControlFlow::Continue((found, Outcome::Stale, loader));
+            }
+            MissOutcome::Led(answer, _) => {
+                self.guard.count_answer(key, Outcome::Led);
+                answer
+            }
+            MissOutcome::Failed(failure) => Ok(failed(self.guard, key, failure)),
+            MissOutcome::Alone(loader) => self.alone(key, loader, CacheStatus::miss("uncoordinated")).await,
+        })
+    }
+
     /// The caller for which the request waits or loads after a miss; `None` if the request must load alone.
     async fn caller<'c>(
         &self,
@@ -523,7 +581,7 @@ impl<'a, B, E> MissHandler<'a, B, E> {
         // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
         let call = Call { key: credentials_key, ..caller.call };
         drop(caller);
-        self.load_request.store_at(key);
+        self.load_request.state().stored_at = Some(key.clone());
         match look(call, &self.wants(at, CacheStatus::collapsed)).await {
             Lookup::Miss(caller) => Some(caller),
             _ => None,
@@ -536,15 +594,16 @@ impl<'a, B, E> MissHandler<'a, B, E> {
         at: LookUpKey<'_>,
         caller: CallState<'_>,
         loader: Loader,
-    ) -> MissOutcome<StoredAnswer, ClientAnswer<B, E>> {
+    ) -> MissOutcome<StoredAnswer, ClientAnswer> {
         if caller.look_up != LookUpState::Answered {
-            self.load_request.set_purpose(Purpose::AnswerUnread);
+            self.load_request.state().purpose = Purpose::AnswerUnread;
         }
         let wants = self.wants(at, CacheStatus::collapsed);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
             // If its loader was not used, the request waited for another request's load.
-            let stand_in = match (loader, self.load_request.progress()) {
+            let progress = self.load_request.state().progress;
+            let stand_in = match (loader, progress) {
                 (Some(_), _) => Some(StandIn::Collapsed),
                 (None, Progress::Forwarded) => Some(StandIn::Forwarded(None)),
                 (None, Progress::Refused(status)) => Some(StandIn::Forwarded(Some(status))),
@@ -558,7 +617,7 @@ impl<'a, B, E> MissHandler<'a, B, E> {
     }
 
     /// Forwards this request for its own client only.
-    async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> ClientAnswer<B, E> {
+    async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> ClientAnswer {
         let (state, policy) = self.guard.parts();
         let answer = match run_alone(Call { state, policy, key }, loader, &mut self.own).await {
             Ok(Ok(answer)) => answer,
@@ -575,7 +634,7 @@ impl<'a, B, E> MissHandler<'a, B, E> {
 }
 
 /// The guard's own answer if there is no value. The text names the failure, never the key.
-pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
+fn failed(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody> {
     guard.count_answer(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
     const TOO_LONG: &str = "the load of this resource took longer than the guard's load_timeout, or the wait for it longer than \
@@ -583,11 +642,9 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
     let mut response = match failure {
-        Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
+        Failure::Loader { .. } => load_failed(),
         Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
-        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
-            own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED)
-        }
+        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => load_failed(),
         Failure::Guard(error) if error.is_timeout() => {
             own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
         }
@@ -615,14 +672,10 @@ fn is_same(
 }
 
 /// The whole body, if it is not longer than `max_body`.
-async fn whole<B>(body: B, max_body: usize) -> Option<Bytes>
-where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
-    let (mut body, mut whole) = (pin!(body), BytesMut::new());
-    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-        if let Ok(data) = to_bytes(frame.ok()?).into_data() {
+async fn whole(mut body: UpstreamBody, max_body: usize) -> Option<Bytes> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_bytes(cx)).await {
+        if let Ok(data) = frame.ok()?.into_data() {
             if whole.len() + data.len() > max_body {
                 return None;
             }
@@ -638,14 +691,14 @@ static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default)
 
 /// Warns about a GET or HEAD that bypasses the cache because of its body. If no header announces a body, most likely
 /// there is none: a layer has wrapped it in a stream, and does so for all requests.
-fn warn_of_body<B>(request: &Request<B>) {
-    let headers = request.headers();
+fn warn_of_body(head: &RequestHead) {
+    let headers = head.headers();
     let announces =
         headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|n| !is_zero(n));
     if !announces && WARNED.is_due() {
         tracing::warn!(
             target: log::HTTP,
-            version = ?request.version(),
+            version = ?head.version(),
             "a request that announces no body has one that may go on: it passes the cache by; if a layer outside of the \
              guard wraps requests' bodies (a timeout, decompression), all requests do: put the guard outside of it"
         );
@@ -654,11 +707,7 @@ fn warn_of_body<B>(request: &Request<B>) {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use bytes::Bytes;
-    use http_body_util::Full;
-    use tower::service_fn;
+    use http::Request;
 
     use super::*;
 
@@ -666,15 +715,11 @@ mod tests {
     /// separately.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
-        let guard = StampedeGuard::in_memory();
-        let key = guard.key("k").expect("a key");
-        let inner = service_fn(|_: Request<Full<Bytes>>| async {
-            Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
-        });
-        let request = Request::new(Full::default());
-        let own = size_of_val(&request) + size_of_val(&inner);
-        let hit = Exchange { inner, request }.cached(guard, key, RequestDemands::default(), false);
-        let size = size_of_val(&hit);
+        let mut head = Request::get("http://h/").body(()).expect("a request");
+        let own = size_of_val(&head);
+        let exchange = Exchange::begin(&mut head, false, StampedeGuard::in_memory().current(), false);
+        let hit = exchange.answer(head, || unreachable!("the future is not polled"));
+        let size = size_of_val(&*hit);
         assert!(size - own <= 2_816, "{} bytes beside the request", size - own);
     }
 }

@@ -1,26 +1,23 @@
 //! Step 6 over HTTP: calls the inner service, and sends its answer to the client of the request.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderMap, IF_RANGE, RANGE};
-use http::{Method, Request, Response, StatusCode};
-use http_body::{Body, SizeHint};
+use http::{Method, Response, StatusCode};
+use http_body::SizeHint;
 use tokio::time::Instant;
-use tower_service::Service;
 
 use super::answer::set_cache_status;
 use super::answer::{CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status};
 use super::answer::{answer, own_answer};
-use super::body::{BoxError, GuardedBody};
+use super::body::GuardedBody;
 use super::candidate::{StoredResponseToReplace, head_of};
-use super::commit::RetryableRequest;
-use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, call};
-use super::commit::{ClientSender, ResponseCommit, errors_until};
+use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit, errors_until};
 use super::side_commit::SideCommit;
 use super::stored::ResponseMeta;
 use super::stored::StoredResponse;
+use super::upstream::{UpstreamBody, UpstreamError, UpstreamRequest, UpstreamResponse};
 use crate::error::Failure;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
@@ -29,154 +26,116 @@ use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::freshness::{LoadFailure, instead_of};
 use crate::loader::LoadScope;
-use crate::loader::{Delivery, LeaseState, LoadInput, LoadOutput, LoadResult, Loader, OwnAnswer};
+use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, Loader, OwnAnswer};
 use crate::observe::{Count, Outcome, failure_text};
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
 use crate::store::StoreError;
+use crate::store::load_limit::LoadEnd;
 use crate::value::entry::Entry;
 
-/// Makes a request to `inner` into a [`Loader`]. The client's answer comes through the receiver, before the load
-/// ends.
-pub(crate) fn loader<S, Q, B>(
-    inner: S,
-    request: Request<Q>,
+/// Makes a request into a [`Loader`]. The client's answer comes through the receiver, before the load ends.
+pub(super) fn loader(
+    request: UpstreamRequest,
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     load_request: &Arc<LoadRequest>,
-) -> (Loader, OwnAnswer<ClientAnswer<B, S::Error>>)
-where
-    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
-    Q: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
+) -> (Loader, OwnAnswer<ClientAnswer>) {
     let (client, answer) = OwnAnswer::early();
     let (state, policy, load_request) = (Arc::clone(state), Arc::clone(policy), Arc::clone(load_request));
-    let loader = Loader::new(move |input| async move {
-        if input.mode == LeaseState::Alone {
+    let loader = Loader::new(move |LoadInput { mode, previous, delivery, .. }| async move {
+        if mode == LeaseState::Alone {
             // Only this client receives the answer, so the request is sent unchanged.
-            let answer = call(inner, request).await;
-            return match answer {
+            return match request.send().await {
                 Ok(response) => {
                     count_error(&policy, &response);
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
                     LoadResult::OnlyForCaller.into()
                 }
-                Err(error) => failed(client, error, input.delivery),
+                Err(error) => delivery.after_commit(no_answer(&error), move || drop(client.send(Err(error)))),
             };
         }
-        load(inner, request, state, policy, load_request, input, client).await
+        let replaced = Replaced::of(previous, &load_request, &policy, &state);
+        let fwd = fwd(&load_request, mode, &replaced, state.store.now());
+        let stored_at = load_request.state().stored_at.clone();
+        let side_commit = match stored_at {
+            Some(key) => SideCommit::begin(&state, &policy, &key, None).await,
+            None => SideCommit::default(),
+        };
+        // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
+        // off with the load.
+        let until = Instant::now() + policy.load_timeout - policy.load_timeout / 20;
+        let commit = ResponseCommit {
+            mode,
+            policy,
+            load_request,
+            state,
+            side_commit,
+            method: Method::GET,
+            target: None,
+            fwd,
+            delay: Duration::ZERO,
+            now: SystemTime::now(),
+            client: Some(client),
+            delivery,
+        };
+        load(request, commit, replaced, until).await
     });
     (loader, answer)
 }
 
-async fn load<S, Q, B>(
-    inner: S,
-    request: Request<Q>,
-    state: Arc<GuardState>,
-    policy: Arc<Policy>,
-    load_request: Arc<LoadRequest>,
-    input: LoadInput,
-    client: ClientSender<B, S::Error>,
-) -> LoadOutput
-where
-    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
-    Q: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    let LoadInput { mut mode, previous, delivery, .. } = input;
-    let mut replaced = Replaced::of(previous, &load_request, &policy, &state);
-    let fwd = fwd(&load_request, mode, &replaced, state.store.now());
-    let side_commit = match load_request.stored_at() {
-        Some(key) => SideCommit::begin(&state, &policy, &key, None).await,
-        None => SideCommit::default(),
-    };
-    // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
-    // off with the load.
-    let until = Instant::now() + policy.load_timeout - policy.load_timeout / 20;
-    let Sent { response, sent_at, is_contradicted } =
-        send(inner, request, &replaced, &load_request, &state).await;
-    let stands_in = |failed| replaced.stands_in(failed, &load_request, &policy, state.store.now());
+/// Loads for all requests that wait for the response. `until` bounds the time in which the body is read for them.
+async fn load(
+    request: UpstreamRequest,
+    mut commit: ResponseCommit,
+    mut replaced: Replaced,
+    until: Instant,
+) -> LoadOutput {
+    let Sent { response, sent_at, is_contradicted } = send(request, &replaced, &mut commit).await;
     let response = match response {
         Ok(response) => response,
-        Err(error) => {
-            side_commit.leave().await;
-            let failed = failed(client, error, delivery);
-            // If the stale response ends this flight, its client gets the stale response instead of the error. A
-            // client that refuses stale responses gets the error here.
-            let stale_ends_flight = replaced.entry().is_some_and(|e| e.expiry.stands_in(state.store.now()));
-            let insists = stale_ends_flight && !stands_in(LoadFailure::Disconnected);
-            return if insists { failed.settle().into() } else { failed };
-        }
+        Err(error) => return fail(error, commit, &replaced).await,
     };
-    let now = SystemTime::now();
-    if stands_in(LoadFailure::Status(response.status().as_u16())) {
-        load_request.set_progress(Progress::Refused(response.status()));
-        side_commit.leave().await;
+    (commit.now, commit.delay) = (SystemTime::now(), sent_at.elapsed());
+    let end = end_of(response.status());
+    if replaced.stands_in(LoadFailure::Status(response.status().as_u16()), &commit) {
+        commit.load_request.state().progress = Progress::Refused(response.status());
+        commit.side_commit.leave().await;
         let text = format!("the inner service answered {}", response.status());
         let (failure, before) = (Failure::with_text(text), errors_until(replaced.previous.as_ref()));
-        return LoadResult::Failed { failure, before }.into();
+        return LoadOutput { end, ..LoadResult::Failed { failure, before }.into() };
     }
-    count_error(&policy, &response);
-    let stands_in = stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
-    let delay = sent_at.elapsed();
+    count_error(&commit.policy, &response);
+    let stands_in = replaced.stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()), &commit);
     // Do not store: under the earlier generation the response would hide the other variants, or make invalidated
     // ones findable again.
-    if mode == LeaseState::Leased && !replaced.renew_generation(&load_request, &policy, &state).await {
-        mode = LeaseState::Unleased;
+    if commit.mode == LeaseState::Leased
+        && !replaced.renew_generation(&commit.load_request, &commit.policy, &commit.state).await
+    {
+        commit.mode = LeaseState::Unleased;
     }
-    let commit = ResponseCommit {
-        mode,
-        policy,
-        load_request,
-        state,
-        side_commit,
-        method: Method::GET,
-        target: None,
-        fwd,
-        delay,
-        now,
-        client: Some(client),
-        delivery,
-    };
-    commit.of_load(response, &replaced, is_contradicted, stands_in, until).await
+    LoadOutput { end, ..commit.of_load(response, &replaced, is_contradicted, stands_in, until).await }
 }
 
-/// The inner service's answer.
-struct Sent<R, E> {
-    response: Result<R, E>,
-    sent_at: Instant,
-    /// Whether the first answer said "not modified" about another response than the stored one.
-    is_contradicted: bool,
+/// What a response with this status says about the origin, for an adaptive limit of loads.
+fn end_of(status: StatusCode) -> LoadEnd {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => LoadEnd::Refused,
+        status if status.is_server_error() => LoadEnd::Failed,
+        _ => LoadEnd::Done,
+    }
 }
 
-/// Sends a load's request with the guard's conditions; and again, without any, if the answer is about another response.
-async fn send<S, Q, B>(
-    inner: S,
-    mut request: Request<Q>,
-    replaced: &Replaced,
-    load_request: &LoadRequest,
-    state: &GuardState,
-) -> Sent<Response<B>, S::Error>
-where
-    S: Service<Request<Q>, Response = Response<B>> + Clone,
-    Q: 'static,
-{
-    let again = replaced.whole().and_then(|_| RetryableRequest::of(&inner, &request));
-    condition(request.headers_mut(), load_request.is_part(), replaced.whole());
+/// Sends the request with the guard's conditions; and again, without any, if the answer is about another response.
+async fn send(mut request: UpstreamRequest, replaced: &Replaced, commit: &mut ResponseCommit) -> Sent {
+    let ResponseCommit { load_request, state, .. } = commit;
+    let again = replaced.whole().and_then(|_| request.copy());
+    condition(request.head.headers_mut(), load_request.is_part(), replaced.whole());
     let sent_at = Instant::now();
-    let response_future = call(inner, request);
-    load_request.set_progress(Progress::Forwarded);
-    let stored_at = load_request.stored_at();
+    let response_future = request.send();
+    load_request.state().progress = Progress::Forwarded;
+    let stored_at = load_request.state().stored_at.clone();
     let response = match &stored_at {
         // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
         Some(key) => {
@@ -188,12 +147,37 @@ where
     let is_contradicted = response.as_ref().is_ok_and(|response| replaced.is_contradicted_by(response));
     match again {
         Some(mut again) if is_contradicted && stored_at.is_none() => {
-            condition(again.request.headers_mut(), false, None);
+            condition(again.head.headers_mut(), false, None);
             let sent_at = Instant::now();
             Sent { response: again.send().await, sent_at, is_contradicted }
         }
         _ => Sent { response, sent_at, is_contradicted },
     }
+}
+
+/// Ends a load without an answer. The client gets the error itself, after the waiters were notified: its immediate retry must not join
+/// this load.
+async fn fail(error: UpstreamError, mut commit: ResponseCommit, replaced: &Replaced) -> LoadOutput {
+    std::mem::take(&mut commit.side_commit).leave().await;
+    // If the stale response ends this flight, its client gets the stale response instead of the error. A
+    // client that refuses stale responses gets the error here.
+    let stale_ends_flight = replaced.entry().is_some_and(|e| e.expiry.stands_in(commit.state.store.now()));
+    let insists = stale_ends_flight && !replaced.stands_in(LoadFailure::Disconnected, &commit);
+    let failed = commit.after_commit(no_answer(&error), move |commit| commit.send(Err(error)));
+    if insists { failed.settle().into() } else { failed }
+}
+
+/// The inner service's answer.
+struct Sent {
+    response: UpstreamResponse,
+    sent_at: Instant,
+    /// Whether the first answer said "not modified" about another response than the stored one.
+    is_contradicted: bool,
+}
+
+/// The result of a call that failed.
+fn no_answer(error: &UpstreamError) -> LoadResult {
+    LoadResult::failed(Failure::with_text(failure_text(error)))
 }
 
 /// The stored response that a load may replace.
@@ -234,9 +218,10 @@ impl Replaced {
     }
 
     /// Whether the stored response is served instead (RFC 5861, 4).
-    fn stands_in(&self, failed: LoadFailure, load_request: &LoadRequest, policy: &Policy, now: u64) -> bool {
+    fn stands_in(&self, failed: LoadFailure, commit: &ResponseCommit) -> bool {
+        let ResponseCommit { load_request, policy, state, .. } = commit;
         self.previous.as_ref().filter(|_| self.is_own).is_some_and(|previous| {
-            let (age, terms) = previous.meta.at(&previous.entry, now);
+            let (age, terms) = previous.meta.at(&previous.entry, state.store.now());
             instead_of(failed, &load_request.demands, &terms, age, &policy.http)
         })
     }
@@ -295,41 +280,24 @@ async fn generation_again(ask: Call<'_>, read: u64) -> Result<u64, StoreError> {
 
 /// Why the request is forwarded (RFC 9211, 2.2).
 fn fwd(load_request: &LoadRequest, mode: LeaseState, replaced: &Replaced, now: u64) -> Fwd {
+    let purpose = load_request.state().purpose;
     match &replaced.previous {
         Some(_) if !replaced.is_own => Fwd::VaryMiss,
         Some(previous) if previous.meta.part.is_some() => Fwd::Partial,
         Some(previous) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         // Only a leased load, or one after a look-up, knows that no response is stored for the URI.
-        None if mode == LeaseState::Unleased && load_request.purpose() == Purpose::AnswerUnread => Fwd::Miss,
+        None if mode == LeaseState::Unleased && purpose == Purpose::AnswerUnread => Fwd::Miss,
         None if load_request.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }
 }
 
-/// The result of a failed call. The client gets the error itself, after the waiters were notified: its immediate retry
-/// must not join this load.
-fn failed<B, E>(client: ClientSender<B, E>, error: E, delivery: Delivery) -> LoadOutput
-where
-    B: Send + 'static,
-    E: fmt::Display + Send + 'static,
-{
-    let text = failure_text(&error);
-    let result = LoadResult::failed(Failure::with_text(text));
-    delivery.after_commit(result, move || drop(client.send(Err(error))))
-}
-
-impl<B, E> ResponseCommit<B, E>
-where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-    E: Send + 'static,
-{
+impl ResponseCommit {
     /// Ends a load with the inner service's response.
     async fn of_load(
         self,
-        mut response: Response<B>,
+        mut response: Response<UpstreamBody>,
         replaced: &Replaced,
         is_contradicted: bool,
         stands_in: bool,

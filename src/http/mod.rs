@@ -289,6 +289,7 @@ mod side_commit;
 mod stored;
 mod tee;
 mod unsafe_methods;
+mod upstream;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "../../tests/unit/http/walkthrough_tests.rs"]

@@ -2,16 +2,20 @@
 
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::body::{BoxError, GuardedBody};
-use super::exchange::{AnswerFuture, Exchange};
+use super::answer::load_failed;
+use super::body::GuardedBody;
+use super::commit::ClientAnswer;
+use super::exchange::Exchange;
+use super::upstream::{BoxError, BoxFuture, ServiceCall};
 use crate::guard::StampedeGuard;
 use crate::guard::memoize::{CloneService, ServiceError};
 
@@ -76,12 +80,11 @@ where
     F: Send + 'static,
     Q: Body + Send + 'static,
     B: Body + Send + 'static,
-    B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    type Response = Response<GuardedBody<B>>;
+    type Response = Response<GuardedBody>;
     type Error = E;
-    type Future = GuardedFuture<B, E>;
+    type Future = GuardedFuture<E>;
 
     /// Always ready: the inner service is made ready where it is called.
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), E>> {
@@ -89,28 +92,56 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        let mut head = Request::from_parts(head, ());
         let guard = self.guard.current();
         let shadow = guard.parts().1.shadow;
-        GuardedFuture { inner: Exchange::begin(&self.inner, request, guard, shadow) }
+        let answer = match Exchange::begin(&mut head, !body.is_end_stream(), guard, shadow) {
+            Exchange::Hit(response) => PendingAnswer::Hit(Some(response)),
+            exchange => {
+                let call = ServiceCall { service: self.inner.clone(), body };
+                PendingAnswer::Further(exchange.answer(head, move || Box::new(call)))
+            }
+        };
+        GuardedFuture { answer, error: PhantomData }
     }
 }
 
-/// The future response of a [`Guarded`] service.
-pub struct GuardedFuture<B, E> {
-    inner: AnswerFuture<B, E>,
+/// The future response of a [`Guarded`] service, whose error is `E`.
+pub struct GuardedFuture<E> {
+    answer: PendingAnswer,
+    error: PhantomData<fn() -> E>,
 }
 
-impl<B, E> fmt::Debug for GuardedFuture<B, E> {
+/// The response to a request: ready, or still to be computed.
+enum PendingAnswer {
+    /// `None` once it was returned.
+    Hit(Option<Response<GuardedBody>>),
+    Further(BoxFuture<ClientAnswer>),
+}
+
+impl<E> fmt::Debug for GuardedFuture<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GuardedFuture").finish_non_exhaustive()
     }
 }
 
-impl<B, E> Future for GuardedFuture<B, E> {
-    type Output = Result<Response<GuardedBody<B>>, E>;
+impl<E: 'static> Future for GuardedFuture<E> {
+    type Output = Result<Response<GuardedBody>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.inner).poll(cx)
+        let answer = match &mut self.answer {
+            // A second poll after the end stays pending.
+            PendingAnswer::Hit(response) => {
+                return response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)));
+            }
+            PendingAnswer::Further(answer) => ready!(answer.as_mut().poll(cx)),
+        };
+        Poll::Ready(answer.or_else(|error| match error.of_type() {
+            Some(error) => Err(error),
+            // The inner service has no other type of errors.
+            None => Ok(load_failed()),
+        }))
     }
 }
 

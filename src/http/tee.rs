@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
-use http_body::{Body, Frame};
+use http_body::Frame;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tracing::Instrument as _;
 
-use super::body::{BoxError, StreamSender, to_bytes};
+use super::body::StreamSender;
+use super::upstream::{BoxError, InnerBody, UpstreamBody};
 
 /// The most chunks that are buffered. Each costs some 100 bytes beside its content, so a body of single bytes would
 /// take a hundred times `max_body`.
@@ -27,9 +28,9 @@ const MOST_CHUNKS: usize = 64 * 1024;
 const LEAST_PIECE: usize = 4 * 1024;
 
 /// How a body ended.
-pub(crate) enum Teed<B> {
+pub(super) enum Teed {
     /// The body is complete. The client waits for its end.
-    Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
+    Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish },
     /// It exceeded the bound after `length` bytes. The client has those, and polls the rest itself: from here on it sets
     /// the pace of the inner service. If the client has left, the rest was dropped. (A body with other readers is within
     /// the bound, and continues for all of them.)
@@ -38,14 +39,14 @@ pub(crate) enum Teed<B> {
     TooSlow,
     /// It failed, or is not as long as its head says. The client waits for the error itself; this is the error's
     /// text.
-    Broken { text: String, finish: Finish<B> },
+    Broken { text: String, finish: Finish },
 }
 
 /// Sends the client the end of its response. Dropping it does the same, so that the client is answered even if the
 /// commit failed or panicked.
-pub(crate) struct Finish<B> {
+pub(crate) struct Finish {
     /// Only `drop` takes it.
-    end: Option<(StreamSender<B>, Bytes, WithheldEnd)>,
+    end: Option<(StreamSender, Bytes, WithheldEnd)>,
 }
 
 /// The end that follows the withheld bytes.
@@ -54,13 +55,13 @@ enum WithheldEnd {
     Failed(BoxError),
 }
 
-impl<B> Finish<B> {
+impl Finish {
     pub(crate) fn release(self) {
         drop(self);
     }
 }
 
-impl<B> Drop for Finish<B> {
+impl Drop for Finish {
     fn drop(&mut self) {
         match self.end.take() {
             Some((client, withheld, WithheldEnd::Whole(trailers))) => client.last(withheld, trailers),
@@ -83,75 +84,83 @@ impl<B> Drop for Finish<B> {
 ///
 /// If it is dropped before its end, its sender is dropped too, so the client gets an error; the read bytes are
 /// lost.
-pub(crate) async fn tee<B>(
-    body: B,
+pub(super) async fn tee(
+    mut body: UpstreamBody,
     max_body: usize,
     expected: Option<u64>,
     until: Instant,
     patience: Duration,
-    client: StreamSender<B>,
-) -> Teed<B>
-where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    let mut deadline = pin!(sleep_until(until));
-    // Boxed here, because it may have to be handed over partly read.
-    let mut body = Box::pin(body);
+    client: StreamSender,
+) -> Teed {
     // If the head has no length, a server frames a body of exact size by that size.
-    let ends_at = expected.or_else(|| body.size_hint().upper());
-    let mut buffer =
-        BufferedBytes { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
-    let mut trailers = None;
+    let ends_at = expected.or_else(|| body.size().upper());
+    let mut buffer = BufferedBody {
+        chunks: Vec::new(),
+        withheld: Bytes::new(),
+        length: 0,
+        trailers: None,
+        expected,
+        ends_at,
+        max_body: max_body as u64,
+    };
+    match read(body.as_mut(), pin!(sleep_until(until)), &mut buffer, &client).await {
+        ReadEnd::Whole => {
+            let body = whole(buffer.chunks, buffer.length);
+            let end = WithheldEnd::Whole(buffer.trailers.clone().map(Box::new));
+            let finish = Finish { end: Some((client, buffer.withheld, end)) };
+            Teed::Whole { body, trailers: buffer.trailers, finish }
+        }
+        ReadEnd::TooBig => {
+            let length = buffer.length;
+            hand_over_rest(client, buffer, body, patience);
+            Teed::TooBig { length }
+        }
+        ReadEnd::TooSlow => {
+            hand_over_rest(client, buffer, body, patience);
+            Teed::TooSlow
+        }
+        ReadEnd::Broken(error) => broken(client, buffer, error),
+    }
+}
+
+/// Why [`tee`] reads no further.
+enum ReadEnd {
+    Whole,
+    TooBig,
+    TooSlow,
+    Broken(BoxError),
+}
+
+impl From<Malformed> for ReadEnd {
+    fn from(malformed: Malformed) -> Self {
+        Self::Broken(Box::new(malformed))
+    }
+}
+
+/// Buffers the body and passes it on, until it ends in one of these ways.
+async fn read(
+    mut body: Pin<&mut dyn InnerBody>,
+    mut deadline: Pin<&mut Sleep>,
+    buffer: &mut BufferedBody,
+    client: &StreamSender,
+) -> ReadEnd {
     loop {
-        let Some(next) = next(body.as_mut(), deadline.as_mut(), &mut buffer, &client).await else {
-            hand_over_rest(client, buffer, body, trailers, patience);
-            return Teed::TooSlow;
+        let frame = match next(body.as_mut(), deadline.as_mut(), buffer, client).await {
+            Some(Some(Ok(frame))) => frame,
+            Some(Some(Err(error))) => return ReadEnd::Broken(error),
+            Some(None) if buffer.is_too_short() => return Malformed::Length.into(),
+            Some(None) => return ReadEnd::Whole,
+            None => return ReadEnd::TooSlow,
         };
-        let frame = match next {
-            Some(Ok(frame)) => to_bytes(frame),
-            Some(Err(error)) => return broken(client, buffer, error.into()),
-            None => break,
-        };
-        // Data after trailers could only be stored in another order (RFC 9110, 6.5).
-        if trailers.is_some() {
-            return broken(client, buffer, Box::new(Malformed::AfterTrailers));
-        }
-        match frame.into_data().map_err(Frame::into_trailers) {
-            Ok(mut data) => {
-                let is_too_long = buffer.cut(&mut data);
-                buffer.push(data, &client);
-                if is_too_long {
-                    return broken(client, buffer, Box::new(Malformed::Length));
-                }
-                let is_too_much = buffer.length > max_body as u64 || buffer.chunks.len() > MOST_CHUNKS;
-                if is_too_much {
-                    let length = buffer.length;
-                    hand_over_rest(client, buffer, body, trailers, patience);
-                    return Teed::TooBig { length };
-                }
-            }
-            Err(Ok(fields)) => trailers = Some(fields),
-            // Frames of an unknown kind are not stored.
-            Err(Err(_)) => {}
+        if let Some(end) = buffer.add(frame, client) {
+            return end;
         }
     }
-    if buffer.is_too_short() {
-        return broken(client, buffer, Box::new(Malformed::Length));
-    }
-    let body = whole(buffer.chunks, buffer.length);
-    let end = WithheldEnd::Whole(trailers.clone().map(Box::new));
-    let finish = Finish { end: Some((client, buffer.withheld, end)) };
-    Teed::Whole { body, trailers, finish }
 }
 
 /// Whether a client that has the head has the whole response, so that the head has to wait for the commit.
-pub(crate) fn ends_with_head<B: Body>(status: StatusCode, expected: Option<u64>, body: &B) -> bool {
-    has_no_content(status)
-        || expected == Some(0)
-        || body.is_end_stream()
-        || body.size_hint().exact() == Some(0)
+pub(super) fn ends_with_head(status: StatusCode, expected: Option<u64>, body: &dyn InnerBody) -> bool {
+    has_no_content(status) || expected == Some(0) || body.has_ended() || body.size().exact() == Some(0)
 }
 
 /// RFC 9112, 6.3: these have no content, whatever their headers say.
@@ -159,21 +168,47 @@ pub(crate) fn has_no_content(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-struct BufferedBytes {
+struct BufferedBody {
     chunks: Vec<Bytes>,
     /// The last bytes, which are not sent yet: the whole last chunk, so that a complete body is sent in its original
     /// chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
     withheld: Bytes,
     length: u64,
+    trailers: Option<HeaderMap>,
     /// The length in the head.
     expected: Option<u64>,
     /// At this offset the client may know that it has the whole response. Without a known length it learns that from the
     /// end of the body: the last chunk, the end of the stream, or the close of the connection (RFC 9112, 6.3).
     ends_at: Option<u64>,
+    max_body: u64,
 }
 
-impl BufferedBytes {
-    fn push(&mut self, data: Bytes, client: &StreamSender<impl Body>) {
+impl BufferedBody {
+    /// Adds a frame and passes it on. Returns the end of the reading, if it is this frame.
+    fn add(&mut self, frame: Frame<Bytes>, client: &StreamSender) -> Option<ReadEnd> {
+        // Data after trailers could only be stored in another order (RFC 9110, 6.5).
+        if self.trailers.is_some() {
+            return Some(Malformed::AfterTrailers.into());
+        }
+        match frame.into_data().map_err(Frame::into_trailers) {
+            Ok(mut data) => {
+                let is_too_long = self.cut(&mut data);
+                self.push(data, client);
+                if is_too_long {
+                    return Some(Malformed::Length.into());
+                }
+                let is_too_much = self.length > self.max_body || self.chunks.len() > MOST_CHUNKS;
+                is_too_much.then_some(ReadEnd::TooBig)
+            }
+            Err(fields) => {
+                // Frames of an unknown kind are not stored.
+                self.trailers = fields.ok();
+                None
+            }
+        }
+    }
+
+    fn push(&mut self, data: Bytes, client: &StreamSender) {
         if data.is_empty() {
             return;
         }
@@ -184,7 +219,7 @@ impl BufferedBytes {
     }
 
     /// Sends everything except the byte that makes the response complete.
-    fn flush<B>(&mut self, client: &StreamSender<B>) {
+    fn flush(&mut self, client: &StreamSender) {
         let is_complete = self.ends_at.is_some_and(|end| self.length >= end);
         let still_withheld = if is_complete { self.withheld.len().min(1) } else { 0 };
         client.data(self.withheld.split_to(self.withheld.len() - still_withheld));
@@ -204,15 +239,15 @@ impl BufferedBytes {
     }
 }
 
-/// The next frame, as `poll_frame` returns it; the outer `None` after the deadline. Flushes withheld data only if it must wait: so the client receives a slow body without delay, and a
-/// fast one in its original chunks.
-async fn next<B: Body>(
-    mut body: Pin<&mut B>,
+/// The next frame, as `poll_frame` returns it; the outer `None` after the deadline. Flushes withheld data only if it must wait: so the
+/// client receives a slow body without delay, and a fast one in its original chunks.
+async fn next(
+    mut body: Pin<&mut dyn InnerBody>,
     mut deadline: Pin<&mut Sleep>,
-    buffer: &mut BufferedBytes,
-    client: &StreamSender<B>,
-) -> Option<Option<Result<Frame<B::Data>, B::Error>>> {
-    poll_fn(|cx| match body.as_mut().poll_frame(cx) {
+    buffer: &mut BufferedBody,
+    client: &StreamSender,
+) -> Option<Option<Result<Frame<Bytes>, BoxError>>> {
+    poll_fn(|cx| match body.as_mut().poll_bytes(cx) {
         Poll::Ready(frame) => Poll::Ready(Some(frame)),
         Poll::Pending => {
             buffer.flush(client);
@@ -224,20 +259,10 @@ async fn next<B: Body>(
 
 /// Hands the rest over to the client. If the body has other readers, or its trailers were received before its end, a
 /// task continues to read it instead.
-fn hand_over_rest<B>(
-    client: StreamSender<B>,
-    buffer: BufferedBytes,
-    rest: Pin<Box<B>>,
-    trailers: Option<HeaderMap>,
-    patience: Duration,
-) where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
-    if client.is_read_along() || trailers.is_some() {
+fn hand_over_rest(client: StreamSender, buffer: BufferedBody, rest: UpstreamBody, patience: Duration) {
+    if client.is_read_along() || buffer.trailers.is_some() {
         // The body belongs to the inner service, and its events to the request's span.
-        tokio::spawn(go_on(client, buffer, rest, trailers, patience).in_current_span());
+        tokio::spawn(go_on(client, buffer, rest, patience).in_current_span());
     } else {
         client.data(buffer.withheld);
         client.rest(rest);
@@ -248,41 +273,31 @@ fn hand_over_rest<B>(
 /// for `patience`, the rest goes to its own client alone, which may wait longer.
 ///
 /// The body's length was announced and is within `max_body`; [`ChunkMerger`] bounds the memory beside its content.
-async fn go_on<B>(
-    client: StreamSender<B>,
-    mut buffer: BufferedBytes,
-    mut body: Pin<Box<B>>,
-    trailers: Option<HeaderMap>,
-    patience: Duration,
-) where
-    B: Body,
-    B::Error: Into<BoxError>,
-{
+async fn go_on(client: StreamSender, mut buffer: BufferedBody, mut body: UpstreamBody, patience: Duration) {
     client.data(std::mem::take(&mut buffer.withheld));
     // The readers have these chunks already.
     let mut pieces =
         ChunkMerger { passed: std::mem::take(&mut buffer.chunks).len(), gathered: BytesMut::new() };
-    let mut trailers = trailers.map(Box::new);
     let error: BoxError = loop {
         if client.is_left() {
             return;
         }
-        let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await;
+        let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_bytes(cx))).await;
         let Ok(frame) = next else {
             client.data(pieces.rest());
             return client.rest(body);
         };
-        let mut data = match frame.map(|frame| frame.map(to_bytes)) {
+        let mut data = match frame {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
                 Ok(data) => data,
                 Err(fields) => {
-                    trailers = fields.ok().map(Box::new);
+                    buffer.trailers = fields.ok();
                     continue;
                 }
             },
-            Some(Err(error)) => break error.into(),
+            Some(Err(error)) => break error,
             None if buffer.is_too_short() => break Box::new(Malformed::Length),
-            None => return client.last(pieces.rest(), trailers),
+            None => return client.last(pieces.rest(), buffer.trailers.map(Box::new)),
         };
         let is_too_long = buffer.cut(&mut data);
         buffer.length += data.len() as u64;
@@ -322,7 +337,7 @@ impl ChunkMerger {
 ///
 /// The bytes go at once and the error on release: a server that receives an error closes the connection, and loses the
 /// bytes that it has not written yet.
-fn broken<B>(client: StreamSender<B>, mut buffer: BufferedBytes, error: BoxError) -> Teed<B> {
+fn broken(client: StreamSender, mut buffer: BufferedBody, error: BoxError) -> Teed {
     buffer.flush(&client);
     let text = error.to_string();
     let finish = Finish { end: Some((client, buffer.withheld, WithheldEnd::Failed(error))) };

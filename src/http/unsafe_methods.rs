@@ -2,33 +2,28 @@
 //! HEAD may update them (4.3.5).
 
 use std::fmt;
-use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use http_body::{Body, SizeHint};
+use http::{HeaderMap, Method, Response, StatusCode, Uri};
+use http_body::SizeHint;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
-use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::answer::own_answer;
-use super::answer::{CacheStatus, Fwd};
-use super::answer::{set_cache_status, set_forwarded_status};
-use super::body::{BoxError, GuardedBody};
+use super::answer::{CacheStatus, Fwd, load_failed, set_cache_status, set_forwarded_status};
+use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
-use super::commit::ResponseCommit;
-use super::commit::{ClientAnswer, LoadRequest, call, ready};
-use super::exchange::{Exchange, separate_key};
+use super::commit::{ClientAnswer, LoadRequest, ResponseCommit};
+use super::exchange::separate_key;
 use super::of_keys;
 use super::side_commit::SideCommit;
 use super::stored::StoredResponse;
+use super::upstream::{BoxFuture, UpstreamRequest, UpstreamResponse};
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
 use crate::guard::load::Times;
@@ -47,28 +42,19 @@ use crate::read_through::look_up::read_entry;
 use crate::value::StoredEntry;
 use crate::value::entry::Unstored;
 
-impl<S, Q, B> Exchange<S, Q>
-where
-    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: fmt::Display + Send + 'static,
-    Q: Body + Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
-{
+impl UpstreamRequest {
     /// Forwards an unsafe request, and invalidates the responses that it may have changed.
-    pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer<B, S::Error> {
+    pub(super) async fn unsafely(self, guard: StampedeGuard) -> ClientAnswer {
         let (_, policy) = guard.parts();
-        let changed = ChangedResources::of(&self.request, &policy.http.requests);
+        let changed = ChangedResources::of(&self.head, &policy.http.requests);
         if policy.http.strict_rfc
             && let Some(changed) = &changed
-            && let Ok(post) = consider_post(&self.request, &policy.http.requests)
+            && let Ok(post) = consider_post(&self.head, &policy.http.requests)
         {
             return Box::pin(self.post(&guard, post, changed)).await;
         }
         guard.count_pass();
-        let response = send_unsafe(&guard, self.inner, self.request, changed.as_ref()).await?;
+        let response = send_unsafe(&guard, self, changed.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
         if let Some(changed) = changed {
             send_invalidation(&guard, of_keys(&guard, changed.keys(response.status(), response.headers())))
@@ -85,16 +71,16 @@ where
         guard: &StampedeGuard,
         (ConsideredRequest { key, demands, .. }, target): (ConsideredRequest, Uri),
         changed: &ChangedResources,
-    ) -> ClientAnswer<B, S::Error> {
+    ) -> ClientAnswer {
         let Ok(mut key) = guard.key(key) else {
-            return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
+            return self.send().await.map(|r| r.map(GuardedBody::passed));
         };
-        separate_key(guard, &mut key, &demands, &self.request);
+        separate_key(guard, &mut key, &demands, &self.head);
         let (state, policy) = guard.parts();
-        let load_request = LoadRequest::new(demands, self.request.headers().clone(), key.clone());
+        let load_request = LoadRequest::new(demands, self.head.headers().clone(), key.clone());
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = send_unsafe(guard, self.inner, self.request, Some(changed)).await?;
+        let response = send_unsafe(guard, self, Some(changed)).await?;
         let (client, answer) = oneshot::channel();
         let mut commit = ResponseCommit {
             mode: LeaseState::Leased,
@@ -112,7 +98,7 @@ where
         };
         let (head, body) = response.into_parts();
         send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
-        let candidate = commit.candidate(&head, body.size_hint(), None);
+        let candidate = commit.candidate(&head, body.size(), None);
         let is_stored = matches!(candidate, Ok(candidate) if candidate.is_stored());
         let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
@@ -126,8 +112,6 @@ where
         };
         // The task reads the body, and events of the body belong to the request's span.
         tokio::spawn(commit_task.in_current_span());
-        let load_failed =
-            || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
         let mut answer = answer.await.unwrap_or_else(|_| Ok(load_failed()))?;
         set_cache_status(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
         Ok(answer)
@@ -136,18 +120,18 @@ where
     /// A HEAD that the store does not answer.
     pub(super) async fn head(
         self,
-        guard: StampedeGuard,
-        key: Key,
-        demands: &RequestDemands,
-    ) -> ClientAnswer<B, S::Error> {
-        let stored = stored_for_head(&guard, &key).await;
+        guard: &StampedeGuard,
+        key: &Key,
+        demands: RequestDemands,
+    ) -> ClientAnswer {
+        let stored = stored_for_head(guard, key).await;
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = call(self.inner, self.request).await?;
+        let response = self.send().await?;
         if let Some(stored) = stored {
             let do_not_store = response.extensions().get::<DoNotStore>().is_some();
             let head = (response.status(), response.headers());
-            update_by_head(&guard, key, demands, stored, head, do_not_store, sent_at).await;
+            update_by_head(guard, key.clone(), &demands, stored, head, do_not_store, sent_at).await;
         }
         let mut response = response.map(GuardedBody::passed);
         let status = CacheStatus::miss("head");
@@ -230,20 +214,15 @@ async fn update_by_head(
 }
 
 /// The response to an unsafe request. If there is none, invalidates its target: the change may have been made.
-async fn send_unsafe<S, Q, B>(
+async fn send_unsafe(
     guard: &StampedeGuard,
-    mut service: S,
-    request: Request<Q>,
+    mut request: UpstreamRequest,
     changed: Option<&ChangedResources>,
-) -> Result<S::Response, S::Error>
-where
-    S: Service<Request<Q>, Response = Response<B>>,
-    S::Future: Send + 'static,
-{
-    ready(&mut service).await?;
-    let Some(changed) = changed else { return service.call(request).await };
+) -> UpstreamResponse {
+    request.ready().await?;
+    let Some(changed) = changed else { return request.call().await };
     let mut unsafe_request = UnsafeRequest { guard, changed, pending_call: None };
-    let response = unsafe_request.pending_call.insert(Box::pin(service.call(request))).await;
+    let response = unsafe_request.pending_call.insert(request.call()).await;
     unsafe_request.pending_call = None;
     if response.is_err() {
         send_invalidation(guard, of_keys(guard, changed.target_keys())).await;
@@ -261,20 +240,14 @@ const MOST_LATE_ANSWERS: usize = 1_000;
 /// An unsafe request that was sent. If it is dropped without a response (its client disconnected, or the inner service
 /// panicked), the inner service's late answer decides what is invalidated; without such an answer it is the target. A
 /// change that the origin makes after that goes unnoticed.
-struct UnsafeRequest<'a, F, B, E>
-where
-    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-{
+struct UnsafeRequest<'a> {
     guard: &'a StampedeGuard,
     changed: &'a ChangedResources,
     /// The call, until its response is there.
-    pending_call: Option<Pin<Box<F>>>,
+    pending_call: Option<BoxFuture<UpstreamResponse>>,
 }
 
-impl<F, B, E> Drop for UnsafeRequest<'_, F, B, E>
-where
-    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-{
+impl Drop for UnsafeRequest<'_> {
     fn drop(&mut self) {
         let (pending_call, panics) = (self.pending_call.take(), std::thread::panicking());
         // Outside a runtime no task can be spawned for the invalidation.

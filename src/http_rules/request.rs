@@ -3,7 +3,7 @@
 //! Every request that is not certainly the plain question "what is at this URI" goes straight to the inner service:
 //! a needless bypass costs one load, a wrongly shared response leaks data.
 
-use http::header::{HeaderMap, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Uri};
 
 use super::Rule;
@@ -61,8 +61,9 @@ impl RequestDemands {
 /// `no-store`; and requests that the policy's hook excludes.
 ///
 /// One pass over the headers, without allocations except the key's: every hit pays for this.
-pub(crate) fn consider<B: http_body::Body, K>(
+pub(crate) fn consider<B, K>(
     request: &Request<B>,
+    has_body: bool,
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<ConsideredRequest<K>, Rule> {
@@ -75,7 +76,7 @@ pub(crate) fn consider<B: http_body::Body, K>(
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Bypasses)?;
     // A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") returns a
     // response that depends on more than the key.
-    if !request.body().is_end_stream() {
+    if has_body {
         return Err(Rule::Body);
     }
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
@@ -115,66 +116,13 @@ pub(crate) fn examine<'a>(
     rules: &RequestRules,
     content: Content,
 ) -> Result<(KeyHeaders<'a>, RequestDemands), Rule> {
-    let mut keyed = KeyHeaders::default();
-    let mut demands = RequestDemands::default();
-    let [mut has_directives, mut pragma, mut has_range] = [false; 3];
-    // A POST goes to the inner service unchanged, with all of its cookies.
-    let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
-    let noted = |fact: &mut bool, holds: bool| {
-        *fact |= holds;
-        None
-    };
+    let mut examined = ExaminedHeaders::default();
     for (name, value) in headers {
-        let rule = match name.as_str() {
-            // Several `Host` fields are an attack or an accident (RFC 9112, 3.2: to be answered with 400).
-            "host" => keyed.host.replace(value).map(|_| Rule::Host),
-            "cache-control" => {
-                demands.directives.add(value);
-                noted(&mut has_directives, true)
-            }
-            "accept-encoding" if may_be_misread(value) => Some(Rule::Coding),
-            "pragma" => noted(&mut pragma, contains_token(value.as_bytes(), b"no-cache")),
-            "range" if !has_range && is_bytes(value) => {
-                // An invalid range is ignored: the whole is requested (RFC 9110, 14.2).
-                demands.ranged = conditional::is_range(value);
-                noted(&mut has_range, true)
-            }
-            "range" => Some(Rule::Range),
-            // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
-            "connection" if !is_of_connections(value) => Some(Rule::Connection),
-            // Another protocol takes over the connection (RFC 9110, 7.8).
-            "upgrade" => Some(Rule::Upgrade),
-            "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => None,
-            // The client sends its body only after a 100 (RFC 9110, 10.1.1).
-            "expect" => Some(Rule::Expect),
-            // A body follows (RFC 9112, 6.3).
-            "transfer-encoding" => Some(Rule::Body),
-            "content-length" if !is_zero(value) => Some(Rule::Body),
-            "if-none-match" | "if-modified-since" => noted(&mut demands.conditional, true),
-            // Applies only together with a range, and is compared with what is stored (RFC 9110, 13.1.5).
-            "if-range" => None,
-            // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
-            text if text.starts_with("if-") => Some(Rule::Conditional),
-            "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => {
-                noted(&mut demands.other_cookies, true)
-            }
-            _ if rules.keyed_by_credentials && rules.credentials.contains(name) => {
-                noted(&mut keyed.credentials, true)
-            }
-            "authorization" if rules.authorization != CredentialRule::Never => {
-                noted(&mut demands.authorized, true)
-            }
-            "cookie" if rules.cookie != CredentialRule::Never => {
-                noted(&mut demands.has_cookie, rules.cookie == CredentialRule::IfSaid)
-            }
-            _ if rules.credentials.contains(name) => Some(Rule::Credentials),
-            _ if rules.unkeyed.contains(name) => Some(Rule::UnkeyedHeader),
-            text => noted(&mut demands.forwarded, is_forwarding(text)),
-        };
-        if let Some(rule) = rule {
+        if let Some(rule) = examined.add(name, value, rules, content) {
             return Err(rule);
         }
     }
+    let ExaminedHeaders { keyed, mut demands, has_directives, pragma, .. } = examined;
     if demands.directives.no_store {
         // RFC 9111, 5.2.1.5: neither the request nor its response may be stored.
         return Err(Rule::RequestNoStore);
@@ -184,6 +132,75 @@ pub(crate) fn examine<'a>(
     // If a cookie on another line matters, the request keeps all cookies.
     demands.other_cookies &= !rules.has_own_cookies(headers);
     Ok((keyed, demands))
+}
+
+#[derive(Default)]
+struct ExaminedHeaders<'a> {
+    keyed: KeyHeaders<'a>,
+    demands: RequestDemands,
+    has_directives: bool,
+    /// Has `Pragma: no-cache`.
+    pragma: bool,
+    has_range: bool,
+}
+
+impl<'a> ExaminedHeaders<'a> {
+    /// Adds a header. Returns the rule by which it forbids the use of the cache, if it does.
+    #[inline]
+    fn add(
+        &mut self,
+        name: &HeaderName,
+        value: &'a HeaderValue,
+        rules: &RequestRules,
+        content: Content,
+    ) -> Option<Rule> {
+        let demands = &mut self.demands;
+        // A POST goes to the inner service unchanged, with all of its cookies.
+        let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
+        match name.as_str() {
+            // Several `Host` fields are an attack or an accident (RFC 9112, 3.2: to be answered with 400).
+            "host" => return self.keyed.host.replace(value).map(|_| Rule::Host),
+            "cache-control" => {
+                demands.directives.add(value);
+                self.has_directives = true;
+            }
+            "accept-encoding" if may_be_misread(value) => return Some(Rule::Coding),
+            "pragma" => self.pragma |= contains_token(value.as_bytes(), b"no-cache"),
+            "range" if !self.has_range && is_bytes(value) => {
+                // An invalid range is ignored: the whole is requested (RFC 9110, 14.2).
+                demands.ranged = conditional::is_range(value);
+                self.has_range = true;
+            }
+            "range" => return Some(Rule::Range),
+            // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
+            "connection" if !is_of_connections(value) => return Some(Rule::Connection),
+            // Another protocol takes over the connection (RFC 9110, 7.8).
+            "upgrade" => return Some(Rule::Upgrade),
+            "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => {}
+            // The client sends its body only after a 100 (RFC 9110, 10.1.1).
+            "expect" => return Some(Rule::Expect),
+            // A body follows (RFC 9112, 6.3).
+            "transfer-encoding" => return Some(Rule::Body),
+            "content-length" if !is_zero(value) => return Some(Rule::Body),
+            "if-none-match" | "if-modified-since" => demands.conditional = true,
+            // Applies only together with a range, and is compared with what is stored (RFC 9110, 13.1.5).
+            "if-range" => {}
+            // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
+            text if text.starts_with("if-") => return Some(Rule::Conditional),
+            "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => demands.other_cookies = true,
+            _ if rules.keyed_by_credentials && rules.credentials.contains(name) => {
+                self.keyed.credentials = true;
+            }
+            "authorization" if rules.authorization != CredentialRule::Never => demands.authorized = true,
+            "cookie" if rules.cookie != CredentialRule::Never => {
+                demands.has_cookie |= rules.cookie == CredentialRule::IfSaid;
+            }
+            _ if rules.credentials.contains(name) => return Some(Rule::Credentials),
+            _ if rules.unkeyed.contains(name) => return Some(Rule::UnkeyedHeader),
+            text => demands.forwarded |= is_forwarding(text),
+        }
+        None
+    }
 }
 
 /// Whether `Connection` lists only options of the connection itself (RFC 9110, 7.6.1).

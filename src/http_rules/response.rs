@@ -274,9 +274,15 @@ fn forbidden_by_status(exchange: &RequestResponse<'_>, http: &HttpPolicy) -> Opt
     }
 }
 
+/// Why a response that no rule forbids to share is not stored.
+enum NotStored {
+    ShareOnly(Rule),
+    Private(Rule),
+}
+
 /// The terms for a response that no rule forbids to share.
 fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
-    let RequestResponse { status, headers, now, .. } = *exchange;
+    let RequestResponse { status, headers, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     let vary = Vary::of(headers, &http.vary_on);
     // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
@@ -284,77 +290,105 @@ fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &Resp
     if vary == Vary::Any {
         return Verdict::Private(Rule::Vary);
     }
-    let says_shared = all.says_shared;
     let private = if http.scope == CacheScope::Shared { all.private.listed() } else { &[] };
     let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
-    let share_only = |rule, vary| match status {
-        // Waiters may request another part, and listed fields are only removed from stored responses.
-        StatusCode::PARTIAL_CONTENT => Verdict::Private(Rule::Status),
-        _ if !private.is_empty() => Verdict::Private(Rule::Private),
-        _ if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
-        _ => Verdict::ShareOnly { rule, vary, says_shared },
+    let not_stored = match decision(exchange, directives, rules) {
+        Ok(decision) => match decision.refusal(exchange, all, http) {
+            None => return Verdict::Store(StoreDecision { vary, left_out, ..decision }),
+            Some(not_stored) => not_stored,
+        },
+        Err(not_stored) => not_stored,
     };
+    match (not_stored, status) {
+        (NotStored::Private(rule), _) => Verdict::Private(rule),
+        // Waiters may request another part, and listed fields are only removed from stored responses.
+        (NotStored::ShareOnly(_), StatusCode::PARTIAL_CONTENT) => Verdict::Private(Rule::Status),
+        (NotStored::ShareOnly(_), _) if !private.is_empty() => Verdict::Private(Rule::Private),
+        (NotStored::ShareOnly(_), _) if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
+        (NotStored::ShareOnly(rule), _) => Verdict::ShareOnly { rule, vary, says_shared: all.says_shared },
+    }
+}
+
+/// The decision about a response that has a lifetime, without the headers that it varies on and leaves out.
+fn decision(
+    exchange: &RequestResponse<'_>,
+    directives: &Directives,
+    rules: &ResponseRules,
+) -> Result<StoreDecision, NotStored> {
+    let RequestResponse { status, headers, now, .. } = *exchange;
+    let (http, all) = (&rules.http, &directives.all);
     let revalidate_always =
         all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.strict_rfc);
     let has_validator = has_validator(headers, now);
-    let (is_failure, may_keep_failures) = (is_failure(status), http.strict_rfc);
-    let can_be_validated = has_validator && (!is_failure || may_keep_failures);
-    if revalidate_always && !can_be_validated {
+    if revalidate_always && !can_be_validated(has_validator, status, http) {
         // It could be stored only to be validated; without a validator it may not be reused at all, not even by
         // waiters.
-        return Verdict::Private(Rule::NoCache);
+        return Err(NotStored::Private(Rule::NoCache));
     }
-    let initial_age = exchange.initial_age();
     let (lifetime, rule) = match stored_lifetime(exchange, directives, rules, revalidate_always) {
-        Ok((lifetime, rule)) => (lifetime, rule),
-        Err(Rule::ServerError) => return share_only(Rule::ServerError, vary),
-        Err(rule) => return Verdict::Private(rule),
+        Ok((lifetime, rule)) => (lifetime, if revalidate_always { Rule::NoCache } else { rule }),
+        Err(Rule::ServerError) => return Err(NotStored::ShareOnly(Rule::ServerError)),
+        Err(rule) => return Err(NotStored::Private(rule)),
     };
-    let rule = if revalidate_always { Rule::NoCache } else { rule };
-    let terms = ReuseTerms {
-        lifetime,
-        stale: StaleWindows::of(all, revalidate_always, http),
-        revalidate_always,
-        immutable: all.immutable,
-        says_shared,
-    };
-    let fresh_for = lifetime.saturating_sub(initial_age);
-    let stale_window = terms.stale.while_revalidate.max(terms.stale.if_error);
-    if exchange.method != Method::GET && fresh_for.is_zero() {
-        return Verdict::Private(Rule::Post);
-    }
-    if fresh_for.is_zero() && !can_be_validated && must_revalidate(all, http) {
-        // As with `no-cache`: waiters are other requests too.
-        return Verdict::Private(Rule::MustRevalidate);
-    }
-    if is_failure && !may_keep_failures {
-        // Shared, the failure ends all waits at once instead of one retry after the other. Stored, it would prolong
-        // the outage.
-        return share_only(Rule::ServerError, vary);
-    }
-    if fresh_for.is_zero() && stale_window.is_zero() && !has_validator {
-        let rule = match (is_failure, lifetime.is_zero()) {
+    let stale = StaleWindows::of(all, revalidate_always, http);
+    let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
+    let beyond = beyond.max(stale.while_revalidate).max(stale.if_error).max(stale.on_disconnect);
+    let initial_age = exchange.initial_age();
+    Ok(StoreDecision {
+        initial_age,
+        keep_for: lifetime.saturating_sub(initial_age).saturating_add(beyond),
+        vary: Vary::Nothing,
+        has_validator,
+        says_stale: (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some()),
+        part: if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None },
+        left_out: Vec::new(),
+        rule,
+        terms: ReuseTerms {
+            lifetime,
+            stale,
+            revalidate_always,
+            immutable: all.immutable,
+            says_shared: all.says_shared,
+        },
+    })
+}
+
+fn can_be_validated(has_validator: bool, status: StatusCode, http: &HttpPolicy) -> bool {
+    has_validator && (!is_failure(status) || http.strict_rfc)
+}
+
+impl StoreDecision {
+    /// Why the response is not stored although it has a lifetime.
+    fn refusal(
+        &self,
+        exchange: &RequestResponse<'_>,
+        all: &CacheControl,
+        http: &HttpPolicy,
+    ) -> Option<NotStored> {
+        let (is_fresh, status) = (!self.fresh_for().is_zero(), exchange.status);
+        if exchange.method != Method::GET && !is_fresh {
+            return Some(NotStored::Private(Rule::Post));
+        }
+        let is_usable_stale = can_be_validated(self.has_validator, status, http);
+        if !is_fresh && !is_usable_stale && must_revalidate(all, http) {
+            // As with `no-cache`: waiters are other requests too.
+            return Some(NotStored::Private(Rule::MustRevalidate));
+        }
+        if is_failure(status) && !http.strict_rfc {
+            // Shared, the failure ends all waits at once instead of one retry after the other. Stored, it would prolong
+            // the outage.
+            return Some(NotStored::ShareOnly(Rule::ServerError));
+        }
+        let StaleWindows { while_revalidate, if_error, .. } = self.terms.stale;
+        if is_fresh || !while_revalidate.is_zero() || !if_error.is_zero() || self.has_validator {
+            return None;
+        }
+        Some(NotStored::ShareOnly(match (is_failure(status), self.terms.lifetime.is_zero()) {
             (true, _) => Rule::ServerError,
             (false, true) => Rule::Stale,
             (false, false) => Rule::TooOld,
-        };
-        return share_only(rule, vary);
+        }))
     }
-    let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
-    let keep_for = fresh_for.saturating_add(beyond.max(stale_window).max(terms.stale.on_disconnect));
-    let part = if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None };
-    let says_stale = (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some());
-    Verdict::Store(StoreDecision {
-        terms,
-        initial_age,
-        keep_for,
-        vary,
-        has_validator,
-        says_stale,
-        part,
-        left_out,
-        rule,
-    })
 }
 
 /// The lifetime with which a response is stored, and its rule; or the rule by which it is not, for want of a lifetime.

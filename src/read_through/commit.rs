@@ -34,7 +34,7 @@ impl FlightTask {
         lease: Option<Lease>,
     ) {
         self.stop_joins(&loaded.result);
-        let LoadOutput { result, delivery } = loaded;
+        let LoadOutput { result, delivery, .. } = loaded;
         if matches!(result, LoadResult::OnlyForCaller) {
             delivery.settle(&FlightOutcome::Invalidated);
             self.leader.finish(FlightOutcome::Invalidated);

@@ -279,7 +279,7 @@ impl FlightTask {
                 }
             };
             if let Some(permit) = permit {
-                permit.end(if loaded.result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done });
+                permit.end(loaded.end);
             }
             return self.end(loaded, took, start, lease).await;
         }

@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Empty, Full};
+use http_body_util::{BodyExt as _, Empty};
 use serde::{Deserialize, Serialize};
 use stampede_guard::http::{DoNotStore, Guarded, GuardedBody, GuardedFuture};
 use stampede_guard::{
@@ -236,7 +236,7 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     value::<Stats>();
     value::<DoNotStore>();
     value::<Guarded<Inner>>();
-    value::<GuardedBody<Full<Bytes>>>();
+    value::<GuardedBody>();
     #[cfg(feature = "reqwest")]
     {
         value::<stampede_guard::http::reqwest::GuardMiddleware>();
@@ -244,11 +244,11 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
         future::<stampede_guard::http::reqwest::ReqwestFuture<String>>();
     }
     // Polled by one task at a time, so `Sync` would be an empty promise.
-    future::<GuardedFuture<Inner, String>>();
+    future::<GuardedFuture<String>>();
     future::<MemoizeFuture<u8, String>>();
     // An error type that is itself neither `Send` nor `Debug` does not spread to the guarded types.
     fn response<T: IntoResponse>() {}
-    response::<Response<GuardedBody<Body>>>();
+    response::<Response<GuardedBody>>();
 }
 
 #[test]

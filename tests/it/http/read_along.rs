@@ -9,14 +9,12 @@ use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, get, policy, read, replicas, request, respond, secs, send_many,
-    settle, shop, whole,
+    Feed, Inner, Shop, all, ask, get, policy, read, replicas, request, respond, secs, send_many, settle,
+    shop, whole,
 };
 
-type Streamed = GuardedBody<Boxed>;
-
 /// All data that is there now, without waiting.
-async fn come(body: &mut Streamed) -> String {
+async fn come(body: &mut GuardedBody) -> String {
     settle().await;
     let mut text = String::new();
     while let Some(Some(frame)) = body.frame().now_or_never() {
@@ -25,7 +23,7 @@ async fn come(body: &mut Streamed) -> String {
     text
 }
 
-fn start(shop: &Shop) -> tokio::task::JoinHandle<Response<Streamed>> {
+fn start(shop: &Shop) -> tokio::task::JoinHandle<Response<GuardedBody>> {
     let shop = shop.clone();
     tokio::spawn(async move { shop.oneshot(get("/")).await.unwrap() })
 }

@@ -13,14 +13,12 @@ use super::kit::{
     whole,
 };
 
-type Streamed = GuardedBody<Boxed>;
-
-async fn start(shop: &Shop) -> Response<Streamed> {
+async fn start(shop: &Shop) -> Response<GuardedBody> {
     shop.clone().oneshot(get("/")).await.unwrap()
 }
 
 /// All data that is there now, without waiting.
-async fn come(body: &mut Streamed) -> String {
+async fn come(body: &mut GuardedBody) -> String {
     settle().await;
     let mut text = String::new();
     while let Some(Some(frame)) = futures_util::FutureExt::now_or_never(body.frame()) {

@@ -1,15 +1,11 @@
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::BodyExt as _;
 
 use super::own_answer;
 use super::*;
-use crate::http::GuardedBody;
 use crate::value::entry::Expiry;
 use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, EntryKind};
-use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
-
-type Answer = Response<GuardedBody<Empty<Bytes>>>;
 
 #[test]
 fn each_status_is_written_as_the_rfc_spells_it() {
@@ -148,7 +144,7 @@ fn the_guards_line_follows_those_of_earlier_caches_and_there_is_one_age() {
 
 #[tokio::test]
 async fn an_own_answer_is_short_plain_and_not_storable() {
-    let answer: Answer = own_answer(StatusCode::BAD_GATEWAY, "load-failed", "try again");
+    let answer = own_answer(StatusCode::BAD_GATEWAY, "load-failed", "try again");
     assert_eq!(answer.status(), 502);
     assert_eq!(answer.headers()[CONTENT_TYPE], "text/plain; charset=utf-8");
     assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::stream;
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::sync::mpsc;
 
@@ -38,7 +39,7 @@ fn all_at_once(frames: Vec<Item>) -> Scripted {
     StreamBody::new(Box::pin(stream::iter(frames)))
 }
 
-fn streaming<B>() -> (StreamSender<B>, GuardedBody<B>) {
+fn streaming() -> (StreamSender, GuardedBody) {
     GuardedBody::streaming(Default::default(), None)
 }
 
@@ -48,10 +49,7 @@ fn later() -> Instant {
 }
 
 /// The bytes that the client can read now, without waiting.
-fn readable<B: Body + 'static>(client: &mut GuardedBody<B>) -> String
-where
-    B::Error: Into<BoxError>,
-{
+fn readable(client: &mut GuardedBody) -> String {
     let mut text = Vec::new();
     while let Some(frame) = client.frame().now_or_never() {
         let Some(Ok(frame)) = frame else { break };
@@ -64,7 +62,8 @@ where
 async fn a_body_is_buffered_whole_and_the_client_gets_the_end_on_release() {
     let (sender, mut client) = streaming();
     let body = all_at_once(vec![data("ab"), data(""), data("cd"), Ok(Frame::trailers(fields()))]);
-    let Teed::Whole { body, trailers, finish } = tee(body, 4, Some(4), later(), PATIENCE, sender).await
+    let Teed::Whole { body, trailers, finish } =
+        tee(Box::pin(body), 4, Some(4), later(), PATIENCE, sender).await
     else {
         panic!()
     };
@@ -80,7 +79,7 @@ async fn a_body_is_buffered_whole_and_the_client_gets_the_end_on_release() {
 async fn a_single_chunk_is_stored_without_a_copy() {
     let chunk = Bytes::from(vec![7; 100]);
     let (sender, mut client) = streaming();
-    let teed = tee(Full::new(chunk.clone()), 100, None, later(), PATIENCE, sender).await;
+    let teed = tee(Box::pin(Full::new(chunk.clone())), 100, None, later(), PATIENCE, sender).await;
     let Teed::Whole { body, finish, .. } = teed else { panic!() };
     assert_eq!(body.as_ptr(), chunk.as_ptr());
     assert_eq!(readable(&mut client), "");
@@ -94,7 +93,7 @@ async fn a_single_chunk_is_stored_without_a_copy() {
 async fn a_slow_body_of_unknown_length_reaches_the_client_as_it_comes_but_for_its_end() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
+    let mut teed = Box::pin(tee(Box::pin(body), 100, None, later(), PATIENCE, sender));
     for chunk in ["abc", "d", "ef"] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
@@ -121,7 +120,7 @@ async fn the_byte_that_fills_the_size_of_a_body_waits() {
     let (sender, mut client) = streaming();
     let body = http_body_util::Limited::new(body, 5);
     assert_eq!(body.size_hint().upper(), Some(5));
-    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
+    let mut teed = Box::pin(tee(Box::pin(body), 100, None, later(), PATIENCE, sender));
     for (chunk, seen) in [("abc", "abc"), ("de", "d")] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
@@ -138,7 +137,7 @@ async fn the_byte_that_fills_the_size_of_a_body_waits() {
 async fn with_a_known_length_only_the_very_last_byte_waits() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, Some(5), later(), PATIENCE, sender));
+    let mut teed = Box::pin(tee(Box::pin(body), 100, Some(5), later(), PATIENCE, sender));
     for (chunk, seen) in [("abc", "abc"), ("de", "d")] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
@@ -153,7 +152,10 @@ async fn over_the_bound_the_client_polls_the_rest_itself() {
     for chunk in ["abc", "de", "fg"] {
         frames.send(data(chunk)).unwrap();
     }
-    assert!(matches!(tee(body, 4, None, later(), PATIENCE, sender).await, Teed::TooBig { length: 5 }));
+    assert!(matches!(
+        tee(Box::pin(body), 4, None, later(), PATIENCE, sender).await,
+        Teed::TooBig { length: 5 }
+    ));
     frames.send(data("hi")).unwrap();
     drop(frames);
     assert_eq!(client.collect().await.unwrap().to_bytes(), "abcdefghi");
@@ -165,7 +167,7 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
     let (sender, client) = streaming();
     frames.send(data("abc")).unwrap();
     let until = Instant::now() + Duration::from_secs(1);
-    assert!(matches!(tee(body, 100, None, until, PATIENCE, sender).await, Teed::TooSlow));
+    assert!(matches!(tee(Box::pin(body), 100, None, until, PATIENCE, sender).await, Teed::TooSlow));
     assert_eq!(Instant::now(), until);
     frames.send(data("def")).unwrap();
     drop(frames);
@@ -176,7 +178,8 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
 async fn a_body_of_exactly_the_bound_is_buffered() {
     for (length, whole) in [(3, true), (4, true), (5, false)] {
         let (sender, client) = streaming();
-        let teed = tee(Full::new(Bytes::from(vec![0; length])), 4, None, later(), PATIENCE, sender).await;
+        let teed =
+            tee(Box::pin(Full::new(Bytes::from(vec![0; length]))), 4, None, later(), PATIENCE, sender).await;
         assert_eq!(matches!(teed, Teed::Whole { .. }), whole, "{length}");
         drop(teed);
         assert_eq!(client.collect().await.unwrap().to_bytes().len(), length);
@@ -190,7 +193,7 @@ async fn a_body_of_countless_tiny_chunks_is_too_big() {
     );
     let (sender, client) = streaming();
     assert!(matches!(
-        tee(StreamBody::new(frames), usize::MAX, None, later(), PATIENCE, sender).await,
+        tee(Box::pin(StreamBody::new(frames)), usize::MAX, None, later(), PATIENCE, sender).await,
         Teed::TooBig { .. }
     ));
     assert_eq!(client.collect().await.unwrap().to_bytes().len(), MOST_CHUNKS + 2);
@@ -201,7 +204,7 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
     for (expected, seen, rest) in [(None, "abcd", ""), (Some(9), "abcd", ""), (Some(4), "abc", "d")] {
         let (sender, mut client) = streaming();
         let frames = vec![data("ab"), data("cd"), Err(std::io::Error::other("wire cut"))];
-        let teed = tee(all_at_once(frames), 100, expected, later(), PATIENCE, sender).await;
+        let teed = tee(Box::pin(all_at_once(frames)), 100, expected, later(), PATIENCE, sender).await;
         let Teed::Broken { text, finish } = teed else { panic!() };
         assert_eq!(text, "wire cut");
         // A server that receives the error drops the bytes that it has not written yet.
@@ -222,7 +225,7 @@ async fn bytes_beyond_the_promised_length_wait_with_the_byte_that_completes_it()
     for frames in [vec!["abcd"], vec!["ab", "cd"], vec!["abc", "d"], vec!["a", "bcdef"]] {
         let (sender, mut client) = streaming();
         let body = all_at_once(frames.iter().map(|frame| data(frame)).collect());
-        let teed = tee(body, 100, Some(3), later(), PATIENCE, sender).await;
+        let teed = tee(Box::pin(body), 100, Some(3), later(), PATIENCE, sender).await;
         let Teed::Broken { finish, .. } = teed else { panic!() };
         assert_eq!(readable(&mut client), "ab", "{frames:?}");
         finish.release();
@@ -241,7 +244,7 @@ async fn a_body_that_contradicts_its_head_is_broken() {
         (2, vec![data("ab"), Ok(Frame::trailers(fields())), Ok(Frame::trailers(fields()))]),
     ] {
         let (sender, client) = streaming();
-        let teed = tee(all_at_once(frames), 100, Some(expected), later(), PATIENCE, sender).await;
+        let teed = tee(Box::pin(all_at_once(frames)), 100, Some(expected), later(), PATIENCE, sender).await;
         assert!(matches!(teed, Teed::Broken { .. }), "{expected}");
         drop(teed);
         assert!(client.collect().await.is_err(), "{expected}");
@@ -251,7 +254,7 @@ async fn a_body_that_contradicts_its_head_is_broken() {
 #[tokio::test]
 async fn an_empty_body_is_whole_and_its_end_waits_too() {
     let (sender, mut client) = streaming();
-    let teed = tee(all_at_once(vec![]), 0, None, later(), PATIENCE, sender).await;
+    let teed = tee(Box::pin(all_at_once(vec![])), 0, None, later(), PATIENCE, sender).await;
     let Teed::Whole { body, finish, .. } = teed else { panic!() };
     assert!(body.is_empty() && !client.is_end_stream());
     assert!(client.frame().now_or_never().is_none());
@@ -263,7 +266,7 @@ async fn an_empty_body_is_whole_and_its_end_waits_too() {
 async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
+    let mut teed = Box::pin(tee(Box::pin(body), 100, None, later(), PATIENCE, sender));
     frames.send(data("ab")).unwrap();
     assert!((&mut teed).now_or_never().is_none());
     drop(teed);
@@ -291,7 +294,8 @@ async fn a_client_that_left_stops_no_load_until_it_is_too_big() {
         });
         let (sender, client) = streaming();
         drop(client);
-        let teed = tee(StreamBody::new(Box::pin(frames)), max_body, None, later(), PATIENCE, sender).await;
+        let teed =
+            tee(Box::pin(StreamBody::new(Box::pin(frames))), max_body, None, later(), PATIENCE, sender).await;
         assert_eq!(matches!(&teed, Teed::Whole { body, .. } if body == "abababab"), whole);
         assert!(whole || dropped.load(Ordering::SeqCst), "the inner body is dropped at once");
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, StatusCode};
+use http_body::Body as _;
 use http_body::SizeHint;
 use http_body_util::Full;
 
@@ -68,7 +69,9 @@ impl Cache {
 
     fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
         let broken = || (502, HeaderMap::new(), Vec::new());
-        let Ok(considered) = consider(request, &self.rules.http.requests, CacheKey::from_texts) else {
+        let has_body = !request.body().is_end_stream();
+        let Ok(considered) = consider(request, has_body, &self.rules.http.requests, CacheKey::from_texts)
+        else {
             let invalidation = ChangedResources::of(request, &self.rules.http.requests);
             let Some(response) = origin(request.method(), request.headers()) else { return broken() };
             let status = StatusCode::from_u16(response.0).unwrap();

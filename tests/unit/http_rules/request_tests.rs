@@ -22,7 +22,7 @@ pub(super) enum Admission {
 }
 
 pub(super) fn admit<B: http_body::Body>(request: &Request<B>, rules: &RequestRules) -> Admission {
-    match consider(request, rules, CacheKey::from_texts) {
+    match consider(request, !request.body().is_end_stream(), rules, CacheKey::from_texts) {
         Ok(ConsideredRequest { key, is_get: true, .. }) => Admission::Cached(key),
         Ok(ConsideredRequest { key, .. }) => Admission::LookUpOnly(key),
         Err(rule) => Admission::Bypass(rule.token()),
@@ -229,7 +229,7 @@ type Lines<'a> = &'a [(&'a str, &'a str)];
 
 pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<RequestDemands, Rule> {
     let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
-    consider(&request("GET", "/a", &headers), &policy.requests, CacheKey::from_texts)
+    consider(&request("GET", "/a", &headers), false, &policy.requests, CacheKey::from_texts)
         .map(|considered| considered.demands)
 }
 
@@ -295,8 +295,12 @@ fn the_list_of_bypassing_requests_is_complete() {
     }
     for method in ["POST", "PUT", "OPTIONS", "TRACE", "CONNECT", "get"] {
         let uri = if method == "CONNECT" { "h:80" } else { "/a" };
-        let passed =
-            consider(&request(method, uri, &[("host", "h")]), &RequestRules::default(), CacheKey::from_texts);
+        let passed = consider(
+            &request(method, uri, &[("host", "h")]),
+            false,
+            &RequestRules::default(),
+            CacheKey::from_texts,
+        );
         assert_eq!(passed, Err(Rule::Method), "A7, A13: {method}");
     }
 }
@@ -361,7 +365,7 @@ fn the_hook_extends_the_key_or_makes_the_request_bypass() {
         |parts: &crate::http::KeyParts<'_>| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned());
     let policy = HttpPolicy::default().key(tenant);
     let considered = |headers: &[(&str, &str)]| {
-        consider(&request("GET", "/a", headers), &policy.requests, CacheKey::from_texts)
+        consider(&request("GET", "/a", headers), false, &policy.requests, CacheKey::from_texts)
     };
     let key = considered(&[("host", "h"), ("x-tenant", "t:1")]).unwrap().key;
     assert_eq!(key, CacheKey::from_parts(["http", "http", "h", "/a", "key=t:1"]), "B12");

@@ -34,7 +34,7 @@ fn each_field_of_a_policy_has_its_setting() {
     let Policy {
         name: _, counters: _, fresh_for: _, ttl_jitter: _, stale_while_revalidate: _, local_for: _, local_while_down: _,
         local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
-        refresh_ahead: _, lease: _, load_timeout: _, tags: _, invalidate_all: _, replicas: _, max_concurrent_loads: _,
+        refresh_ahead: _, lease: _, load_timeout: _, tags: _, invalidate_all: _, replicas: _, max_concurrent_loads: _, adaptive_loads: _,
         permit_timeout: _, on_overload: _, max_waiters: _, when_full: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
         command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _,
         compress_from: _, #[cfg(feature = "http")] http: _,
@@ -105,6 +105,10 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("lease", &["\"1ms\"", "\"2d\"", "\"150ms\""]),
         ("load_timeout", &["\"0s\"", "\"2d\""]),
         ("max_concurrent_loads", &["0", "-1", "1.5", "4294967296", "\"4\""]),
+        (
+            "adaptive_loads",
+            &["1", "\"yes\"", "{ \"min\": 0 }", "{ \"max\": 1 }", "{ \"start\": 9999 }", "{ \"limit\": 3 }"],
+        ),
         ("permit_timeout", &["\"2d\""]),
         ("permit_timeout_then", &["\"Shed\"", "true"]),
         ("max_waiters", &["0", "-1", "\"none\""]),
@@ -239,6 +243,9 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
             builder = soft.into_iter().fold(builder, PolicyBuilder::soft_timeout);
             builder = negative.into_iter().fold(builder, PolicyBuilder::negative_for);
             builder = cap.into_iter().fold(builder, PolicyBuilder::max_concurrent_loads);
+            builder = cap.into_iter().fold(builder, |builder, cap| {
+                builder.adaptive_loads(AdaptiveLoads::new().name("db").start(cap).max(cap))
+            });
             builder = cap.into_iter().fold(builder, |builder, cap| {
                 builder.invalidate_replicas(cap, Duration::from_nanos(1_234_567))
             });

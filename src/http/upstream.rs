@@ -1,0 +1,199 @@
+//! The wall around an inner service: behind it the guard sees no type of the application, so its code is compiled once, in this crate.
+//!
+//! [`ServiceCall`] has the service and a request's body. Everything else sees it as an [`Upstream`], responses with an
+//! [`UpstreamBody`], and errors as an [`UpstreamError`], from which the wall takes the service's own error again.
+
+use std::any::Any;
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf as _, Bytes};
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use tower_service::Service;
+
+/// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The error of a [`GuardedBody`](super::GuardedBody): the inner body's own, or that its load was cut off. A load that dies in the
+/// middle of a body has no error of that body, and ending it without an error would present a part as the whole.
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A request without its body, which stays with the inner service.
+pub(super) type RequestHead = Request<()>;
+
+/// What the inner service answers.
+pub(super) type UpstreamResponse = Result<Response<UpstreamBody>, UpstreamError>;
+
+/// A body of the inner service, which may be half read.
+pub(super) type UpstreamBody = Pin<Box<dyn InnerBody>>;
+
+/// An inner service, and the body of one request to it.
+pub(super) trait Upstream: Send {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UpstreamError>>;
+
+    /// Calls the service, which must be ready.
+    fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse>;
+
+    /// The same service for a request with an empty body, if the body's type has a known empty value: that of axum's requests
+    /// does, with the feature `axum`.
+    fn without_body(&self) -> Option<Box<dyn Upstream>>;
+}
+
+/// A request for the inner service.
+pub(super) struct UpstreamRequest {
+    pub(super) upstream: Box<dyn Upstream>,
+    pub(super) head: RequestHead,
+}
+
+impl UpstreamRequest {
+    /// Calls the service once it is ready: the guard's own `poll_ready` does not wait for it.
+    pub(super) async fn send(mut self) -> UpstreamResponse {
+        self.ready().await?;
+        self.call().await
+    }
+
+    pub(super) async fn ready(&mut self) -> Result<(), UpstreamError> {
+        poll_fn(|cx| self.upstream.poll_ready(cx)).await
+    }
+
+    /// Calls the service, which must be [`ready`](Self::ready).
+    pub(super) fn call(self) -> BoxFuture<UpstreamResponse> {
+        self.upstream.call(self.head)
+    }
+
+    /// A copy without a body, to be made before the request is sent. `None` if only the head can be copied.
+    pub(super) fn copy(&self) -> Option<Self> {
+        Some(Self { upstream: self.upstream.without_body()?, head: self.head.clone() })
+    }
+}
+
+/// An [`Upstream`] before its types are erased.
+pub(super) struct ServiceCall<S, Q> {
+    pub(super) service: S,
+    pub(super) body: Q,
+}
+
+impl<S, Q, B> Upstream for ServiceCall<S, Q>
+where
+    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: fmt::Display + Send + 'static,
+    Q: Send + 'static,
+    B: Body + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UpstreamError>> {
+        self.service.poll_ready(cx).map_err(UpstreamError::new)
+    }
+
+    fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
+        let Self { mut service, body } = *self;
+        let response = service.call(head.map(|()| body));
+        Box::pin(async move {
+            let response = response.await;
+            // The last handle of a service may end its worker.
+            drop(service);
+            match response {
+                Ok(response) => Ok(response.map(|body| Box::pin(body) as UpstreamBody)),
+                Err(error) => Err(UpstreamError::new(error)),
+            }
+        })
+    }
+
+    fn without_body(&self) -> Option<Box<dyn Upstream>> {
+        Some(Box::new(Self { service: self.service.clone(), body: empty()? }))
+    }
+}
+
+#[cfg(feature = "axum")]
+fn empty<Q: 'static>() -> Option<Q> {
+    let body: Box<dyn Any> = Box::new(axum::body::Body::empty());
+    body.downcast().ok().map(|body| *body)
+}
+
+#[cfg(not(feature = "axum"))]
+fn empty<Q: 'static>() -> Option<Q> {
+    None
+}
+
+/// A [`Body`] as the guard reads it: its frames are `Bytes`, copied only if the body's data has another type.
+pub(super) trait InnerBody: Send {
+    fn poll_bytes(self: Pin<&mut Self>, cx: &mut Context<'_>)
+    -> Poll<Option<Result<Frame<Bytes>, BoxError>>>;
+    /// As [`Body::is_end_stream`].
+    fn has_ended(&self) -> bool;
+    /// As [`Body::size_hint`].
+    fn size(&self) -> SizeHint;
+}
+
+impl<B> InnerBody for B
+where
+    B: Body + Send,
+    B::Error: Into<BoxError>,
+{
+    fn poll_bytes(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let to_bytes =
+            |frame: Frame<B::Data>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
+        self.poll_frame(cx).map(|frame| frame.map(|frame| frame.map(to_bytes).map_err(Into::into)))
+    }
+
+    fn has_ended(&self) -> bool {
+        self.is_end_stream()
+    }
+
+    fn size(&self) -> SizeHint {
+        self.size_hint()
+    }
+}
+
+/// The error of an inner service.
+pub(super) struct UpstreamError(Box<dyn ServiceFailure>);
+
+trait ServiceFailure: fmt::Display + Any + Send {}
+
+impl<E: fmt::Display + Any + Send> ServiceFailure for E {}
+
+impl UpstreamError {
+    fn new(error: impl fmt::Display + Send + 'static) -> Self {
+        Self(Box::new(error))
+    }
+
+    /// The service's own error; `None` if it has another type.
+    pub(super) fn of_type<E: 'static>(self) -> Option<E> {
+        let error: Box<dyn Any> = self.0;
+        error.downcast().ok().map(|error| *error)
+    }
+}
+
+impl fmt::Display for UpstreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(all(test, feature = "axum"))]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use axum::body::Body;
+    use http::Version;
+
+    use super::*;
+
+    #[test]
+    fn a_retry_repeats_the_whole_head() {
+        let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
+        let upstream = Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty() });
+        let request = UpstreamRequest { upstream, head: request.body(()).unwrap() };
+        let (request, again) = (&request.head, &request.copy().unwrap().head);
+        let line =
+            |request: &RequestHead| (request.method().clone(), request.uri().clone(), request.version());
+        assert_eq!(line(again), line(request), "RFC 9111, 4.3.4: the same request");
+        assert_eq!((again.headers(), again.extensions().get()), (request.headers(), Some(&7_u8)));
+    }
+}
