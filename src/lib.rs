@@ -142,9 +142,9 @@ pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use observe::{FlightId, Outcome, SpanLinks, Stats};
 pub use policy::{AdaptiveLoads, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
-#[cfg(feature = "redis")]
-pub use store::credentials::Credentials;
 pub use store::memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use store::redis::login::Credentials;
 
 /// Used by the code that the attribute [`macro@memoize`] writes. It changes without notice.
 #[cfg(feature = "macros")]

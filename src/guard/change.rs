@@ -18,7 +18,7 @@ use crate::guard_state::retained::{ChangeTarget, RetainedInvalidation};
 use crate::key::Key;
 use crate::local::AnnouncedChange;
 use crate::observe::GuardCount;
-use crate::store::volume::{Announced, ChangedName};
+use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Insert, LATEST, StoreError, StoreErrorKind};
 
 /// How long a change is retried until the store confirms it.

@@ -18,7 +18,7 @@ use crate::loader::Loader;
 use crate::observe::Outcome;
 use crate::read_through::call::passes_by;
 use crate::read_through::{OwnResult, answer, reload};
-use crate::store::volume::ChangedName;
+use crate::store::protocol::ChangedName;
 use crate::value::SharedValue;
 use crate::value::entry::{Entry, Storage};
 

@@ -33,7 +33,7 @@ use crate::observe::{
     warn_if,
 };
 use crate::policy::Policy;
-use crate::store::volume::{Announced, ChangedName};
+use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Store, StoreError};
 use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};

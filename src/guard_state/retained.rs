@@ -29,7 +29,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::key::Key;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::policy::Policy;
-use crate::store::volume::ChangedName;
+use crate::store::protocol::ChangedName;
 use crate::sync::lock;
 use crate::value::entry;
 use crate::value::entry::Entry;

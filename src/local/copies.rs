@@ -15,7 +15,7 @@ use quick_cache::sync::Cache;
 use quick_cache::{Equivalent, Lifecycle, OptionsBuilder, Weighter};
 
 use crate::key::{Hashed, Key, KeyProbe};
-use crate::store::volume::ChangedName;
+use crate::store::protocol::ChangedName;
 use crate::sync::lock;
 use crate::value::StoredEntry;
 

@@ -11,7 +11,6 @@
 
 mod announcing;
 mod copies;
-mod renewal;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -31,7 +30,7 @@ pub(crate) use self::copies::{LocalCopy, Ticket};
 use crate::health::LocalTierHealth;
 use crate::key::Key;
 use crate::observe::{Counters, GuardCount, LogEveryMinute};
-use crate::store::volume::{
+use crate::store::protocol::{
     Audience, ChangedName, LogPosition, Mark, Member, ReceivedAnnouncement, RegistryState, VolumeListener,
 };
 use crate::store::{Attempts, Store};

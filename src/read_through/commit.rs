@@ -17,7 +17,7 @@ use crate::key::Key;
 use crate::loader::{LoadOutput, LoadResult};
 use crate::local::Ticket;
 use crate::observe::{Count, GuardCount, log, warn_if};
-use crate::store::volume::ChangedName;
+use crate::store::protocol::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{
     Encoding, Entry, EntryKind, Expiry, Lifetimes, Packed, Storage, TagId, TagList, Unreadable, Unstored,

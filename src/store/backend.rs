@@ -98,9 +98,9 @@ mod clients {
     use redis::{Client, ConnectionInfo, RedisError};
 
     use super::{Backend, StoreSource};
-    use crate::store::credentials::{Credentials, CredentialsProvider};
     #[cfg(feature = "sentinel")]
     use crate::store::redis::SentinelClients;
+    use crate::store::redis::login::{Credentials, CredentialsProvider};
     use crate::store::redis::{Connections, Login, RedisServers};
 
     impl Backend {

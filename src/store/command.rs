@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
-use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
+use super::protocol::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
 use crate::key::Key;
 
 /// A command, with the name of the method of [`Store`](super::Store) that sends it.

@@ -31,14 +31,11 @@ pub(crate) mod command;
 #[cfg(test)]
 #[path = "../../tests/contract/mod.rs"]
 mod contract;
-#[cfg(feature = "redis")]
-pub(crate) mod credentials;
 pub(crate) mod load_limit;
 pub(crate) mod memory;
 pub(crate) mod protocol;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-pub(crate) mod volume;
 pub(crate) mod wake_leases;
 pub(crate) mod wake_locks;
 
@@ -56,7 +53,7 @@ use command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use load_limit::{EndedLoad, LimitState};
 use memory::MemoryNode;
 pub(crate) use protocol::*;
-use volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
+use protocol::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
 pub(crate) use wake_leases::LeaseWatch;
 use wake_locks::LockWaiter;
 

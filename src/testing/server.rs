@@ -10,12 +10,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 #[cfg(test)]
 use uuid::Uuid;
 
-use super::fault::{Condition, Fault, Odds};
+use super::chaos::{Condition, Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::{Backend, StoreSource};
 use crate::store::command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use crate::store::memory::faults::KeySnapshot;
-use crate::store::memory::volume_table::Volume;
+use crate::store::memory::records::Volume;
 use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, Notification, Wake};

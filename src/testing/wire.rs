@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::fault::{Condition, Fault, Odds, ReplicaState};
+use super::chaos::{Condition, Fault, Odds, ReplicaState};
 use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
 use crate::store::command::{Command, CommandAnswer, EntryCommand};
-use crate::store::volume::{ReceivedAnnouncement, VolumeListener};
+use crate::store::protocol::{ReceivedAnnouncement, VolumeListener};
 use crate::store::wake_leases::{Hint, Hints, LeaseWaiters};
 use crate::store::{
     CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, Token,

@@ -1,7 +1,7 @@
 //! Attempts at changes that come after a later attempt of their node.
 
 use super::*;
-use crate::store::volume::Announced;
+use crate::store::protocol::Announced;
 use crate::store::{StoreError, StoreErrorKind};
 
 contract! {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::memory::MemoryStore;
-use super::volume::Announcement;
+use super::protocol::Announcement;
 use super::wake_leases::Hints;
 use super::{
     Acquire, Acquired, AttemptNumber, Fail, HandOver, HandedOver, Insert, LeaseWatch, OlderEntry, Store,

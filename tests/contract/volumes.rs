@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Weak};
 
 use super::*;
-use crate::store::volume::VolumeListener;
-use crate::store::volume::{
+use crate::store::protocol::VolumeListener;
+use crate::store::protocol::{
     Announced, Audience, ChangedName, LogRecord, Mark, Member, ReceivedAnnouncement, Renewal, Renewed,
 };
 

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::records::Volume;
 use super::records::{ExpiringMap, KeyRecord, KeyRecords};
-use super::volume_table::Volume;
 use super::{MemoryShared, MemoryStore, Notifier};
 use crate::store::protocol::Token;
 use crate::store::wake_locks::LockHint;

@@ -8,11 +8,10 @@
 #[cfg(feature = "testing")]
 pub(crate) mod faults;
 mod locks;
-mod records;
+pub(crate) mod records;
 #[cfg(test)]
 #[path = "../../../tests/unit/store/memory_tests.rs"]
 mod tests;
-pub(crate) mod volume_table;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,10 +25,10 @@ use uuid::Uuid;
 
 use self::locks::{LockTable, MutexStep};
 use self::records::{AROUND, KeyRecords, later};
-use self::volume_table::{Volume, Volumes};
+use self::records::{Volume, Volumes};
 use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
-use super::volume::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
+use super::protocol::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
 use super::wake_leases::{Hint, LeaseWaiters, LeaseWatch};
 use super::wake_locks::{LockHint, LockWaiter, LockWaiters, Notification};
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};

@@ -30,12 +30,12 @@ use super::subscriber::{InboxStatus, Recipient, Subscriber};
 use crate::health::LinkState;
 use crate::store::LockName;
 use crate::store::Token;
+use crate::store::protocol::VolumeListener;
+use crate::store::protocol::{LogRecord, ReceivedAnnouncement};
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
 use crate::store::redis::scripts::{changed_name, read_id};
-use crate::store::volume::VolumeListener;
-use crate::store::volume::{LogRecord, ReceivedAnnouncement};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, LockWaiters};
 
@@ -293,7 +293,7 @@ fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::volume::ChangedName;
+    use crate::store::protocol::ChangedName;
 
     const ID: &str = "0123456789abcdef0123456789abcdef";
 

@@ -6,24 +6,28 @@
 //! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one
 //! is spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait
 //! for.
+//!
+//! [`Credentials`] that change while connections are open, and the provider that they come from.
 
-#[cfg(test)]
-#[path = "../../../tests/unit/store/redis/login_tests.rs"]
-mod tests;
-
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redis::{Client, Cmd, ErrorKind, ProtocolVersion, RedisError, RedisResult};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::observe::with_causes;
-use crate::observe::{LogEveryMinute, log, warn_if};
-use crate::store::credentials::{Credentials, CredentialsProvider};
+use crate::observe::{LogEveryMinute, log, warn_if, with_causes};
 use crate::sync::lock;
 use crate::task::Backoff;
+
+#[cfg(test)]
+#[path = "../../../tests/unit/store/redis/login_tests.rs"]
+mod tests;
 
 /// The number of the client's own credentials.
 pub(crate) const OWN: u64 = 0;
@@ -368,5 +372,133 @@ impl Drop for ProviderCall {
         }
         lock(&self.rotation.state).is_calling = false;
         self.rotation.changes.send_replace(());
+    }
+}
+
+/// A user name and a password, or a token in place of a password, for connections to the server.
+///
+/// A provider returns them: see [`Backend::credentials`](crate::Backend::credentials). `{:?}` shows the user name only.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use stampede_guard::Credentials;
+///
+/// let token = Credentials::new("guard", "eyJhbGciOi..").valid_for(Duration::from_secs(900));
+/// assert!(!format!("{token:?}").contains("eyJ"));
+/// ```
+#[derive(Clone)]
+pub struct Credentials {
+    username: String,
+    password: String,
+    valid_for: Option<Duration>,
+}
+
+impl Credentials {
+    /// A user name and a password without a known end. The user without a name is `default`.
+    ///
+    /// Without an end, the provider is called again for each new connection (ten times a second at most), and open connections
+    /// stay as they are.
+    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { username: username.into(), password: password.into(), valid_for: None }
+    }
+
+    /// How long the server accepts them, from the moment at which the provider returns them.
+    ///
+    /// After about three quarters of that the provider is called for the next ones, and the open connections log in again with
+    /// them.
+    #[must_use]
+    pub fn valid_for(self, valid_for: Duration) -> Self {
+        Self { valid_for: Some(valid_for), ..self }
+    }
+
+    /// Until when the server accepts them, by this machine's clock: as [`valid_for`](Self::valid_for).
+    #[must_use]
+    pub fn valid_until(self, end: SystemTime) -> Self {
+        self.valid_for(end.duration_since(SystemTime::now()).unwrap_or_default())
+    }
+
+    /// The user name.
+    pub fn username(&self) -> &str {
+        &self.username
+    }
+
+    /// The password, or the token: for building a client with it.
+    pub fn password(&self) -> &str {
+        &self.password
+    }
+
+    /// How long they are valid; `None` for those without a known end.
+    pub(crate) fn life(&self) -> Option<Duration> {
+        self.valid_for
+    }
+
+    /// Whether a login with the others would be the same login.
+    pub(crate) fn are_as_good_as(&self, others: &Self) -> bool {
+        (&self.username, &self.password) == (&others.username, &others.password)
+            && self.valid_for.is_none()
+            && others.valid_for.is_none()
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { username, password: _, valid_for } = self;
+        f.debug_struct("Credentials")
+            .field("username", username)
+            .field("valid_for", valid_for)
+            .finish_non_exhaustive()
+    }
+}
+
+type Provided = Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>>;
+
+/// The user's function that provides credentials.
+#[derive(Clone)]
+pub(crate) struct CredentialsProvider(Arc<dyn Fn() -> Provided + Send + Sync>);
+
+impl CredentialsProvider {
+    pub(crate) fn new<F, Fut, E>(provide: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        Self(Arc::new(move || {
+            let provided = provide();
+            Box::pin(async move { provided.await.map_err(Into::into) })
+        }))
+    }
+
+    /// Calls the function.
+    pub(crate) async fn ask(&self) -> Result<Credentials, Box<dyn Error + Send + Sync>> {
+        (self.0)().await
+    }
+}
+
+impl fmt::Debug for CredentialsProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CredentialsProvider").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_contains_no_password() {
+        let token = Credentials::new("guard", "secret").valid_for(Duration::from_secs(1));
+        assert!(!format!("{token:?} {token:#?}").contains("secret"));
+        let provider = CredentialsProvider::new(move || std::future::ready(Ok::<_, String>(token.clone())));
+        assert!(!format!("{provider:?}").contains("secret"));
+    }
+
+    #[test]
+    fn an_end_in_the_past_leaves_no_time() {
+        let token = Credentials::new("guard", "secret").valid_until(SystemTime::UNIX_EPOCH);
+        assert_eq!(token.life(), Some(Duration::ZERO));
     }
 }

@@ -33,7 +33,7 @@ mod errors;
 pub(crate) mod fuzzed;
 mod inbox;
 mod keyspace;
-mod login;
+pub(crate) mod login;
 mod redis_store;
 mod scripts;
 #[cfg(feature = "sentinel")]

@@ -18,7 +18,7 @@ use super::keyspace::Keyspace;
 use super::login::Login;
 use super::subscriber::Subscriber;
 use crate::health::Topology;
-use crate::store::credentials::CredentialsProvider;
+use crate::store::redis::login::CredentialsProvider;
 use crate::store::wake_leases::LeaseWaiters;
 use crate::store::wake_locks::LockWaiters;
 use crate::sync::lock;

@@ -12,7 +12,7 @@ use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 use uuid::Uuid;
 
-use crate::store::volume::ChangedName;
+use crate::store::protocol::ChangedName;
 use crate::store::{AttemptNumber, LockName, VOIDED_FOR};
 
 /// A script and the keys it is called with.

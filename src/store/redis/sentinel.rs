@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::endpoint::{Endpoint, Located, ServerAddress};
 use super::errors::{THEIR_PASSWORD, bounded, closed, is_login, is_replica, on_refusal, on_rustls, unquoted};
 use super::login::{Login, OWN};
-use crate::store::credentials::Credentials;
+use crate::store::redis::login::Credentials;
 use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new

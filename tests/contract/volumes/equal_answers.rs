@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::super::support::redis_server::RedisServer;
 use super::*;
-use crate::store::volume::RegistryState;
+use crate::store::protocol::RegistryState;
 
 const STEPS: usize = 2_000;
 const NODES: usize = 3;

@@ -10,10 +10,8 @@
 //! another reconnect task in its own runtime.
 
 mod breaker;
-mod bulk_limit;
 pub(crate) mod connector;
 mod reconnect;
-mod refusal_log;
 pub(crate) mod send;
 #[cfg(test)]
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
@@ -29,9 +27,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use self::breaker::{CircuitBreaker, silent};
-use self::bulk_limit::BulkLimit;
 use self::connector::{Connector, Outage};
-use self::refusal_log::RefusalLog;
+use self::send::BulkLimit;
+use self::send::RefusalLog;
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
 use crate::health::{ClockReading, LinkState};

@@ -1,18 +1,28 @@
 //! Sends commands and judges their replies. A command waits for the first connection, and starts the reconnect task if there is
 //! none.
+//!
+//! [`BulkLimit`] is the longest argument that the server accepts (its setting `proto-max-bulk-len`). The server answers a longer argument
+//! with an error, and closes the connection that all other commands share. So an argument that broke a connection is not sent
+//! again.
+//!
+//! [`RefusalLog`] decides which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. After a
+//! minute it is logged again, because its cause may be another.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, RedisResult, Value};
+use redis::{Arg, Cmd, RedisError, RedisResult, Value};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::silent;
 use super::{LiveConnection, Loss, Supervisor};
 use crate::observe::{log, warn_if};
-use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
+use crate::store::redis::errors::{ConnectionFate, TOO_LONG, classify, code, is_protocol, store_error};
+use crate::store::redis::scripts::sha1_hex;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
 
 /// How a command is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,4 +227,236 @@ async fn ask(connection: &mut redis::aio::MultiplexedConnection, cmd: &Cmd) -> R
     let replies = connection.send_packed_commands(&pipeline, 0, 2).await?;
     // Without the right to ASKING, the second answer is the same as without ASKING.
     replies.into_iter().nth(1).ok_or_else(crate::store::redis::errors::unexpected)
+}
+
+/// How long a limit is remembered that the server has reported, by its setting or by an error: it may be raised.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// How long a limit is remembered if a connection broke under an argument of that size without an answer: the server may
+/// have ended for another reason.
+const SUSPECTED: Duration = Duration::from_secs(10);
+
+/// The lowest limit that a server can be set to. A shorter argument breaks no connection.
+const LOWEST: usize = 1024 * 1024;
+
+#[derive(Debug)]
+pub(super) struct BulkLimit {
+    /// The longest argument that is sent; `usize::MAX` while no limit is known, which each command checks.
+    most: AtomicUsize,
+    ends_at: Mutex<Option<Instant>>,
+    /// Whether a connection broke since the server's limit was last queried.
+    is_unread: AtomicBool,
+}
+
+impl Default for BulkLimit {
+    fn default() -> Self {
+        Self {
+            most: AtomicUsize::new(usize::MAX),
+            ends_at: Mutex::default(),
+            is_unread: AtomicBool::new(false),
+        }
+    }
+}
+
+impl BulkLimit {
+    /// The longest argument that is sent.
+    pub(super) fn most(&self) -> usize {
+        let most = self.most.load(Ordering::Relaxed);
+        if most != usize::MAX && lock(&self.ends_at).is_some_and(|end| end <= Instant::now()) {
+            self.most.store(usize::MAX, Ordering::Relaxed);
+            return usize::MAX;
+        }
+        most
+    }
+
+    /// Returns an error for a command that exceeds the limit.
+    pub(super) fn check(&self, cmd: &Cmd) -> Result<(), StoreError> {
+        let most = self.most();
+        if most == usize::MAX || longest(cmd) <= most {
+            return Ok(());
+        }
+        let why = (redis::ErrorKind::Client, TOO_LONG, format!("the limit is {most} bytes"));
+        Err(store_error(StoreErrorKind::Refused, RedisError::from(why)))
+    }
+
+    /// Records that a connection broke under this command; `is_named`: the server has reported its length as the reason.
+    pub(super) fn broken_by(&self, cmd: &Cmd, is_named: bool) {
+        let length = longest(cmd);
+        if length <= LOWEST && !is_named {
+            return;
+        }
+        self.set(length.saturating_sub(1).min(self.most()), if is_named { REMEMBERED } else { SUSPECTED });
+        self.is_unread.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the server's limit must be queried. Resets that.
+    pub(super) fn take_unread(&self) -> bool {
+        self.is_unread.swap(false, Ordering::Relaxed)
+    }
+
+    /// Records the limit that the server has reported.
+    pub(super) fn read(&self, most: usize) {
+        self.set(most, REMEMBERED);
+    }
+
+    fn set(&self, most: usize, remembered: Duration) {
+        *lock(&self.ends_at) = Some(Instant::now() + remembered);
+        self.most.store(most, Ordering::Relaxed);
+    }
+}
+
+/// The length of the longest argument.
+fn longest(cmd: &Cmd) -> usize {
+    let length = |arg: Arg<&[u8]>| if let Arg::Simple(arg) = arg { arg.len() } else { 0 };
+    cmd.args_iter().map(length).max().unwrap_or(0)
+}
+
+/// A refusal that lasts is logged again after this time.
+const AGAIN: Duration = Duration::from_secs(60);
+/// The least time between two logs of a refusal that comes and goes.
+const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// Servers send few codes; a server that invents codes must not fill the memory.
+const MOST: usize = 16;
+
+#[derive(Debug, Default)]
+pub(super) struct RefusalLog {
+    /// Whether any refusal lasts: if not, a successful command checks only this.
+    some: AtomicBool,
+    refusals: Mutex<Vec<LoggedRefusal>>,
+}
+
+#[derive(Debug)]
+struct LoggedRefusal {
+    code: String,
+    /// The refused command. The refusal lasts until this command succeeds: a server without memory answers reads all
+    /// the time.
+    command: Option<String>,
+    lasts: bool,
+    at: Instant,
+}
+
+impl RefusalLog {
+    /// Records a refusal; returns whether it must be logged.
+    pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
+        let mut refusals = lock(&self.refusals);
+        let before = refusals.iter().position(|refusal| refusal.code == code);
+        if let Some(before) = before {
+            let since = refusals[before].at.elapsed();
+            if since < AT_LEAST || (refusals[before].lasts && since < AGAIN) {
+                return false;
+            }
+            refusals.remove(before);
+        } else if refusals.len() == MOST {
+            refusals.remove(0);
+        }
+        let command = cmd.and_then(name);
+        refusals.push(LoggedRefusal { code: code.to_owned(), command, lasts: true, at: Instant::now() });
+        self.some.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Records that a command succeeded.
+    pub(super) fn carried_out(&self, cmd: &Cmd) {
+        if !self.some.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut refusals = lock(&self.refusals);
+        let command = name(cmd);
+        for refusal in refusals.iter_mut().filter(|refusal| refusal.command == command) {
+            refusal.lasts = false;
+        }
+        self.some.store(refusals.iter().any(|refusal| refusal.lasts), Ordering::Relaxed);
+    }
+}
+
+/// The name of the command, or the digest of its script.
+fn name(cmd: &Cmd) -> Option<String> {
+    let mut args = cmd.args_iter().map(|arg| match arg {
+        Arg::Simple(bytes) => bytes,
+        _ => &[],
+    });
+    match args.next()? {
+        b"EVALSHA" => args.next().map(|sha1| String::from_utf8_lossy(sha1).into_owned()),
+        b"EVAL" => args.next().map(sha1_hex),
+        command => Some(String::from_utf8_lossy(command).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn set(length: usize) -> Cmd {
+        redis::cmd("SET").arg("k").arg(vec![0_u8; length]).to_owned()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_argument_that_broke_a_connection_is_not_sent_for_a_while() {
+        for (is_named, remembered) in [(true, REMEMBERED), (false, SUSPECTED)] {
+            let limit = BulkLimit::default();
+            limit.check(&set(3 * LOWEST)).expect("nothing is known");
+            limit.broken_by(&set(2 * LOWEST), is_named);
+            assert!(limit.take_unread() && !limit.take_unread());
+            limit.check(&set(2 * LOWEST)).expect_err("it broke a connection");
+            limit.check(&set(2 * LOWEST - 1)).expect("it is shorter");
+            advance(remembered).await;
+            limit.check(&set(3 * LOWEST)).expect("the limit may have been raised");
+        }
+    }
+
+    /// A connection also breaks for other reasons, under commands of any kind.
+    #[tokio::test(start_paused = true)]
+    async fn a_short_command_is_not_suspected() {
+        let limit = BulkLimit::default();
+        limit.broken_by(&set(LOWEST), false);
+        assert!(!limit.take_unread());
+        limit.check(&set(3 * LOWEST)).expect("nothing is known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limit_that_the_server_names_counts() {
+        let limit = BulkLimit::default();
+        limit.broken_by(&set(2 * LOWEST), false);
+        limit.read(512 * LOWEST);
+        limit.check(&set(2 * LOWEST)).expect("the server takes it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_logged_again_after_it_had_ended_or_a_minute_later() {
+        let (refusals, set, get) = (RefusalLog::default(), redis::cmd("SET"), redis::cmd("GET"));
+        assert!(refusals.is_news("OOM", Some(&set)));
+        assert!(refusals.is_news("BUSY", Some(&get)), "another");
+        for _ in 0..10 {
+            advance(Duration::from_secs(5)).await;
+            refusals.carried_out(&get);
+            assert!(!refusals.is_news("OOM", Some(&set)), "reads are answered all the time");
+        }
+        refusals.carried_out(&set);
+        assert!(refusals.is_news("OOM", Some(&set)));
+        refusals.carried_out(&set);
+        assert!(!refusals.is_news("OOM", Some(&set)), "it comes and goes");
+        advance(AT_LEAST).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+        advance(AGAIN).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_remembered_codes_is_bounded() {
+        let refusals = RefusalLog::default();
+        for number in 0..1_000 {
+            assert!(refusals.is_news(&number.to_string(), None));
+        }
+        assert_eq!(lock(&refusals.refusals).len(), MOST);
+    }
 }

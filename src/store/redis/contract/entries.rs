@@ -13,11 +13,12 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::volumes::{ANNOUNCING_SIZE, push_announcing, read_audience};
+use super::{ANNOUNCING_SIZE, push_announcing, read_audience};
 use crate::key::Key;
 use crate::store::protocol::*;
+use crate::store::protocol::{Announced, Announcement};
 use crate::store::redis::RedisStore;
-use crate::store::redis::commands::entry_steps::{Deadline, REST};
+use crate::store::redis::commands::{Deadline, REST};
 use crate::store::redis::commands::{not_understood, refused};
 use crate::store::redis::connection::send::SendMode;
 use crate::store::redis::errors::code_of;
@@ -25,7 +26,6 @@ use crate::store::redis::scripts;
 use crate::store::redis::scripts::{
     CallForm, Script, get_entry, millis, push_attempt, push_moment, push_outcome, push_seen,
 };
-use crate::store::volume::{Announced, Announcement};
 
 impl RedisStore {
     pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {

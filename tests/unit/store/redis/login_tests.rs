@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, advance, sleep, timeout};
 
 use super::*;
-use crate::store::credentials::Credentials;
+use crate::store::redis::login::Credentials;
 
 const LIFE: Duration = Duration::from_secs(100);
 
