@@ -5,7 +5,6 @@
 //! stored entries that this process could not use, by reason.
 
 #[cfg(feature = "metrics")]
-pub(crate) mod load_queue;
 mod publish;
 pub(crate) mod retained;
 pub(crate) mod turns;
@@ -19,8 +18,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use self::load_queue::LoadQueues;
 use self::retained::RetainedInvalidations;
+use self::turns::LoadQueues;
 use self::turns::Turns;
 use crate::flight;
 use crate::flight::shared_read::SharedReads;

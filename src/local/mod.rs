@@ -11,6 +11,7 @@
 
 mod announcing;
 mod copies;
+mod renewal;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;

@@ -82,7 +82,7 @@ pub use self::mutex::{Held, Mutex, MutexBuilder, MutexGuard, Synchronized};
 pub use self::options::{LockError, MutexOptions, Waiting};
 pub use self::semaphore::{Holder, Permit, PermitView, Released, Semaphore, SemaphoreBuilder, Wait};
 use crate::guard_state::GuardState;
-use crate::guard_state::load_queue::LoadQueue;
+use crate::guard_state::turns::LoadQueue;
 use crate::observe::log;
 use crate::store::load_limit::{EndedLoad, LimitBounds, LoadEnd};
 use crate::store::{

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 use tracing::{Instrument as _, Span};
 
 use crate::error::Failure;
-use crate::guard_state::load_queue::GrantedPermit;
+use crate::guard_state::turns::GrantedPermit;
 use crate::loader::{BatchId, LoadScope, Loader};
 use crate::sync::lock;
 use crate::task::Tracked;

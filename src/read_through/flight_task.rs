@@ -25,8 +25,8 @@ use super::lease::{Lease, LeaseEvent};
 use super::permits::{Admitted, admit, log_uncapped};
 use crate::error::{Error, Failure};
 use crate::flight::SentAt;
-use crate::guard_state::load_queue::{Callers, GrantedPermit};
 use crate::guard_state::turns::Turn;
+use crate::guard_state::turns::{Callers, GrantedPermit};
 use crate::guard_state::{FlightWaiter, GuardState, Leader};
 use crate::key::{FlightKey, LoadMode};
 use crate::loader::{

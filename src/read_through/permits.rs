@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::GuardState;
-use crate::guard_state::load_queue::{Admission, Callers, GrantedPermit, LoadQueue, PermitRequest};
+use crate::guard_state::turns::{Admission, Callers, GrantedPermit, LoadQueue, PermitRequest};
 use crate::key::{CacheKey, Key};
 use crate::lock::{LimitedLoad, LockError, Locks, Semaphore, Wait};
 use crate::observe::{Count, GuardCount, log, warn_if};

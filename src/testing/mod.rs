@@ -92,6 +92,7 @@
 //! grant. Evictions, flushes, failovers and the clock affect entries and leases (a flush also affects tags).
 
 mod chaos;
+mod fault;
 mod origin;
 mod server;
 #[cfg(test)]
@@ -99,8 +100,8 @@ mod server;
 mod tests;
 mod wire;
 
-pub use chaos::Fault;
 pub use chaos::{ChaosStore, Replica};
+pub use fault::Fault;
 pub use origin::{Answer, Origin, OriginError};
 #[cfg(test)]
 pub(crate) use server::Witness;

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 #[cfg(test)]
 use uuid::Uuid;
 
-use super::chaos::{Condition, Fault, Odds};
+use super::fault::{Condition, Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::{Backend, StoreSource};
 use crate::store::command::{Command, CommandAnswer, EntryCommand, LockCommand};

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::chaos::{Condition, Fault, Odds, ReplicaState};
+use super::fault::{Condition, Fault, Odds, ReplicaState};
 use super::server::{ChaosServer, LONGEST_ECHO, LineEnd};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;

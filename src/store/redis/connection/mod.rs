@@ -26,12 +26,12 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use self::breaker::BulkLimit;
 use self::breaker::{CircuitBreaker, silent};
 use self::connector::{Connector, Outage};
-use self::send::BulkLimit;
-use self::send::RefusalLog;
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
+use super::errors::RefusalLog;
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
