@@ -124,8 +124,8 @@ impl Exchange {
                 // The outcome of the look-up is moved before the next `await`, so the future has no room for it.
                 let answer = {
                     let found = {
-                        let PrecompiledFuture { future, poll } = look_up.run(&head);
-                        let mut future = pin!(future);
+                        let run = look_up.run(&head);
+                        let (poll, mut future) = (run.poll, pin!(run.future));
                         poll_fn(|cx| poll(future.as_mut(), cx)).await
                     };
                     match found {
@@ -181,6 +181,8 @@ enum Unanswered<'a> {
 type AfterLookUp<'a> = ControlFlow<Response<GuardedBody>, Unanswered<'a>>;
 
 impl LookUp {
+    /// Not inlined: its caller is compiled for each inner service.
+    #[inline(never)]
     fn run<'a>(
         &'a self,
         head: &RequestHead,
