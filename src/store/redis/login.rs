@@ -485,7 +485,7 @@ impl fmt::Debug for CredentialsProvider {
 }
 
 #[cfg(test)]
-mod tests {
+mod credentials_tests {
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use crate::key::{CacheKey, Key};
 use crate::observe::FlightId;
 use crate::policy::Budget;
 use crate::policy::Policy;
-use crate::read_through::acquire::Lease;
+use crate::read_through::lease::Lease;
 use crate::store::memory::MemoryStore;
 use crate::store::wake_leases::Hints;
 use crate::store::{Token, TokenCheck};
@@ -247,7 +247,7 @@ mod on_chaos;
 /// How a lease is renewed while its load runs. The lease is 3 s long, so a third is 1 s.
 mod keep {
     use super::*;
-    use crate::read_through::acquire::LeaseEvent;
+    use crate::read_through::lease::LeaseEvent;
     use crate::store::wake_leases::{Hint, LeaseWaiters};
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;

@@ -247,7 +247,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod tests {
+mod bulk_limit_tests {
     use tokio::time::advance;
 
     use super::*;

@@ -51,8 +51,6 @@ use crate::store::redis::{RedisStore, scripts};
 pub(crate) use self::entries::Write;
 #[cfg(any(test, fuzzing))]
 pub(super) use self::entries::{AcquireReply, read_acquire, read_change};
-#[cfg(any(test, fuzzing))]
-pub(super) use self::volumes::read_renew_member;
 use super::commands::{not_understood, refused};
 use super::doctor;
 use super::errors::bounded;
@@ -436,7 +434,7 @@ fn registry_state<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<Regis
 }
 
 /// Parses the answer of `renew_member.lua`: the registry, the announcements after the mark, and the newest entry of the log.
-pub(crate) fn read_renew_member(
+pub(super) fn read_renew_member(
     answer: Value,
 ) -> Option<(RegistryState, Option<Vec<LogRecord>>, LogPosition)> {
     let Value::Array(parts) = answer else { return None };
