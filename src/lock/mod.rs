@@ -254,11 +254,17 @@ impl LockTarget for SemaphoreTarget {
             return store.free_permit(&self.name, token, self.lease, within).await;
         };
         let ended = EndedLoad { end, bounds: load.bounds };
-        let (freed, limit) = store.end_load(&self.name, token, (self.lease, ended), within).await?;
-        if let Some(limit) = limit {
-            load.queue.has_seen(limit);
+        match store.end_load(&self.name, token, (self.lease, ended), within).await {
+            Ok((freed, limit)) => {
+                limit.into_iter().for_each(|limit| load.queue.has_seen(limit));
+                Ok(freed)
+            }
+            // Without the rights for the law's state the limit stays as it is; the permit must not.
+            Err(error) if error.kind == StoreErrorKind::Refused => {
+                store.free_permit(&self.name, token, self.lease, within).await
+            }
+            Err(error) => Err(error),
         }
-        Ok(freed)
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> StoreResult<bool> {

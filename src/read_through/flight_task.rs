@@ -47,7 +47,8 @@ const MOST_HOPS: u8 = 3;
 impl FlightTask {
     /// Spawns the flight's task. All waiters are answered when it ends, even if its runtime drops it.
     pub(crate) fn start(self) {
-        tokio::spawn(self.task());
+        // Boxed before it is given to the runtime, which moves it several times: the future of a flight has tens of kilobytes.
+        tokio::spawn(Box::pin(self.task()));
     }
 
     /// The flight's task. It is counted as running from this call on.
@@ -410,7 +411,7 @@ impl FlightTask {
         let input = LoadInput { mode, previous, deadline: end, lost, delivery };
         let (slot, permit) = (self.state.store.store_id(), permit.map(|permit| permit.id.clone()));
         let load = LoadScope::scope(slot, &self.flight.key, permit, within, async move { run(input).await });
-        let mut load = AbortOnDrop(tokio::spawn(load.instrument(load_span)));
+        let mut load = AbortOnDrop(tokio::spawn(Box::pin(load.instrument(load_span))));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
         match loaded {

@@ -72,6 +72,7 @@ async fn the_limit_follows_the_throughput_of_loads(world: &World) {
         loads.begin().await;
     }
     loads.end(LoadEnd::Done).await;
+    loads.window = Instant::now();
     let done = |_| LoadEnd::Done;
     let shown = |state: LimitState| (state.limit, state.rises);
     // The first window has none to be compared with. The second has more than twice its throughput.

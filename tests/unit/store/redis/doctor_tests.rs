@@ -45,8 +45,9 @@ fn locks_only_lists_the_commands_that_only_scripts_of_locks_call() {
 }
 
 #[test]
-fn copies_only_lists_the_commands_that_only_scripts_of_volumes_call() {
-    let volumes = ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag"];
+fn copies_only_lists_the_commands_that_only_scripts_of_volumes_and_load_limits_call() {
+    let volumes =
+        ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag", "load_limit"];
     let is_of_volumes = |script: &str| volumes.contains(&script);
     // INVALIDATE announces, too.
     let others = called(|script| !is_of_volumes(script) && !["doctor", "invalidate"].contains(&script));
