@@ -75,26 +75,27 @@ async fn the_limit_follows_the_throughput_of_loads(world: &World) {
     loads.window = Instant::now();
     let done = |_| LoadEnd::Done;
     let shown = |state: LimitState| (state.limit, state.rises);
-    // The first window has none to be compared with. The second has more than twice its throughput.
+    // The first window has none to be compared with. The second has half as much throughput again. (Few loads, so that
+    // a slow store does not close a window before its last load.)
     assert_eq!(shown(loads.end_window(40, done).await), (15, true));
-    assert_eq!(shown(loads.end_window(100, done).await), (22, true));
+    assert_eq!(shown(loads.end_window(60, done).await), (22, true));
     // The throughput falls: the limit has risen beyond the knee.
     assert_eq!(shown(loads.end_window(40, done).await), (19, false));
-    assert_eq!(shown(loads.end_window(80, done).await), (16, false));
+    assert_eq!(shown(loads.end_window(60, done).await), (16, false));
     assert_eq!(shown(loads.end_window(40, done).await), (18, true));
-    let state = loads.end_window(80, done).await;
+    let state = loads.end_window(60, done).await;
     assert_eq!((shown(state), state.processes), ((20, true), 1));
     assert!((50_000..160_000).contains(&state.throughput), "{state:?}");
     // Refusals are neither failures nor throughput.
     let refused = |number| if number % 2 == 0 { LoadEnd::Refused } else { LoadEnd::Done };
-    assert_eq!(shown(loads.end_window(80, refused).await), (17, false));
+    assert_eq!(shown(loads.end_window(60, refused).await), (17, false));
     // All processes that ended loads saw more fail than not.
     let failed = |number| if number % 3 == 0 { LoadEnd::Done } else { LoadEnd::Failed };
     assert_eq!(shown(loads.end_window(40, failed).await), (10, true));
     // From there it rises by half again, up to the greatest limit.
     assert_eq!(shown(loads.end_window(40, done).await), (15, true));
-    assert_eq!(shown(loads.end_window(80, done).await), (22, true));
-    assert_eq!(shown(loads.end_window(160, done).await), (25, true));
+    assert_eq!(shown(loads.end_window(60, done).await), (22, true));
+    assert_eq!(shown(loads.end_window(90, done).await), (25, true));
     for limit in [15, 9, 5, 3, 2, 2] {
         assert_eq!(shown(loads.end_window(40, |_| LoadEnd::Failed).await), (limit, true));
     }
@@ -108,7 +109,7 @@ async fn a_limit_without_waiting_loads_stays_where_it_is(world: &World) {
     let mut loads = Loads::new(&node, "k", 10);
     loads.begin().await;
     assert_eq!(loads.end_window(40, |_| LoadEnd::Done).await.limit, 10);
-    assert_eq!(loads.end_window(80, |_| LoadEnd::Done).await.limit, 10);
+    assert_eq!(loads.end_window(60, |_| LoadEnd::Done).await.limit, 10);
 }
 
 async fn a_load_is_counted_once_and_only_if_it_held_a_permit(world: &World) {
