@@ -118,12 +118,12 @@ mod value;
 /// Traits that are implemented for every suitable type. For an unsuitable type the compiler names what is missing. There is nothing to
 /// implement; docs/compile-errors.md explains the messages.
 pub mod bounds {
-    pub use crate::guard::memoize::MemoizedService;
-    pub use crate::guard::memoize::{CacheableResponse, CloneService, ServiceError, SharedError};
     #[cfg(feature = "macros")]
-    pub use crate::guard::memoize::{
+    pub use crate::guard::function::{
         FromLoadError, FunctionError, FunctionResult, KeyPart, LoaderArgument, LoaderReceiver, LoaderReferent,
     };
+    pub use crate::guard::memoize::MemoizedService;
+    pub use crate::guard::memoize::{CacheableResponse, CloneService, ServiceError, SharedError};
     #[cfg(feature = "http")]
     pub use crate::http::HttpService;
     pub use crate::store::backend::IntoBackend;
@@ -150,7 +150,7 @@ pub use store::redis::login::Credentials;
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __macros {
-    pub use crate::guard::memoize::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
+    pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
 }
 
 /// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others receive its value or its failure, as

@@ -11,6 +11,8 @@
 pub(crate) mod builder;
 mod change;
 mod entries;
+#[cfg(feature = "macros")]
+pub(crate) mod function;
 pub(crate) mod invalidation;
 pub(crate) mod load;
 pub(crate) mod load_many;

@@ -331,7 +331,7 @@ impl QueueState {
         let is_current = self.ordered_at.is_some_and(|at| now - at < ORDER_AGE) && !self.order.is_empty();
         let left = if is_current { Vec::new() } else { self.order(now) };
         self.granted += 1;
-        let next = if self.granted % OLDEST_EVERY == 0 {
+        let next = if self.granted.is_multiple_of(OLDEST_EVERY) {
             self.loads.iter().find(|(_, load)| (load.callers)() > Some(0)).map(|(number, _)| *number)
         } else {
             None

@@ -112,7 +112,7 @@ fn request_permits(
     queue: &Arc<LoadQueue>,
 ) {
     while let Some(request) = queue.request() {
-        let _ = tokio::spawn(collect(Arc::clone(state), policy.clone(), limit.clone(), request));
+        tokio::spawn(collect(Arc::clone(state), policy.clone(), limit.clone(), request));
     }
 }
 

@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use stampede_guard::{
-    AdaptiveLoads, ErrorKind, MemoryStore, OnOverload, Policy, PolicyBuilder, StampedeGuard,
-};
+use stampede_guard::{AdaptiveLoads, MemoryStore, OnOverload, Policy, PolicyBuilder, StampedeGuard};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -79,7 +77,7 @@ impl Origin {
             loop {
                 let next = lock(&shared.0.0).next_end();
                 tokio::select! {
-                    () = sleep_until(next.unwrap_or(Instant::now() + secs(3600))) => {}
+                    () = sleep_until(next.unwrap_or_else(|| Instant::now() + secs(3600))) => {}
                     () = shared.0.1.notified() => {}
                 }
                 let mut state = lock(&shared.0.0);
@@ -320,5 +318,5 @@ async fn without_the_store_a_process_runs_its_share() {
     assert_eq!(loads.most_at_once(), 6);
     let refused = answers.into_iter().filter_map(Result::err);
     let refused: Vec<_> = refused.map(|error| error.guard().map(stampede_guard::Error::kind)).collect();
-    assert_eq!(refused, [Some(ErrorKind::Overloaded); 14]);
+    assert_eq!(refused, [Some(stampede_guard::ErrorKind::Overloaded); 14]);
 }

@@ -8,8 +8,8 @@
 //! every test has its own Redis, and nothing is shared through globals.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report; texts stand where they add something.
 
-#[cfg(feature = "testing")]
 mod adaptive_loads;
+#[cfg(feature = "testing")]
 mod asking;
 mod audits;
 mod bulkhead;
