@@ -71,27 +71,25 @@ pub(crate) async fn free_permit(
     lease: Duration,
     within: Duration,
 ) -> Result<PermitFreed, StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
-    };
-    let (freed, more) = LockStep::freeing(name).run_part(commands, args, within, permit_freed).await?;
-    let last = finish_freeing(commands, name, more, within, permit_freed).await?;
-    Ok(PermitFreed { available: last.unwrap_or(freed).available, ..freed })
+    end_load(commands, name, token, (lease, None), within).await.map(|(freed, _)| freed)
 }
 
+/// FREE of a permit, and of a load limit with the load that held it.
 pub(crate) async fn end_load(
     commands: &Commands,
     name: &LockName,
     token: &Token,
-    (lease, EndedLoad { end, bounds }): (Duration, EndedLoad),
+    (lease, load): (Duration, Option<EndedLoad>),
     within: Duration,
 ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
-        cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
+        if let Some(EndedLoad { end, bounds }) = load {
+            cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
+        }
     };
-    let ((freed, limit), more) =
-        LockStep::ending_load(name).run_part(commands, args, within, load_ended).await?;
+    let step = if load.is_some() { LockStep::ending_load(name) } else { LockStep::freeing(name) };
+    let ((freed, limit), more) = step.run_part(commands, args, within, load_ended).await?;
     let last = finish_freeing(commands, name, more, within, permit_freed).await?;
     Ok((PermitFreed { available: last.unwrap_or(freed).available, ..freed }, limit))
 }

@@ -168,10 +168,10 @@ impl RedisStore {
         &self,
         name: &LockName,
         token: &Token,
-        load: (Duration, EndedLoad),
+        (lease, load): (Duration, EndedLoad),
         within: Duration,
     ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
-        self.freeing(name, end_load(&self.commands, name, token, load, within)).await
+        self.freeing(name, end_load(&self.commands, name, token, (lease, Some(load)), within)).await
     }
 
     pub(crate) async fn refresh_permit(
