@@ -190,22 +190,12 @@ pub(crate) enum Admission {
 
 /// A load's permit, which is given back when this is dropped.
 #[derive(Debug)]
-pub(crate) struct GrantedPermit {
-    end: Mutex<Option<oneshot::Sender<LoadEnd>>>,
-}
+pub(crate) struct GrantedPermit(oneshot::Sender<LoadEnd>);
 
 impl GrantedPermit {
-    /// A permit, and how its load ends.
-    pub(crate) fn new() -> (Self, oneshot::Receiver<LoadEnd>) {
-        let (end, ended) = oneshot::channel();
-        (Self { end: Mutex::new(Some(end)) }, ended)
-    }
-
     /// Gives the permit back after a load that ended so. Without this call a permit that is dropped counts no load.
-    pub(crate) fn end(&self, end: LoadEnd) {
-        if let Some(sender) = lock(&self.end).take() {
-            let _ = sender.send(end);
-        }
+    pub(crate) fn end(self, end: LoadEnd) {
+        let _ = self.0.send(end);
     }
 }
 
@@ -290,14 +280,6 @@ impl LoadQueue {
         }
         state.requests += 1;
         Some(PermitRequest { queue: Arc::clone(self), is_open: true })
-    }
-
-    /// All loads that wait get this instead of a permit.
-    pub(crate) fn refuse_all(&self, refusal: impl Fn() -> Admission) {
-        let loads = std::mem::take(&mut lock(&self.state).loads);
-        for load in loads.into_values() {
-            let _ = load.admitted.send(refusal());
-        }
     }
 }
 
@@ -394,21 +376,33 @@ impl PermitRequest {
     }
 
     /// Ends the request, and gives the permit to the load that is next. Returns how that load will end; `None` if none waits.
-    pub(crate) fn grant(mut self) -> Option<oneshot::Receiver<LoadEnd>> {
-        self.is_open = false;
-        let queue = Arc::clone(&self.queue);
-        lock(&queue.state).requests -= 1;
+    pub(crate) fn grant(self) -> Option<oneshot::Receiver<LoadEnd>> {
+        let queue = self.end();
         loop {
             let (next, left) = lock(&queue.state).next();
             for load in left {
                 let _ = load.admitted.send(Admission::Left);
             }
-            let (permit, ended) = GrantedPermit::new();
+            let (end, ended) = oneshot::channel();
             // A load that has just given up does not receive it.
-            if next?.admitted.send(Admission::Granted(permit)).is_ok() {
+            if next?.admitted.send(Admission::Granted(GrantedPermit(end))).is_ok() {
                 return Some(ended);
             }
         }
+    }
+
+    /// Ends the request, and gives all loads that wait this instead of a permit.
+    pub(crate) fn refuse(self, refusal: impl Fn() -> Admission) {
+        let queue = self.end();
+        let loads = std::mem::take(&mut lock(&queue.state).loads);
+        for load in loads.into_values() {
+            let _ = load.admitted.send(refusal());
+        }
+    }
+
+    /// Ends the request before its loads are answered: a load that comes meanwhile would rely on it.
+    fn end(self) -> Arc<LoadQueue> {
+        Arc::clone(&self.queue)
     }
 }
 
@@ -424,6 +418,21 @@ impl Drop for PermitRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression: the load relied on the request that was ending, and waited for its whole `permit_timeout`.
+    #[test]
+    fn a_load_that_comes_while_others_are_refused_has_a_request_of_its_own() {
+        let queue = Arc::<LoadQueue>::default();
+        let (_refused, mut admission) = queue.wait(Box::new(|| Some(1)));
+        let later = std::cell::OnceCell::new();
+        queue.request().expect("needed").refuse(|| {
+            let load = queue.wait(Box::new(|| Some(1)));
+            let _ = later.set((load, queue.request().is_some()));
+            Admission::Closed
+        });
+        assert!(matches!(admission.try_recv(), Ok(Admission::Closed)));
+        assert!(later.get().is_some_and(|(_, has_request)| *has_request));
+    }
 
     #[test]
     fn more_flights_send_at_once_to_a_distant_server() {

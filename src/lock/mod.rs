@@ -70,8 +70,8 @@ mod tests;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -89,7 +89,6 @@ use crate::store::{
     Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, Take, TakePermit,
     Taken, Token,
 };
-use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
 /// A lock that a token can hold.
@@ -206,8 +205,8 @@ struct SemaphoreTarget {
 #[derive(Clone, Debug)]
 pub(crate) struct LimitedLoad {
     pub(crate) bounds: LimitBounds,
-    /// How it has ended; `None` if it did not run.
-    pub(crate) end: Arc<std::sync::Mutex<Option<LoadEnd>>>,
+    /// How it has ended; empty if it did not run.
+    pub(crate) end: Arc<OnceLock<LoadEnd>>,
     /// Where the limit is recorded.
     pub(crate) queue: Arc<LoadQueue>,
 }
@@ -249,7 +248,7 @@ impl LockTarget for SemaphoreTarget {
 
     async fn free(&self, token: &Token, within: Duration) -> StoreResult<PermitFreed> {
         let store = &self.registry.store;
-        let ended = self.load.as_ref().and_then(|load| Some((load, (*lock(&load.end))?)));
+        let ended = self.load.as_ref().and_then(|load| Some((load, *load.end.get()?)));
         let Some((load, end)) = ended else {
             return store.free_permit(&self.name, token, self.lease, within).await;
         };

@@ -10,7 +10,7 @@
 //! store, in a task for each permit, which gives it back when its load has ended.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -22,7 +22,6 @@ use crate::key::{CacheKey, Key};
 use crate::lock::{LimitedLoad, LockError, Locks, Semaphore, Wait};
 use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::policy::{LoadLimitSettings, OnOverload, OnStoreDown, Policy};
-use crate::sync::lock;
 
 /// How long a fixed limit's semaphore outlives the last load.
 const IDLE: Duration = Duration::from_secs(60);
@@ -44,7 +43,7 @@ pub(crate) enum Admitted {
 /// fails open: the guard must not take the service down.
 pub(crate) async fn admit(
     state: &Arc<GuardState>,
-    policy: &Policy,
+    policy: &Arc<Policy>,
     limit: &LoadLimitSettings,
     key: &Key,
     callers: Callers,
@@ -107,26 +106,27 @@ pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Displ
 /// Starts as many requests for permits as the waiting loads need.
 fn request_permits(
     state: &Arc<GuardState>,
-    policy: &Policy,
+    policy: &Arc<Policy>,
     limit: &LoadLimitSettings,
     queue: &Arc<LoadQueue>,
 ) {
     while let Some(request) = queue.request() {
-        tokio::spawn(collect(Arc::clone(state), policy.clone(), limit.clone(), request));
+        let queue = Arc::clone(queue);
+        tokio::spawn(collect(Arc::clone(state), Arc::clone(policy), limit.clone(), queue, request));
     }
 }
 
 /// Takes a permit from the store, gives it to the load that is next, and gives it back when that load has ended.
 async fn collect(
     state: Arc<GuardState>,
-    policy: Policy,
+    policy: Arc<Policy>,
     limit: LoadLimitSettings,
+    queue: Arc<LoadQueue>,
     mut request: PermitRequest,
 ) {
     // A shutdown waits until the permit is given back.
     let _running = state.background.enter();
-    let queue = state.load_queues.of(&limit.name);
-    let end = Arc::new(Mutex::new(None));
+    let end = Arc::<OnceLock<_>>::default();
     let load =
         limit.bounds.map(|bounds| LimitedLoad { bounds, end: Arc::clone(&end), queue: Arc::clone(&queue) });
     let acquired = match semaphore(&state, &policy, &limit, load) {
@@ -141,16 +141,18 @@ async fn collect(
         Ok(Some(mut permit)) => {
             let ended = request.grant();
             request_permits(&state, &policy, &limit, &queue);
-            if let Some(ended) = ended {
-                *lock(&end) = ended.await.ok();
+            if let Some(ended) = ended
+                && let Ok(ended) = ended.await
+            {
+                let _ = end.set(ended);
             }
             // If this fails, dropping the permit tries again.
             let _ = permit.release().await;
         }
-        Err(LockError::Closed) | Ok(None) => queue.refuse_all(|| Admission::Closed),
+        Err(LockError::Closed) | Ok(None) => request.refuse(|| Admission::Closed),
         Err(error) => {
             let error = Arc::new(error);
-            queue.refuse_all(|| Admission::Failed(Arc::clone(&error) as Arc<_>));
+            request.refuse(|| Admission::Failed(Arc::clone(&error) as Arc<_>));
         }
     }
 }
