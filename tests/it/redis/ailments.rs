@@ -12,6 +12,8 @@ use crate::support::probe::assert_nothing_left;
 use crate::support::scratch::Scratch;
 
 const STORED: u32 = 77;
+/// How many commands a request sends one after the other to a server that answers each with an error.
+const COMMANDS: u32 = 2;
 
 /// Whether the sick server still serves stored values.
 #[derive(PartialEq)]
@@ -112,14 +114,23 @@ impl Patient {
         Self::new(RedisServer::start()).await
     }
 
-    /// Checks that every call is answered, at almost no cost, and that callers of one key share a load.
-    async fn is_tolerated(&self, hits: Hits) {
+    /// Checks that every call is answered, at almost no cost but the server's time for an error, and that callers of one key share a
+    /// load.
+    async fn is_tolerated(&mut self, hits: Hits) {
         let guard = &self.guard;
         let first = requests(guard, "first", 5).await;
         keep_to_the_budget(&first, "first");
-        let later = requests(guard, "later", 40).await;
+        let (mut later, mut bare) = (Vec::new(), Vec::new());
+        for round in 0..40 {
+            later.extend(requests(guard, &format!("later-{round}"), 1).await);
+            let started = Instant::now();
+            // A server that is busy takes long to say so where other tests leave it little CPU.
+            let _ = redis::cmd("PING").exec(&mut self.admin);
+            bare.push(started.elapsed());
+        }
         keep_to_the_budget(&later, "later");
-        assert!(median(later.clone()) <= NOTHING, "{later:?}");
+        let most = NOTHING + median(bare.clone()) * COMMANDS;
+        assert!(median(later.clone()) <= most, "{later:?}, the server alone: {bare:?}");
         still_coalesces(guard).await;
         if hits == Hits::Served {
             assert_eq!(answer(&self.in_peace(), "stored", STORED + 1).await, STORED);
@@ -156,7 +167,7 @@ async fn loads_go_on_while_the_server_is_busy_with_a_script() {
 #[tokio::test]
 async fn loads_go_on_while_the_server_loads_its_dump() {
     let (_files, server) = with_a_slow_dump(20_000);
-    let patient = Patient::new(server).await;
+    let mut patient = Patient::new(server).await;
     patient.server.run::<()>(&["SAVE"]);
     patient.server.kill();
     patient.server.start_again();
