@@ -1,8 +1,10 @@
 //! [`LoadLimit`]: the law by which a fleet-wide limit of concurrent loads finds its number.
 //!
 //! The limit climbs the throughput of completed loads. An origin does more per second the more it is asked, up to its knee, and less
-//! beyond it; so the limit rises while that makes more loads succeed per second, and falls when it does not. Latency would be the wrong
-//! signal where the loads of one policy take 10 ms and 600 ms. Invariants:
+//! beyond it; so the limit rises while a higher limit makes more loads succeed per second, and falls while it does not. Latency would
+//! be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says little, because it varies
+//! by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in which each window counts half
+//! as much as the next one. Invariants:
 //!
 //! 1. At no time do more loads hold permits than the limit was when the last of them got its permit. Lowering it takes no permit away.
 //! 2. It moves by one step per window, whichever process closes the window: only a permit that is given back changes it.
@@ -19,7 +21,7 @@ use tokio::time::Instant;
 /// A window lasts at least this long,
 const WINDOW: Duration = Duration::from_millis(500);
 /// and until this many loads have ended: the noise of their count is then as large as one step,
-const WINDOW_LOADS: u32 = 40;
+pub(super) const WINDOW_LOADS: u32 = 40;
 /// but no longer than this, if loads end seldom.
 const LONGEST_WINDOW: Duration = Duration::from_secs(4);
 /// Processes are told apart by this many slots.
@@ -78,8 +80,35 @@ pub(super) struct LoadLimit {
     is_fast: bool,
     /// The throughput of the window before; 0 if it says nothing about this one.
     last: f64,
+    trend: Trend,
     processes: u32,
     window: Window,
+}
+
+/// Means over the last windows, each with half of the weight of the next one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trend {
+    limit: f64,
+    throughput: f64,
+    covariance: f64,
+    variance: f64,
+}
+
+impl Trend {
+    fn of(limit: f64, throughput: f64) -> Self {
+        Self { limit, throughput, ..Self::default() }
+    }
+
+    /// Adds a window. Returns whether a higher limit brings more throughput: by a twentieth of what the limit is higher, at least. (Where
+    /// the throughput does not depend on the limit, as at a rate limiter, the limit falls.)
+    fn rises_with(&mut self, limit: f64, throughput: f64) -> bool {
+        let (of_limit, of_throughput) = (limit - self.limit, throughput - self.throughput);
+        self.limit += of_limit / 2.0;
+        self.throughput += of_throughput / 2.0;
+        self.covariance = (self.covariance + of_limit * of_throughput) / 2.0;
+        self.variance = (self.variance + of_limit * of_limit) / 2.0;
+        self.covariance * self.limit > 0.05 * self.variance * self.throughput
+    }
 }
 
 #[derive(Debug)]
@@ -101,7 +130,8 @@ impl Window {
 
 impl LoadLimit {
     pub(super) fn new(limit: u32, now: Instant) -> Self {
-        Self { limit, rises: true, is_fast: true, last: 0.0, processes: 1, window: Window::new(now) }
+        let (trend, window) = (Trend::default(), Window::new(now));
+        Self { limit, rises: true, is_fast: true, last: 0.0, trend, processes: 1, window }
     }
 
     /// Counts a load of the process with this number that gave its permit back. `waits` is whether another load waits for a permit,
@@ -164,19 +194,17 @@ impl LoadLimit {
         }
     }
 
-    /// Decides whether the limit rises, by the throughput of this window and the one before.
+    /// Decides whether the limit rises.
     fn turn(&mut self, throughput: f64) {
-        if self.last <= 0.0 {
+        let limit = f64::from(self.limit);
+        if self.last > 0.0 && !self.is_fast {
+            self.rises = self.trend.rises_with(limit, throughput);
             return;
         }
-        let ratio = throughput / self.last;
-        if self.is_fast && ratio < 1.25 {
-            (self.is_fast, self.rises) = (false, ratio >= 1.04);
-        } else if self.rises && ratio < 1.04 {
-            self.rises = false;
-        } else if !self.rises && ratio < 0.96 {
-            self.rises = true;
+        if self.last > 0.0 && throughput / self.last < 1.25 {
+            (self.is_fast, self.rises) = (false, throughput / self.last >= 1.04);
         }
+        self.trend = Trend::of(limit, throughput);
     }
 
     fn close(&mut self, now: Instant, LimitBounds { least, most }: LimitBounds) {
@@ -184,5 +212,94 @@ impl LoadLimit {
         // At the lowest limit the only way is up.
         self.rises |= self.limit == least;
         self.window = Window::new(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: LimitBounds = LimitBounds { least: 2, most: 25 };
+
+    struct Origin {
+        law: LoadLimit,
+        now: Instant,
+    }
+
+    impl Origin {
+        fn new() -> Self {
+            let now = Instant::now();
+            Self { law: LoadLimit::new(10, now), now }
+        }
+
+        /// A window of half a second in which this many loads ended.
+        fn window(&mut self, loads: u32, waits: bool, end: impl Fn(u32) -> LoadEnd) -> (u32, bool) {
+            let ended = |number| EndedLoad { end: end(number), bounds: BOUNDS };
+            for number in 1..loads {
+                self.law.end_load(self.now, (number % 4) as u8, ended(number), (waits, false));
+            }
+            self.now += WINDOW;
+            let state = self.law.end_load(self.now, 0, ended(0), (waits, false));
+            (state.limit, state.rises)
+        }
+
+        fn throughput_of(&mut self, loads: u32) -> (u32, bool) {
+            self.window(loads, true, |_| LoadEnd::Done)
+        }
+    }
+
+    #[test]
+    fn the_limit_rises_while_that_makes_more_loads_succeed() {
+        let mut origin = Origin::new();
+        // The first window has none to be compared with. Then the throughput follows.
+        assert_eq!(origin.throughput_of(40), (15, true));
+        assert_eq!(origin.throughput_of(60), (22, true));
+        // It no longer follows by a quarter, then not at all: the limit has risen beyond the knee.
+        assert_eq!(origin.throughput_of(64), (25, true));
+        assert_eq!(origin.throughput_of(64), (21, false));
+        // It falls as long as that costs nothing.
+        assert_eq!(origin.throughput_of(64), (18, false));
+        assert_eq!(origin.throughput_of(60), (20, true));
+    }
+
+    #[test]
+    fn a_window_without_waiting_loads_changes_nothing() {
+        let mut origin = Origin::new();
+        assert_eq!(origin.window(100, false, |_| LoadEnd::Done), (10, true));
+        assert_eq!(origin.window(400, false, |_| LoadEnd::Done), (10, true));
+        // And is not compared with: half of its throughput is no reason to turn.
+        assert_eq!(origin.throughput_of(200), (15, true));
+    }
+
+    #[test]
+    fn a_window_changes_the_limit_once() {
+        let mut origin = Origin::new();
+        assert_eq!(origin.throughput_of(40), (15, true));
+        for process in 0..40 {
+            let ended = EndedLoad { end: LoadEnd::Done, bounds: BOUNDS };
+            assert_eq!(origin.law.end_load(origin.now, process, ended, (true, false)).limit, 15);
+        }
+    }
+
+    #[test]
+    fn the_limit_falls_when_most_processes_fail_and_not_when_one_does() {
+        let mut origin = Origin::new();
+        let failed_in = |failed: u32| {
+            move |number: u32| if number % 4 < failed { LoadEnd::Failed } else { LoadEnd::Done }
+        };
+        assert_eq!(origin.window(80, true, failed_in(1)), (15, true));
+        assert_eq!(origin.window(80, true, failed_in(3)), (9, true));
+        assert_eq!(origin.window(80, true, |_| LoadEnd::Refused), (13, true));
+    }
+
+    #[test]
+    fn the_time_without_loads_is_not_slowness() {
+        let mut origin = Origin::new();
+        assert_eq!(origin.throughput_of(40), (15, true));
+        let ended = EndedLoad { end: LoadEnd::Done, bounds: BOUNDS };
+        origin.law.end_load(origin.now, 0, ended, (false, true));
+        origin.now += Duration::from_secs(3);
+        // In 3.5 s fewer a second than before.
+        assert_eq!(origin.throughput_of(60), (22, true));
     }
 }

@@ -11,7 +11,7 @@ local nodes_at = 6
 local function learn(token)
   local how, least, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
   local slot = 'p' .. tonumber(string.sub(token, 1, 2), 16) % 64
-  local fields = {'limit', 'up', 'fast', 'last', 'nodes', 'begun', 'done', 'ended', 'full', slot}
+  local fields = {'limit', 'up', 'fast', 'last', 'nodes', 'begun', 'done', 'ended', 'full', slot, 'limits', 'rates', 'both', 'spread'}
   local law = redis.call('HMGET', KEYS[4], unpack(fields))
   for at = 1, #fields do
     law[at] = tonumber(law[at])
@@ -20,6 +20,7 @@ local function learn(token)
   local last, nodes, begun = law[4] or 0, law[5] or 1, law[6] or now
   local done = (law[7] or 0) + (how == 'done' and 1 or 0)
   local ended, full = (law[8] or 0) + 1, (law[9] or 0) + (waiting and 1 or 0)
+  local limits, rates, both, spread = law[11] or 0, law[12] or 0, law[13] or 0, law[14] or 0
   local balance = (law[10] or 0) + (how == 'failed' and 1 or how == 'done' and -1 or 0)
   local span = now - begun
   redis.call('HSET', KEYS[4], 'limit', limit, 'up', up, 'fast', fast, 'last', last, 'nodes', nodes, 'begun', begun, 'done', done,
@@ -44,15 +45,16 @@ local function learn(token)
       last, nodes = 0, seen
     else
       local throughput = done * 1000000 / span
-      if last > 0 then
-        local ratio = throughput / last
-        if fast == 1 and ratio < 1.25 then
-          fast, up = 0, ratio >= 1.04 and 1 or 0
-        elseif up == 1 and ratio < 1.04 then
-          up = 0
-        elseif up == 0 and ratio < 0.96 then
-          up = 1
+      if last > 0 and fast == 0 then
+        local of_limit, of_rate = limit - limits, throughput - rates
+        limits, rates = limits + of_limit / 2, rates + of_rate / 2
+        both, spread = (both + of_limit * of_rate) / 2, (spread + of_limit * of_limit) / 2
+        up = both * limits > 0.05 * spread * rates and 1 or 0
+      else
+        if last > 0 and throughput / last < 1.25 then
+          fast, up = 0, throughput / last >= 1.04 and 1 or 0
         end
+        limits, rates, both, spread = limit, throughput, 0, 0
       end
       last, nodes = throughput, seen
       -- By one permit at least: a small limit would not move at all.
@@ -66,7 +68,8 @@ local function learn(token)
     -- At the lowest limit the only way is up.
     up = limit == least and 1 or up
     redis.call('DEL', KEYS[4])
-    redis.call('HSET', KEYS[4], 'limit', limit, 'up', up, 'fast', fast, 'last', last, 'nodes', nodes, 'begun', now)
+    redis.call('HSET', KEYS[4], 'limit', limit, 'up', up, 'fast', fast, 'last', last, 'nodes', nodes, 'begun', now,
+      'limits', limits, 'rates', rates, 'both', both, 'spread', spread)
   end
   redis.call('PEXPIRE', KEYS[4], idle)
   if limit ~= capacity then
