@@ -95,6 +95,7 @@ bench: redis wrk
 	cargo bench --bench local
 	cargo bench --bench refresh
 	cargo bench --bench warm
+	cargo bench --bench surge
 	cargo bench --bench micro
 	cargo bench --bench lock
 	cargo bench --bench scripts

@@ -1,18 +1,16 @@
 //! The limit of concurrent loads that finds its own number, and the order in which waiting loads get their permits.
 //!
-//! On the in-memory store with a paused clock; the guards stand for replicas. The origin shares its capacity among the loads that it
-//! runs, does most with 25 at once, and less beyond (Gunther's law of scalability).
+//! On the in-memory store with a paused clock; the guards stand for replicas.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stampede_guard::{AdaptiveLoads, MemoryStore, OnOverload, Policy, PolicyBuilder, StampedeGuard};
-use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::gate::{Counter, Gate};
+use crate::support::overload::Origin;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -28,88 +26,6 @@ fn replicas(number: usize, policy: PolicyBuilder) -> (MemoryStore, Vec<StampedeG
     (store.clone(), (0..number).map(|_| guard()).collect())
 }
 
-/// An origin that shares its capacity among its loads.
-#[derive(Clone, Default)]
-struct Origin(Arc<(Mutex<Shared>, Notify)>);
-
-#[derive(Default)]
-struct Shared {
-    /// How much of a load each running load has had done since the beginning.
-    served: f64,
-    at: Option<Instant>,
-    running: BTreeMap<(u64, u64), oneshot::Sender<()>>,
-    begun: u64,
-    most_at_once: usize,
-    /// The part of the capacity that is left: a brown-out.
-    strength: f64,
-}
-
-impl Shared {
-    /// Loads per second with this many at once: 51 at most, with 25.
-    fn throughput(&self) -> f64 {
-        let n = self.running.len() as f64;
-        let crosstalk = 0.98 / 625.0;
-        self.strength * 4.95 * n / (1.0 + 0.02 * (n - 1.0) + crosstalk * n * (n - 1.0))
-    }
-
-    fn advance(&mut self) {
-        let now = Instant::now();
-        let span = now - self.at.replace(now).unwrap_or(now);
-        if !self.running.is_empty() {
-            self.served += span.as_secs_f64() * self.throughput() / self.running.len() as f64;
-        }
-    }
-
-    /// When the next load is done, unless others come or go.
-    fn next_end(&self) -> Option<Instant> {
-        let ((end, _), _) = self.running.first_key_value()?;
-        let left = (*end as f64 / 1e9 - self.served).max(0.0);
-        Some(Instant::now() + Duration::from_secs_f64(left * self.running.len() as f64 / self.throughput()))
-    }
-}
-
-impl Origin {
-    fn new() -> Self {
-        let origin = Self::default();
-        lock(&origin.0.0).strength = 1.0;
-        let shared = origin.clone();
-        tokio::spawn(async move {
-            loop {
-                let next = lock(&shared.0.0).next_end();
-                tokio::select! {
-                    () = sleep_until(next.unwrap_or_else(|| Instant::now() + secs(3600))) => {}
-                    () = shared.0.1.notified() => {}
-                }
-                let mut state = lock(&shared.0.0);
-                state.advance();
-                while let Some(first) = state.running.first_entry()
-                    && first.key().0 as f64 / 1e9 <= state.served + 1e-9
-                {
-                    let _ = state.running.pop_first().map(|(_, done)| done.send(()));
-                }
-            }
-        });
-        origin
-    }
-
-    async fn load(&self) {
-        let done = {
-            let mut state = lock(&self.0.0);
-            state.advance();
-            state.begun += 1;
-            // Exponential, as most origins' times are.
-            let work = -(1.0 - fastrand::f64()).ln();
-            let (sender, done) = oneshot::channel();
-            let key = (((state.served + work) * 1e9) as u64, state.begun);
-            state.running.insert(key, sender);
-            state.most_at_once = state.most_at_once.max(state.running.len());
-            done
-        };
-        self.0.1.notify_one();
-        let _ = done.await;
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().expect("not poisoned")
 }
@@ -121,7 +37,7 @@ async fn surge(policy: PolicyBuilder, processes: usize) -> (f64, usize) {
     const SPAN: Duration = Duration::from_secs(30);
     let policy = policy.fresh_for(secs(300)).load_timeout(secs(10));
     let (_, guards) = replicas(processes, policy);
-    let (origin, answered) = (Origin::new(), Arc::new(Mutex::new(0_u64)));
+    let (origin, answered) = (Origin::new(51.0), Arc::new(Mutex::new(0_u64)));
     let started = Instant::now();
     let mut requests = 0;
     while started.elapsed() < SPAN {
@@ -134,7 +50,7 @@ async fn surge(policy: PolicyBuilder, processes: usize) -> (f64, usize) {
             for attempt in 0..3 {
                 let (guard, origin) = (&guards[fastrand::usize(..guards.len())], origin.clone());
                 let load = move || async move {
-                    origin.load().await;
+                    origin.load(1.0).await;
                     Ok::<_, std::io::Error>(key)
                 };
                 if let Ok(Ok(_)) = timeout(secs(2), guard.get_or_load(key, load)).await {
@@ -145,7 +61,7 @@ async fn surge(policy: PolicyBuilder, processes: usize) -> (f64, usize) {
         });
     }
     let answered = *lock(&answered);
-    let most = lock(&origin.0.0).most_at_once;
+    let most = origin.take_most_at_once();
     (answered as f64 / requests as f64, most)
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod gate;
 pub(crate) mod monitor;
 pub(crate) mod origin;
 pub(crate) mod os;
+pub(crate) mod overload;
 pub(crate) mod probe;
 pub(crate) mod processes;
 pub(crate) mod proxy;
