@@ -58,6 +58,7 @@ const AGES: &[f64] =
 pub const BUCKETS: &[(&str, &[f64])] = &[
     ("stampede_guard_audit_age_seconds", AGES),
     ("stampede_guard_load_seconds", TIMES),
+    ("stampede_guard_permit_wait_seconds", TIMES),
     ("stampede_guard_wait_seconds", TIMES),
 ];
 
@@ -93,6 +94,7 @@ metrics! {
     Counter soft_timeouts_total(policy) "Requests that were given an older value because the load was slow.";
     Counter negatives_total(policy) "Loaded values that say that there is nothing.";
     Counter overloaded_total(policy) "Loads and callers beyond a bound of the policy.";
+    Counter loads_left_total(policy) "Loads that all callers had left before they got a permit, so that they did not run.";
     Counter takeovers_total(policy) "Loads that went on with another caller's loader after the first one vanished.";
     Counter unshareable_total(policy) "Values that could not be shared: too long, or not encodable. Each caller loads them for itself.";
     Counter audits_total(policy, result) "Hits whose value was compared with the origin's: match, differs, failed.";
@@ -123,8 +125,16 @@ metrics! {
     Gauge local_bytes(namespace) "Bytes that these copies take, by estimate.";
     Gauge local_capacity_bytes(namespace) "Bytes that these copies may take.";
     Gauge local_lease_seconds(namespace) "How long this process may still serve from memory unless its lease is renewed.";
+    Gauge loads_waiting(namespace, limit) "Loads of this process that wait for a permit of this limit.";
+    Gauge load_permits(namespace, limit) "Permits of this limit that loads of this process hold.";
+    Gauge load_limit(namespace, limit) "How many loads the whole fleet may run at once by an adaptive limit, as this process last saw it.";
+    Gauge load_limit_min(namespace, limit) "The least value of an adaptive limit.";
+    Gauge load_limit_rising(namespace, limit) "1 if the next step of an adaptive limit is upwards, else 0.";
+    Gauge load_limit_throughput(namespace, limit)
+        "Loads per second of the fleet that succeeded in the last window in which they needed the whole adaptive limit, else 0.";
     Gauge info(namespace, version, topology) "Always 1.";
     Histogram wait_seconds(policy) "How long requests waited for another caller's load, however the wait ended.";
+    Histogram permit_wait_seconds(policy) "How long loads waited for a permit, however the wait ended.";
     Histogram audit_age_seconds(policy) "How old a value was that an audit found to differ.";
     Histogram load_seconds(policy) "How long loads took, however they ended.";
 }

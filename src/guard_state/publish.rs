@@ -90,6 +90,17 @@ impl GuardState {
             set("stampede_guard_local_capacity_bytes", &[], local.capacity as f64);
             set("stampede_guard_local_lease_seconds", &[], local.lease_remaining.as_secs_f64());
         }
+        for (name, queue) in self.load_queues.health() {
+            let set = |metric, value| set(metric, &[("limit", &*name)], value);
+            set("stampede_guard_loads_waiting", queue.waiting as f64);
+            set("stampede_guard_load_permits", queue.held as f64);
+            if let Some((limit, least)) = queue.limit {
+                set("stampede_guard_load_limit", f64::from(limit.limit));
+                set("stampede_guard_load_limit_min", f64::from(least));
+                set("stampede_guard_load_limit_rising", f64::from(u8::from(limit.rises)));
+                set("stampede_guard_load_limit_throughput", limit.throughput as f64 / 1e3);
+            }
+        }
         let info = [("version", VERSION), ("topology", &*health.topology.to_string())];
         set("stampede_guard_info", &info, 1.0);
     }

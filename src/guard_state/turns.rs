@@ -207,6 +207,11 @@ impl LoadQueues {
     pub(crate) fn of(&self, name: &Arc<str>) -> Arc<LoadQueue> {
         Arc::clone(lock(&self.0).entry(Arc::clone(name)).or_default())
     }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn health(&self) -> Vec<(Arc<str>, LoadQueueHealth)> {
+        lock(&self.0).iter().map(|(name, queue)| (Arc::clone(name), queue.health())).collect()
+    }
 }
 
 /// How many callers wait for a load; `None` for a load without callers.
@@ -222,8 +227,8 @@ pub(crate) struct LoadQueue {
     state: Mutex<QueueState>,
     /// Notified when the last load has left.
     emptied: Notify,
-    /// The limit when this process last gave a permit back; `None` for a limit that does not change.
-    seen: Mutex<Option<LimitState>>,
+    /// An adaptive limit, and its least value, when this process last gave a permit back.
+    seen: Mutex<Option<(LimitState, u32)>>,
 }
 
 #[derive(Default)]
@@ -236,6 +241,17 @@ struct QueueState {
     came: u64,
     granted: u64,
     requests: usize,
+    /// The permits that loads of this process hold.
+    held: usize,
+}
+
+/// One limit, as this process sees it.
+#[cfg(feature = "metrics")]
+pub(crate) struct LoadQueueHealth {
+    pub(crate) waiting: usize,
+    pub(crate) held: usize,
+    /// An adaptive limit, and its least value.
+    pub(crate) limit: Option<(LimitState, u32)>,
 }
 
 impl fmt::Debug for LoadQueue {
@@ -255,15 +271,21 @@ impl LoadQueue {
         (QueuedLoad { queue: Arc::clone(self), number }, admission)
     }
 
-    /// Called with the limit when a permit was given back.
-    pub(crate) fn has_seen(&self, limit: LimitState) {
-        *lock(&self.seen) = Some(limit);
+    /// Called with an adaptive limit and its least value when a permit was given back.
+    pub(crate) fn has_seen(&self, limit: LimitState, least: u32) {
+        *lock(&self.seen) = Some((limit, least));
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn health(&self) -> LoadQueueHealth {
+        let state = lock(&self.state);
+        LoadQueueHealth { waiting: state.loads.len(), held: state.held, limit: *lock(&self.seen) }
     }
 
     /// How many loads this process runs of `limit`, or of the limit that it has last seen, while the store can not be reached: its share.
     pub(crate) fn share(&self, limit: u32) -> usize {
         let seen = *lock(&self.seen);
-        let share = seen.map_or(limit, |seen| seen.limit / seen.processes.max(1));
+        let share = seen.map_or(limit, |(seen, _)| seen.limit / seen.processes.max(1));
         usize::try_from(share.max(1)).unwrap_or(usize::MAX)
     }
 
@@ -375,8 +397,8 @@ impl PermitRequest {
         }
     }
 
-    /// Ends the request, and gives the permit to the load that is next. Returns how that load will end; `None` if none waits.
-    pub(crate) fn grant(self) -> Option<oneshot::Receiver<LoadEnd>> {
+    /// Ends the request, and gives the permit to the load that is next. Returns that load; `None` if none waits.
+    pub(crate) fn grant(self) -> Option<RunningLoad> {
         let queue = self.end();
         loop {
             let (next, left) = lock(&queue.state).next();
@@ -386,7 +408,8 @@ impl PermitRequest {
             let (end, ended) = oneshot::channel();
             // A load that has just given up does not receive it.
             if next?.admitted.send(Admission::Granted(GrantedPermit(end))).is_ok() {
-                return Some(ended);
+                lock(&queue.state).held += 1;
+                return Some(RunningLoad { queue, ended });
             }
         }
     }
@@ -403,6 +426,25 @@ impl PermitRequest {
     /// Ends the request before its loads are answered: a load that comes meanwhile would rely on it.
     fn end(self) -> Arc<LoadQueue> {
         Arc::clone(&self.queue)
+    }
+}
+
+/// A load that holds a permit.
+pub(crate) struct RunningLoad {
+    queue: Arc<LoadQueue>,
+    ended: oneshot::Receiver<LoadEnd>,
+}
+
+impl RunningLoad {
+    /// How the load has ended; `None` if it does not count.
+    pub(crate) async fn ended(mut self) -> Option<LoadEnd> {
+        (&mut self.ended).await.ok()
+    }
+}
+
+impl Drop for RunningLoad {
+    fn drop(&mut self) {
+        lock(&self.queue.state).held -= 1;
     }
 }
 

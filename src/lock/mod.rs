@@ -255,7 +255,7 @@ impl LockTarget for SemaphoreTarget {
         let ended = EndedLoad { end, bounds: load.bounds };
         match store.end_load(&self.name, token, (self.lease, ended), within).await {
             Ok((freed, limit)) => {
-                limit.into_iter().for_each(|limit| load.queue.has_seen(limit));
+                limit.into_iter().for_each(|limit| load.queue.has_seen(limit, load.bounds.least));
                 Ok(freed)
             }
             // Without the rights for the law's state the limit stays as it is; the permit must not.

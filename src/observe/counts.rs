@@ -141,6 +141,8 @@ counters! {
         /// Loads that got no permit in time or exceeded the limit without the store; callers beyond the limit on waiters or on
         /// flights.
         overloaded => ["stampede_guard_overloaded_total"],
+        /// Loads that all callers had left before they got a permit: they did not run.
+        loads_left => ["stampede_guard_loads_left_total"],
         /// Loads that went on with another caller's loader after the first one vanished.
         takeovers => ["stampede_guard_takeovers_total"],
         /// Values of loaders that were not shared because they are longer than `max_body` or cannot be encoded, and HTTP

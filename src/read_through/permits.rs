@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard_state::GuardState;
@@ -52,8 +52,10 @@ pub(crate) async fn admit(
     let (ticket, admission) = queue.wait(callers);
     request_permits(state, policy, limit, &queue);
     // The first command has its time in any case: a permit may be free.
+    let started = Instant::now();
     let admission = timeout(policy.permit_timeout.max(policy.command_timeout), admission).await;
     drop(ticket);
+    policy.counters.record("stampede_guard_permit_wait_seconds", started.elapsed());
     match admission {
         Ok(Ok(Admission::Granted(permit))) => {
             state.logs.permit.is_over();
@@ -61,7 +63,10 @@ pub(crate) async fn admit(
         }
         // Remaining loads run outside the protocol.
         Ok(Ok(Admission::Closed) | Err(_)) => Admitted::Yes(None),
-        Ok(Ok(Admission::Left)) => Admitted::Left,
+        Ok(Ok(Admission::Left)) => {
+            policy.count(Count::loads_left);
+            Admitted::Left
+        }
         Ok(Ok(Admission::Failed(error))) => {
             state.count(GuardCount::store_errors);
             log_uncapped(state, key, &error);
@@ -139,10 +144,10 @@ async fn collect(
     };
     match acquired {
         Ok(Some(mut permit)) => {
-            let ended = request.grant();
+            let load = request.grant();
             request_permits(&state, &policy, &limit, &queue);
-            if let Some(ended) = ended
-                && let Ok(ended) = ended.await
+            if let Some(load) = load
+                && let Some(ended) = load.ended().await
             {
                 let _ = end.set(ended);
             }
