@@ -17,6 +17,8 @@ pub(crate) enum Mode {
     Stale,
     /// The guard with copies in each replica's memory.
     Local,
+    /// The guard, which runs only as many loads at once as the origin can take.
+    Adaptive,
 }
 
 impl Mode {
@@ -27,6 +29,7 @@ impl Mode {
             Self::On => "guard on",
             Self::Stale => "guard with stale windows",
             Self::Local => "guard with the local tier",
+            Self::Adaptive => "guard with adaptive loads",
         }
     }
 }
@@ -39,6 +42,7 @@ pub(crate) struct Controls {
     pub(crate) keys: u64,
     pub(crate) latency_ms: u64,
     pub(crate) capacity: u64,
+    pub(crate) slowdown_percent: u64,
     pub(crate) failure_percent: u64,
     pub(crate) mode: Mode,
     pub(crate) fresh_ms: u64,
@@ -57,6 +61,7 @@ impl Default for Controls {
             keys: 30,
             latency_ms: 300,
             capacity: 8,
+            slowdown_percent: 0,
             failure_percent: 0,
             mode: Mode::On,
             fresh_ms: 5_000,
@@ -80,12 +85,13 @@ const fn limit(name: &'static str, least: u64, most: u64, unit: &'static str) ->
     Limit { name, least, most, unit }
 }
 
-const LIMITS: [Limit; 10] = [
+const LIMITS: [Limit; 11] = [
     limit("requests_per_second", 0, 5_000, "requests a second"),
     limit("replicas", 1, 12, "replicas"),
     limit("keys", 1, 500, "keys"),
     limit("latency_ms", 0, 10_000, "ms"),
     limit("capacity", 1, 500, "loads at once"),
+    limit("slowdown_percent", 0, 100, "percent of the latency for each queued load"),
     limit("failure_percent", 0, 100, "percent"),
     limit("fresh_ms", 200, 600_000, "ms"),
     limit("body_bytes", 64, 4_194_304, "bytes"),
@@ -122,8 +128,9 @@ impl Controls {
         ReplicaSettings { mode, fresh_ms, wait_timeout_ms, audit_percent }
     }
 
-    pub(crate) fn latency(&self) -> Duration {
-        Duration::from_millis(self.latency_ms)
+    /// How long a load takes behind which this many others queue.
+    pub(crate) fn latency(&self, queue: usize) -> Duration {
+        Duration::from_millis(self.latency_ms * (100 + self.slowdown_percent * queue as u64) / 100)
     }
 
     /// How many loads a second the origin can finish.
@@ -155,8 +162,14 @@ fn check(name: &str, value: &Value) -> Result<(), String> {
     match (name, value) {
         ("private", Value::Bool(_)) => Ok(()),
         ("private", _) => Err(format!("{label} is {value}: choose true or false")),
-        ("mode", Value::String(mode)) if ["off", "on", "stale", "local"].contains(&mode.as_str()) => Ok(()),
-        ("mode", _) => Err(format!("mode is {value}: choose \"off\", \"on\", \"stale\" or \"local\"")),
+        ("mode", Value::String(mode))
+            if ["off", "on", "stale", "local", "adaptive"].contains(&mode.as_str()) =>
+        {
+            Ok(())
+        }
+        ("mode", _) => {
+            Err(format!("mode is {value}: choose \"off\", \"on\", \"stale\", \"local\" or \"adaptive\""))
+        }
         _ => {
             let names = LIMITS.iter().map(|limit| limit.name).collect::<Vec<_>>().join(", ");
             Err(format!("there is no setting `{name}`: choose one of mode, private, {names}"))

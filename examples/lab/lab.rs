@@ -345,6 +345,7 @@ fn describe(before: &Controls, after: &Controls) -> String {
             Mode::On => "The guard is on: one request of the fleet loads, the others wait for it.".to_owned(),
             Mode::Stale => "The guard serves a stale value while one request of the fleet loads.".to_owned(),
             Mode::Local => "The guard serves hits from each replica's memory.".to_owned(),
+            Mode::Adaptive => "The guard runs only as many loads at once as the origin can take.".to_owned(),
         });
     }
     let mut changed = |is: u64, was: u64, text: &str| {

@@ -1,4 +1,4 @@
-//! The origin: a slow service with room for some loads at once, and a queue for the others.
+//! The origin: a slow service with room for some loads at once, and a queue for the others, which may slow it down.
 //!
 //! A load goes on when its client has left, as a query goes on in most databases. So a queue that is longer than the clients'
 //! patience keeps the origin busy with work for nobody, and that is how a stampede outlives its cause.
@@ -210,7 +210,7 @@ impl Origin {
             state.failed += 1;
             return Err(StatusCode::SERVICE_UNAVAILABLE);
         }
-        let latency = self.controls.borrow().latency();
+        let latency = self.controls.borrow().latency(self.pressure().queue);
         tokio::time::sleep(latency).await;
         let fails = fastrand::u64(0..100) < self.controls.borrow().failure_percent;
         let state = &mut *self.state();

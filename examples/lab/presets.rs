@@ -22,10 +22,12 @@ pub(crate) enum Name {
     ExpiringKey,
     DyingLeader,
     RedisDown,
+    LostCache,
 }
 
 impl Name {
-    const ALL: [Self; 4] = [Self::ColdDeploy, Self::ExpiringKey, Self::DyingLeader, Self::RedisDown];
+    const ALL: [Self; 5] =
+        [Self::ColdDeploy, Self::ExpiringKey, Self::DyingLeader, Self::RedisDown, Self::LostCache];
 
     pub(crate) fn of(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|name| name.id() == text);
@@ -41,6 +43,7 @@ impl Name {
             Self::ExpiringKey => "expiring-key",
             Self::DyingLeader => "dying-leader",
             Self::RedisDown => "redis-down",
+            Self::LostCache => "lost-cache",
         }
     }
 
@@ -50,6 +53,17 @@ impl Name {
             Self::ExpiringKey => "An expiring hot key",
             Self::DyingLeader => "A dying leader",
             Self::RedisDown => "Redis down",
+            Self::LostCache => "A lost cache",
+        }
+    }
+
+    /// The modes that are compared, if the page's mode is this one.
+    fn compares(self, mode: Mode) -> [Mode; 2] {
+        match (self, mode) {
+            // Coalescing alone does not help: the keys differ.
+            (Self::LostCache, _) => [Mode::On, Mode::Adaptive],
+            (_, Mode::Off) => [Mode::Off, Mode::On],
+            (_, mode) => [Mode::Off, mode],
         }
     }
 
@@ -73,6 +87,10 @@ impl Name {
             Self::RedisDown => {
                 json!({ "requests_per_second": 400, "keys": 4, "latency_ms": 250, "capacity": 24, "fresh_ms": 60_000 })
             }
+            Self::LostCache => {
+                json!({ "requests_per_second": 400, "keys": 500, "latency_ms": 200, "capacity": 10, "fresh_ms": 600_000,
+                    "slowdown_percent": 3 })
+            }
         }
     }
 
@@ -83,6 +101,7 @@ impl Name {
             Self::ExpiringKey => 7_000,
             Self::DyingLeader => 9_000,
             Self::RedisDown => 8_000,
+            Self::LostCache => 15_000,
         })
     }
 }
@@ -137,7 +156,7 @@ impl Presets {
         self.state().results.clone()
     }
 
-    /// Begins a preset in the background: in the present mode, or once with the guard off and once with it on.
+    /// Begins a preset in the background: in the present mode, or once in each of the modes that it compares.
     pub(crate) fn start(self: &Arc<Self>, name: Name, compare: bool) -> Result<String, String> {
         if name.needs_redis() && !self.lab.fleet.in_processes() {
             return Err(format!(
@@ -146,11 +165,7 @@ impl Presets {
             ));
         }
         let mode = self.lab.controls.borrow().mode;
-        let modes = match (compare, mode) {
-            (false, mode) => vec![mode],
-            (true, Mode::Off) => vec![Mode::Off, Mode::On],
-            (true, mode) => vec![Mode::Off, mode],
-        };
+        let modes = if compare { name.compares(mode).to_vec() } else { vec![mode] };
         let state = &mut *self.state();
         if state.present.is_some() {
             return Err("a preset runs: wait for its end, or stop it".to_owned());
@@ -190,15 +205,13 @@ impl Presets {
             self.state().present = Some(Present { name, mode: *mode, phase: at + 1, phases, ends: None });
             results.push(self.run_once(name, *mode).await?);
         }
-        if let [off, on] = &results[..] {
-            self.lab.story.say(format!(
-                "{}: without the guard {} and {}; with it {} and {}.",
-                name.title(),
-                number(off.loads, "load", "loads"),
-                number(off.failed, "error", "errors"),
-                number(on.loads, "load", "loads"),
-                number(on.failed, "error", "errors"),
-            ));
+        if let [first, second] = &results[..] {
+            let figures = |mode: Mode, of: &Figures| {
+                let loads = number(of.loads, "load", "loads");
+                format!("{}: {loads} and {}", mode.text(), number(of.failed, "error", "errors"))
+            };
+            let (first, second) = (figures(modes[0], first), figures(modes[1], second));
+            self.lab.story.say(format!("{}, {first}; {second}.", name.title()));
         }
         Ok(())
     }
@@ -215,15 +228,17 @@ impl Presets {
             Value::Object(settings) => settings,
             _ => Map::new(),
         };
-        let usual = json!({ "replicas": 6, "failure_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0,
+        let usual = json!({ "replicas": 6, "failure_percent": 0, "slowdown_percent": 0, "body_bytes": 1_024, "private": false, "wait_timeout_ms": 0,
             "audit_percent": 0, "mode": mode });
-        settings.extend(usual.as_object().cloned().unwrap_or_default());
+        for (setting, value) in usual.as_object().into_iter().flatten() {
+            settings.entry(setting.clone()).or_insert_with(|| value.clone());
+        }
         lab.set(&settings).await?;
         lab.fleet.all_up().await?;
         lab.new_version();
         // The settings are with all replicas a moment later.
         sleep(Duration::from_millis(200)).await;
-        if name != Name::ColdDeploy {
+        if !matches!(name, Name::ColdDeploy | Name::LostCache) {
             lab.warm().await;
             quiet(lab).await?;
         }
@@ -283,6 +298,9 @@ fn begins(name: Name) -> &'static str {
         Name::ExpiringKey => "600 requests a second are for one report, which expires every two seconds.",
         Name::DyingLeader => "a replica is killed while it loads report:1, and another one is paused.",
         Name::RedisDown => "Redis is stopped for four seconds.",
+        Name::LostCache => {
+            "500 reports are asked for, none is cached, and each queued load slows the origin down."
+        }
     }
 }
 
@@ -293,7 +311,7 @@ async fn script(lab: &Arc<Lab>, name: Name) -> Result<(), String> {
         lab.fault(&fields.as_object().cloned().unwrap_or_default()).await
     };
     match name {
-        Name::ColdDeploy | Name::ExpiringKey => {}
+        Name::ColdDeploy | Name::ExpiringKey | Name::LostCache => {}
         Name::DyingLeader => {
             sleep(Duration::from_millis(800)).await;
             lab.invalidate("report:1").await?;

@@ -111,7 +111,7 @@ class Lab:
     """The lab (examples/lab), by its API: docs/lab.md."""
 
     # A fleet that a busy machine can run, with loads that are slow enough to be waited for.
-    CALM = {"requests_per_second": 60, "replicas": 4, "keys": 6, "latency_ms": 300, "capacity": 50, "failure_percent": 0, "mode": "on",
+    CALM = {"requests_per_second": 60, "replicas": 4, "keys": 6, "latency_ms": 300, "capacity": 50, "slowdown_percent": 0, "failure_percent": 0, "mode": "on",
             "fresh_ms": 3000, "body_bytes": 1024, "private": False, "wait_timeout_ms": 0,
             "audit_percent": 5}
 
@@ -257,6 +257,12 @@ def origin_failing(lab, _):
     lab.control(failure_percent=0)
 
 
+def load_limit_at_floor(lab, _):
+    lab.control(mode="adaptive", failure_percent=80, fresh_ms=1000)
+    yield
+    lab.calm()
+
+
 def redis_down(lab, _):
     lab.redis("stop")
     yield
@@ -343,6 +349,7 @@ def audit_differs(lab, prometheus):
 
 FAULTS = {
     "OriginFailing": origin_failing,
+    "LoadLimitAtFloor": load_limit_at_floor,
     "WaitsNearTimeout": waits_near_timeout,
     "Unshareable": unshareable,
     "AuditDiffers": audit_differs,

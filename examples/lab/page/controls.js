@@ -6,6 +6,7 @@ const FIELDS = {
   replicas: { text: "Replicas", unit: "processes", most: 12, step: 1 },
   latency_ms: { text: "Latency", unit: "ms per load", most: 2000, step: 50 },
   capacity: { text: "Capacity", unit: "loads at once", most: 64, step: 1 },
+  slowdown_percent: { text: "Slowed by the queue", unit: "% per queued load", most: 20, step: 1 },
   failure_percent: { text: "Failures", unit: "% of loads", most: 100, step: 5 },
   fresh_ms: { text: "Values are fresh for", unit: "ms", most: 20000, step: 500 },
 };
@@ -14,6 +15,7 @@ const MODES = {
   on: "One request of the fleet loads; the others wait.",
   stale: "Stale values are served while one request loads, and when its load fails.",
   local: "Hits come from each replica's memory; invalidations reach it.",
+  adaptive: "As on, and the fleet runs only as many loads at once as the origin can take.",
 };
 
 const $ = (id) => document.getElementById(id);

@@ -16,7 +16,7 @@ use axum::serve::ListenerExt as _;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use stampede_guard::http::HttpPolicy;
-use stampede_guard::{Backend, OnWaitTimeout, Policy, StampedeGuard};
+use stampede_guard::{Backend, OnOverload, OnWaitTimeout, Policy, StampedeGuard};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::ServiceExt as _;
@@ -34,6 +34,9 @@ const STALE: Duration = Duration::from_secs(30);
 /// How long a request may wait for Redis. The default is 100 ms, too short for many processes without optimisation on few cores: a
 /// replica that gets no processor for that long takes Redis for dead.
 const BUDGET: Duration = Duration::from_millis(500);
+
+/// With `Mode::Adaptive`: how long a load may wait for its permit. Clients wait for three seconds.
+const PERMIT: Duration = Duration::from_secs(2);
 
 /// The configuration of a replica.
 #[derive(Debug, Deserialize, Serialize)]
@@ -158,6 +161,7 @@ fn policy(settings: &ReplicaSettings) -> Result<Policy, stampede_guard::Error> {
         Mode::Off | Mode::On => policy,
         Mode::Stale => policy.stale_while_revalidate(STALE).stale_if_error(STALE),
         Mode::Local => policy.local_for(fresh_for),
+        Mode::Adaptive => policy.adaptive_loads(true).permit_timeout(PERMIT, OnOverload::Shed),
     }
     .build()
 }
