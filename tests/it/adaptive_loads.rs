@@ -211,6 +211,47 @@ async fn an_origin_that_fails_is_asked_less_and_a_fixed_cap_is_the_ceiling() {
     assert_eq!(after.most_at_once(), 3, "the least");
 }
 
+/// A rolling update: processes with other bounds share the limit, each window's within the bounds of the process that closes it; those of a
+/// version without the limit load without a permit.
+#[tokio::test(start_paused = true)]
+async fn processes_with_other_settings_share_a_limit_within_the_widest_bounds() {
+    let (store, _) = replicas(0, Policy::builder());
+    let guard = |policy: PolicyBuilder| {
+        let policy = policy.permit_timeout(secs(60), OnOverload::Shed).build().expect("valid");
+        StampedeGuard::builder(store.clone()).policy(policy).build().expect("valid")
+    };
+    let limit = |max| AdaptiveLoads::new().name("db").start(6).min(2).max(max);
+    let narrow = guard(Policy::builder().adaptive_loads(limit(8)));
+    let wide = guard(Policy::builder().name("new").adaptive_loads(limit(30)));
+    let without = guard(Policy::builder());
+    let load = async |guard: &StampedeGuard, loads: &Counter, calls: std::ops::Range<u64>| {
+        let calls = calls.map(|call| {
+            let loads = loads.clone();
+            let load = move || async move {
+                let _running = loads.start();
+                sleep(ms(100)).await;
+                Ok::<_, std::io::Error>(call)
+            };
+            guard.get_or_load(("call", call), load)
+        });
+        let answers = futures_util::future::join_all(calls).await;
+        assert!(answers.iter().all(Result::is_ok));
+    };
+    let (limited, unlimited) = (Counter::default(), Counter::default());
+    tokio::join!(
+        load(&narrow, &limited, 0..400),
+        load(&wide, &limited, 1_000..1_400),
+        load(&without, &unlimited, 2_000..2_100),
+    );
+    assert!((7..=30).contains(&limited.most_at_once()), "{}", limited.most_at_once());
+    assert_eq!(unlimited.most_at_once(), 100);
+    // Alone, the process with the lower bound applies it when it closes the next window.
+    load(&narrow, &Counter::default(), 3_000..3_100).await;
+    let alone = Counter::default();
+    load(&narrow, &alone, 4_000..4_200).await;
+    assert_eq!(alone.most_at_once(), 8);
+}
+
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn without_the_store_a_process_runs_its_share() {
