@@ -22,8 +22,8 @@ use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Response, StatusCode};
 
 use super::answer::{
-    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, load_failed,
-    own_answer, set_cache_status, set_forwarded_status, write_key, write_stand_in,
+    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, failed_answer,
+    set_forwarded_status, write_key, write_stand_in,
 };
 use super::body::GuardedBody;
 use super::candidate::StoredResponseToReplace;
@@ -32,7 +32,6 @@ use super::load::loader;
 use super::tee::has_no_content;
 use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
-use crate::guard::load::Times;
 use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::conditional::remove_conditions;
 use crate::http_rules::key::{matched_route, sent_target};
@@ -261,9 +260,7 @@ impl LookUp {
             _ if demands.directives.only_if_cached => {
                 guard.count_answer(key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
-                let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
-                set_cache_status(&mut response, &policy.http, Outcome::Failed, Times::default());
-                response
+                failed_answer(&policy.http, StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text)
             }
             Ok(_) | Err(_) => return ControlFlow::Continue(Unanswered::Head),
         };
@@ -546,9 +543,22 @@ impl<'a> MissHandler<'a> {
         caller: CallState<'_>,
         loader: Loader,
     ) -> ControlFlow<ClientAnswer, (StoredAnswer, Outcome, Option<Loader>)> {
-        let credentials_key = self.load_request.demands.has_credentials().then(|| key.derived("~a"));
-        let Some(caller) = self.caller(at, key, credentials_key.as_ref(), caller).await else {
-            return ControlFlow::Break(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+        let (demands, credentials_key) = (&self.load_request.demands, key.derived("~a"));
+        let caller = if demands.ranged {
+            // Each request wants another part, so none waits for another's load.
+            caller.unattended()
+        } else if demands.has_credentials() {
+            // Coalesce with other requests that have credentials, under a separate key: their response may not be
+            // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
+            let call = Call { key: &credentials_key, ..caller.call };
+            drop(caller);
+            self.load_request.state().stored_at = Some(key.clone());
+            let Lookup::Miss(caller) = look(call, &self.wants(at, CacheStatus::collapsed)).await else {
+                return ControlFlow::Break(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+            };
+            caller
+        } else {
+            caller
         };
         ControlFlow::Break(match self.load(at, caller, loader).await {
             MissOutcome::Coalesced(found, loader) => {
@@ -564,30 +574,6 @@ impl<'a> MissHandler<'a> {
             MissOutcome::Failed(failure) => Ok(failed(self.guard, key, failure)),
             MissOutcome::Alone(loader) => self.alone(key, loader, CacheStatus::miss("uncoordinated")).await,
         })
-    }
-
-    /// The caller for which the request waits or loads after a miss; `None` if the request must load alone.
-    async fn caller<'c>(
-        &self,
-        at: LookUpKey<'_>,
-        key: &Key,
-        credentials_key: Option<&'c Key>,
-        caller: CallState<'c>,
-    ) -> Option<CallState<'c>> {
-        if self.load_request.demands.ranged {
-            // Each request wants another part, so none waits for another's load.
-            return Some(caller.unattended());
-        }
-        let Some(credentials_key) = credentials_key else { return Some(caller) };
-        // Coalesce with other requests that have credentials, under a separate key: their response may not be
-        // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
-        let call = Call { key: credentials_key, ..caller.call };
-        drop(caller);
-        self.load_request.state().stored_at = Some(key.clone());
-        match look(call, &self.wants(at, CacheStatus::collapsed)).await {
-            Lookup::Miss(caller) => Some(caller),
-            _ => None,
-        }
     }
 
     /// Steps 3 to 8 if nothing usable is stored.
@@ -643,20 +629,19 @@ fn failed(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<Guarde
                             wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";
     const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
-    let mut response = match failure {
-        Failure::Loader { .. } => load_failed(),
-        Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
-        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => load_failed(),
-        Failure::Guard(error) if error.is_timeout() => {
-            own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
+    let (status, detail, text) = match failure {
+        Failure::Loader { .. } => (StatusCode::BAD_GATEWAY, "load-failed", FAILED),
+        Failure::Panicked(_) => (StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
+        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
+            (StatusCode::BAD_GATEWAY, "load-failed", FAILED)
         }
+        Failure::Guard(error) if error.is_timeout() => (StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG),
         Failure::Guard(error) if error.kind() == ErrorKind::Overloaded => {
-            own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
+            (StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
         }
-        Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
+        Failure::Guard(_) => (StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
     };
-    set_cache_status(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
-    response
+    failed_answer(&guard.parts().1.http, status, detail, text)
 }
 
 /// Whether an audit finds the response that is served: its status and its body.

@@ -5,7 +5,6 @@
 //! load. So the end is withheld until the caller has committed and releases it. With a known length the end is the byte
 //! that completes it. Otherwise it is the end of the body: only that event shows a client that the body is complete.
 
-use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
@@ -46,14 +45,11 @@ pub(super) enum Teed {
 /// commit failed or panicked.
 pub(crate) struct Finish {
     /// Only `drop` takes it.
-    end: Option<(StreamSender, Bytes, WithheldEnd)>,
+    end: Option<WithheldEnd>,
 }
 
-/// The end that follows the withheld bytes.
-enum WithheldEnd {
-    Whole(Option<Box<HeaderMap>>),
-    Failed(BoxError),
-}
+/// The withheld bytes, and the end that follows them: trailers, or an error.
+type WithheldEnd = (StreamSender, Bytes, Result<Option<Box<HeaderMap>>, BoxError>);
 
 impl Finish {
     pub(crate) fn release(self) {
@@ -64,8 +60,8 @@ impl Finish {
 impl Drop for Finish {
     fn drop(&mut self) {
         match self.end.take() {
-            Some((client, withheld, WithheldEnd::Whole(trailers))) => client.last(withheld, trailers),
-            Some((client, withheld, WithheldEnd::Failed(error))) => {
+            Some((client, withheld, Ok(trailers))) => client.last(withheld, trailers),
+            Some((client, withheld, Err(error))) => {
                 client.data(withheld);
                 client.fail(error);
             }
@@ -106,7 +102,7 @@ pub(super) async fn tee(
     match read(body.as_mut(), pin!(sleep_until(until)), &mut buffer, &client).await {
         ReadEnd::Whole => {
             let body = whole(buffer.chunks, buffer.length);
-            let end = WithheldEnd::Whole(buffer.trailers.clone().map(Box::new));
+            let end = Ok(buffer.trailers.clone().map(Box::new));
             let finish = Finish { end: Some((client, buffer.withheld, end)) };
             Teed::Whole { body, trailers: buffer.trailers, finish }
         }
@@ -131,11 +127,9 @@ enum ReadEnd {
     Broken(BoxError),
 }
 
-impl From<Malformed> for ReadEnd {
-    fn from(malformed: Malformed) -> Self {
-        Self::Broken(Box::new(malformed))
-    }
-}
+/// Why a body cannot be stored as its head describes it: incomplete, or longer than announced (RFC 9112, 8).
+const OTHER_LENGTH: &str = "the body is not as long as its content-length says";
+const AFTER_TRAILERS: &str = "the body goes on after its trailers";
 
 /// Buffers the body and passes it on, until it ends in one of these ways.
 async fn read(
@@ -148,7 +142,7 @@ async fn read(
         let frame = match next(body.as_mut(), deadline.as_mut(), buffer, client).await {
             Some(Some(Ok(frame))) => frame,
             Some(Some(Err(error))) => return ReadEnd::Broken(error),
-            Some(None) if buffer.is_too_short() => return Malformed::Length.into(),
+            Some(None) if buffer.is_too_short() => return ReadEnd::Broken(OTHER_LENGTH.into()),
             Some(None) => return ReadEnd::Whole,
             None => return ReadEnd::TooSlow,
         };
@@ -188,14 +182,14 @@ impl BufferedBody {
     fn add(&mut self, frame: Frame<Bytes>, client: &StreamSender) -> Option<ReadEnd> {
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if self.trailers.is_some() {
-            return Some(Malformed::AfterTrailers.into());
+            return Some(ReadEnd::Broken(AFTER_TRAILERS.into()));
         }
         match frame.into_data().map_err(Frame::into_trailers) {
             Ok(mut data) => {
                 let is_too_long = self.cut(&mut data);
                 self.push(data, client);
                 if is_too_long {
-                    return Some(Malformed::Length.into());
+                    return Some(ReadEnd::Broken(OTHER_LENGTH.into()));
                 }
                 let is_too_much = self.length > self.max_body || self.chunks.len() > MOST_CHUNKS;
                 is_too_much.then_some(ReadEnd::TooBig)
@@ -296,7 +290,7 @@ async fn go_on(client: StreamSender, mut buffer: BufferedBody, mut body: Upstrea
                 }
             },
             Some(Err(error)) => break error,
-            None if buffer.is_too_short() => break Box::new(Malformed::Length),
+            None if buffer.is_too_short() => break OTHER_LENGTH.into(),
             None => return client.last(pieces.rest(), buffer.trailers.map(Box::new)),
         };
         let is_too_long = buffer.cut(&mut data);
@@ -305,7 +299,7 @@ async fn go_on(client: StreamSender, mut buffer: BufferedBody, mut body: Upstrea
             client.data(piece);
         }
         if is_too_long {
-            break Box::new(Malformed::Length);
+            break OTHER_LENGTH.into();
         }
     };
     client.data(pieces.rest());
@@ -340,7 +334,7 @@ impl ChunkMerger {
 fn broken(client: StreamSender, mut buffer: BufferedBody, error: BoxError) -> Teed {
     buffer.flush(&client);
     let text = error.to_string();
-    let finish = Finish { end: Some((client, buffer.withheld, WithheldEnd::Failed(error))) };
+    let finish = Finish { end: Some((client, buffer.withheld, Err(error))) };
     Teed::Broken { text, finish }
 }
 
@@ -356,25 +350,6 @@ fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     }
     body.freeze()
 }
-
-/// Why a body cannot be stored as its head describes it.
-#[derive(Clone, Copy, Debug)]
-enum Malformed {
-    /// RFC 9112, 8: incomplete, or longer than announced.
-    Length,
-    AfterTrailers,
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Length => "the body is not as long as its content-length says",
-            Self::AfterTrailers => "the body goes on after its trailers",
-        })
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]

@@ -29,8 +29,7 @@ use crate::guard::invalidation::Invalidation;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
-use crate::http_rules::invalidation::ChangedResources;
-use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
+use crate::http_rules::request::{ChangedResources, ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
@@ -88,6 +87,7 @@ impl UpstreamRequest {
             load_request,
             state: Arc::clone(state),
             side_commit: SideCommit::Refused,
+            previous: None,
             method: Method::POST,
             target: Some(target),
             fwd: Fwd::Method,
@@ -98,7 +98,7 @@ impl UpstreamRequest {
         };
         let (head, body) = response.into_parts();
         send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
-        let candidate = commit.candidate(&head, body.size(), None);
+        let candidate = commit.candidate(&head, body.size());
         let is_stored = matches!(candidate, Ok(candidate) if candidate.is_stored());
         let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
@@ -107,7 +107,7 @@ impl UpstreamRequest {
             if is_stored && !commit.state.is_closed() {
                 commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
             }
-            commit.response(Response::from_parts(head, body), None, until).await.settle();
+            commit.response(Response::from_parts(head, body), until).await.settle();
             drop(running);
         };
         // The task reads the body, and events of the body belong to the request's span.
@@ -323,7 +323,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
     let freshening = tokio::spawn(async move {
         let (state, policy) = guard.parts();
         let raw = seen.raw(&key);
-        let side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
+        let mut side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
         // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &side_commit {
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),

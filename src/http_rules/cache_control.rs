@@ -20,7 +20,7 @@ use sfv::visitor::{
 };
 use sfv::{BareItemFromInput, KeyRef, Parser};
 
-use super::fields::{members, number};
+use super::fields::{members, number, split_once};
 
 /// The maximum of a number of seconds (RFC 9111, 1.2.2: "either 2147483648 or the greatest positive integer it can
 /// conveniently represent").
@@ -48,7 +48,7 @@ impl DirectiveScope {
     }
 
     /// Adds one more occurrence, with its field names, or `None` if it applies to the whole response.
-    pub(crate) fn add(&mut self, names: Option<Vec<HeaderName>>) {
+    fn add(&mut self, names: Option<Vec<HeaderName>>) {
         match (&mut *self, names) {
             (Self::Listed(known), Some(names)) => known.extend(names),
             (Self::Absent, Some(names)) => *self = Self::Listed(names),
@@ -57,7 +57,7 @@ impl DirectiveScope {
     }
 
     /// The names in a list; `None` if it is no list of names.
-    pub(crate) fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
+    fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
         let names: Vec<_> = members(list)
             .filter(|name| !name.is_empty())
             .map(|name| HeaderName::from_bytes(name).ok())
@@ -106,34 +106,31 @@ impl CacheControl {
         // An argument that is not a number counts as 0, that is stale.
         let number = directive.number();
         let seconds = number.unwrap_or(0);
-        if directive.is("max-age") {
-            smallest(&mut self.max_age, seconds);
-        } else if directive.is("s-maxage") {
-            smallest(&mut self.s_maxage, seconds);
-            self.says_shared |= number.is_some();
-        } else if directive.is("stale-while-revalidate") {
-            smallest(&mut self.stale_while_revalidate, seconds);
-        } else if directive.is("stale-if-error") {
-            smallest(&mut self.stale_if_error, seconds);
-        } else if directive.is("no-store") {
-            self.no_store = true;
-        } else if directive.is("no-cache") {
-            self.no_cache.add(directive.names());
-        } else if directive.is("private") {
-            self.private.add(directive.names());
-        } else if directive.is("must-revalidate") {
-            self.must_revalidate = true;
-            self.says_shared |= directive.is_plain_flag();
-        } else if directive.is("proxy-revalidate") {
-            self.proxy_revalidate = true;
-        } else if directive.is("must-understand") {
-            self.must_understand |= directive.is_plain_flag();
-        } else if directive.is("public") {
-            self.public |= directive.is_plain_flag();
-            self.says_shared |= directive.is_plain_flag();
-        } else if directive.is("immutable") {
+        let is_plain_flag = directive.is_plain_flag();
+        match directive {
+            it if it.is("max-age") => smallest(&mut self.max_age, seconds),
+            it if it.is("s-maxage") => {
+                smallest(&mut self.s_maxage, seconds);
+                self.says_shared |= number.is_some();
+            }
+            it if it.is("stale-while-revalidate") => smallest(&mut self.stale_while_revalidate, seconds),
+            it if it.is("stale-if-error") => smallest(&mut self.stale_if_error, seconds),
+            it if it.is("no-store") => self.no_store = true,
+            it if it.is("no-cache") => self.no_cache.add(it.names()),
+            it if it.is("private") => self.private.add(it.names()),
+            it if it.is("must-revalidate") => {
+                self.must_revalidate = true;
+                self.says_shared |= is_plain_flag;
+            }
+            it if it.is("proxy-revalidate") => self.proxy_revalidate = true,
+            it if it.is("must-understand") => self.must_understand |= is_plain_flag,
+            it if it.is("public") => {
+                self.public |= is_plain_flag;
+                self.says_shared |= is_plain_flag;
+            }
             // RFC 8246, 2: an argument has no meaning.
-            self.immutable |= directive.exact;
+            it if it.is("immutable") => self.immutable |= it.exact,
+            _ => {}
         }
     }
 }
@@ -157,19 +154,17 @@ impl RequestDirectives {
     pub(crate) fn add(&mut self, line: &HeaderValue) {
         for_each_directive(line.as_bytes(), |directive| {
             let number = directive.number();
-            if directive.is("no-cache") {
-                self.no_cache = true;
-            } else if directive.is("max-age") {
-                smallest(&mut self.max_age, number.unwrap_or(0));
-            } else if directive.is("no-store") {
-                self.no_store = true;
-            } else if directive.is("only-if-cached") {
-                self.only_if_cached = true;
-            } else if directive.is("min-fresh") {
-                self.min_fresh = self.min_fresh.max(number.unwrap_or(0));
-            } else if directive.is("max-stale") {
-                let any = if directive.is_plain_flag() { LONGEST_SECONDS } else { 0 };
-                smallest(&mut self.max_stale, number.unwrap_or(any));
+            match &directive {
+                it if it.is("no-cache") => self.no_cache = true,
+                it if it.is("max-age") => smallest(&mut self.max_age, number.unwrap_or(0)),
+                it if it.is("no-store") => self.no_store = true,
+                it if it.is("only-if-cached") => self.only_if_cached = true,
+                it if it.is("min-fresh") => self.min_fresh = self.min_fresh.max(number.unwrap_or(0)),
+                it if it.is("max-stale") => {
+                    let any = if it.is_plain_flag() { LONGEST_SECONDS } else { 0 };
+                    smallest(&mut self.max_stale, number.unwrap_or(any));
+                }
+                _ => {}
             }
         });
     }
@@ -214,10 +209,8 @@ fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
         // semicolon does not match the grammar, so it does not count as a number.
         let before_semicolon = rest.get(end) == Some(&b';');
         let text = rest[..end].trim_ascii();
-        let (name, argument) = match text.iter().position(|&byte| byte == b'=') {
-            Some(at) => (&text[..at], Some(&text[at + 1..])),
-            None => (text, None),
-        };
+        let (name, argument) =
+            split_once(text, b'=').map_or((text, None), |(name, argument)| (name, Some(argument)));
         // A flag counts even with a space before its `=`; a number does not (RFC 9111, 5.2: the grammar has no
         // whitespace there).
         let exact = !after_semicolon && !before_semicolon && !name.ends_with(b" ") && !name.ends_with(b"\t");

@@ -304,7 +304,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
         (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
     } else {
         // RFC 3986, 3.2.2 `reg-name`: contains neither `@` nor a second colon.
-        match text.bytes().position(|byte| !REG_NAME[usize::from(byte)]) {
+        match text.bytes().position(|byte| ALLOWED[usize::from(byte)] & IN_HOST == 0) {
             Some(at) => (&text[..at], Some(text[at..].strip_prefix(':')?)),
             None => (text, None),
         }
@@ -322,22 +322,6 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
         }
     }
 }
-
-/// A table, because every byte of every request's host is checked.
-static REG_NAME: [bool; 256] = {
-    let mut allowed = [false; 256];
-    let mut byte = 0;
-    while byte < allowed.len() {
-        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
-        byte += 1;
-    }
-    let mut others: &[u8] = b"-._~%!$&'()*+,;=";
-    while let [byte, rest @ ..] = others {
-        allowed[*byte as usize] = true;
-        others = rest;
-    }
-    allowed
-};
 
 /// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
 fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
@@ -497,20 +481,26 @@ const IN_PATH: u8 = 2;
 const IN_QUERY: u8 = 4;
 /// In the text of a path and its query together.
 const PLAIN: u8 = 8;
+/// In a host name, where codes stay as they are.
+const IN_HOST: u8 = 16;
+const EVERYWHERE: u8 = UNRESERVED | IN_PATH | IN_QUERY | PLAIN | IN_HOST;
 
-/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.3 and 3.4).
+/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.2.2, 3.3 and 3.4). A table, because every byte of
+/// every request's target is checked.
 static ALLOWED: [u8; 256] = {
     let mut allowed = [0; 256];
     let mut byte = 0;
     while byte < allowed.len() {
         if (byte as u8).is_ascii_alphanumeric() {
-            allowed[byte] = UNRESERVED | IN_PATH | IN_QUERY | PLAIN;
+            allowed[byte] = EVERYWHERE;
         }
         byte += 1;
     }
-    let classes: [(&[u8], u8); 3] = [
-        (b"-._~", UNRESERVED | IN_PATH | IN_QUERY | PLAIN),
-        (b"!$&'()*+,;=:@/", IN_PATH | IN_QUERY | PLAIN),
+    let classes: [(&[u8], u8); 5] = [
+        (b"-._~", EVERYWHERE),
+        (b"!$&'()*+,;=", EVERYWHERE & !UNRESERVED),
+        (b":@/", IN_PATH | IN_QUERY | PLAIN),
+        (b"%", IN_HOST),
         (b"?", IN_QUERY | PLAIN),
     ];
     let mut class = 0;
