@@ -15,10 +15,8 @@ use std::convert::Infallible;
 
 use http::header::HeaderMap;
 use http::{HeaderName, HeaderValue};
-use sfv::visitor::{
-    DictionaryVisitor, EntryVisitor, Ignored, InnerListVisitor, ItemVisitor, ParameterVisitor,
-};
-use sfv::{BareItemFromInput, KeyRef, Parser};
+use sfv::visitor::{DictionaryVisitor, EntryVisitor, Ignored, InnerListVisitor, ItemVisitor};
+use sfv::{BareItem, BareItemFromInput, KeyRef, Parser};
 
 use super::fields::{members, number, split_once};
 
@@ -282,47 +280,39 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
     members.directives().filter(|_| !members.0.is_empty())
 }
 
-/// A member's value, as far as directives have one.
-#[derive(Debug, Default)]
-enum MemberValue {
-    Flag(bool),
-    Integer(i64),
-    Text(String),
-    #[default]
-    Other,
-}
-
 /// The members by name; the last one of a name counts (RFC 8941, 4.2.2). Parameters have no meaning (RFC 9213,
 /// 2.1).
+/// An inner list is no value.
 #[derive(Debug, Default)]
-struct MemberValues(HashMap<String, MemberValue>);
+struct MemberValues(HashMap<String, Option<BareItem>>);
 
 impl MemberValues {
     fn directives(&self) -> Option<CacheControl> {
         let mut all = CacheControl::default();
         for (name, value) in &self.0 {
+            let value = value.as_ref();
             match name.as_str() {
-                "max-age" => all.max_age = Some(value.seconds()?),
+                "max-age" => all.max_age = Some(seconds(value)?),
                 "s-maxage" => {
-                    all.s_maxage = Some(value.seconds()?);
+                    all.s_maxage = Some(seconds(value)?);
                     all.says_shared = true;
                 }
-                "stale-while-revalidate" => all.stale_while_revalidate = Some(value.seconds()?),
-                "stale-if-error" => all.stale_if_error = Some(value.seconds()?),
-                "no-store" => all.no_store = value.flag()?,
-                "no-cache" => all.no_cache = value.fields()?,
-                "private" => all.private = value.fields()?,
+                "stale-while-revalidate" => all.stale_while_revalidate = Some(seconds(value)?),
+                "stale-if-error" => all.stale_if_error = Some(seconds(value)?),
+                "no-store" => all.no_store = flag(value)?,
+                "no-cache" => all.no_cache = fields(value)?,
+                "private" => all.private = fields(value)?,
                 "must-revalidate" => {
-                    all.must_revalidate = value.flag()?;
+                    all.must_revalidate = flag(value)?;
                     all.says_shared |= all.must_revalidate;
                 }
-                "proxy-revalidate" => all.proxy_revalidate = value.flag()?,
-                "must-understand" => all.must_understand = value.flag()?,
+                "proxy-revalidate" => all.proxy_revalidate = flag(value)?,
+                "must-understand" => all.must_understand = flag(value)?,
                 "public" => {
-                    all.public = value.flag()?;
+                    all.public = flag(value)?;
                     all.says_shared |= all.public;
                 }
-                "immutable" => all.immutable = !matches!(value, MemberValue::Flag(false)),
+                "immutable" => all.immutable = flag(value) != Some(false),
                 // RFC 9213, 2.2: extensions are ignored, whatever their value.
                 _ => {}
             }
@@ -331,29 +321,25 @@ impl MemberValues {
     }
 }
 
-impl MemberValue {
-    /// A negative number counts as 0: stale (RFC 9111, 4.2.1).
-    fn seconds(&self) -> Option<u64> {
-        match self {
-            Self::Integer(seconds) => Some(u64::try_from(*seconds).unwrap_or(0).min(LONGEST_SECONDS)),
-            _ => None,
-        }
-    }
+/// A negative number counts as 0: stale (RFC 9111, 4.2.1).
+fn seconds(value: Option<&BareItem>) -> Option<u64> {
+    let seconds = i64::from(value?.as_integer()?);
+    Some(u64::try_from(seconds).unwrap_or(0).min(LONGEST_SECONDS))
+}
 
-    fn flag(&self) -> Option<bool> {
-        if let Self::Flag(flag) = self { Some(*flag) } else { None }
-    }
+fn flag(value: Option<&BareItem>) -> Option<bool> {
+    value?.as_boolean()
+}
 
-    fn fields(&self) -> Option<DirectiveScope> {
-        match self {
-            Self::Flag(false) => Some(DirectiveScope::Absent),
-            Self::Flag(true) => Some(DirectiveScope::Whole),
-            Self::Text(list) => Some(
-                DirectiveScope::names(list.as_bytes()).map_or(DirectiveScope::Whole, DirectiveScope::Listed),
-            ),
-            Self::Integer(_) | Self::Other => None,
-        }
-    }
+fn fields(value: Option<&BareItem>) -> Option<DirectiveScope> {
+    let list = match value? {
+        BareItem::Boolean(false) => return Some(DirectiveScope::Absent),
+        BareItem::Boolean(true) => return Some(DirectiveScope::Whole),
+        BareItem::String(list) => list.as_str(),
+        BareItem::Token(list) => list.as_str(),
+        _ => return None,
+    };
+    Some(DirectiveScope::names(list.as_bytes()).map_or(DirectiveScope::Whole, DirectiveScope::Listed))
 }
 
 impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
@@ -362,7 +348,7 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
 
     fn entry(&mut self, key: &'de KeyRef) -> Result<impl EntryVisitor<'de>, Infallible> {
         let value = self.0.entry(key.as_str().to_owned()).or_default();
-        *value = MemberValue::Other;
+        *value = None;
         Ok(MemberVisitor(value))
     }
 
@@ -371,36 +357,20 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
     }
 }
 
-/// Fills in the value of a member; an inner list stays `Other`.
-struct MemberVisitor<'a>(&'a mut MemberValue);
+/// Fills in the value of a member.
+struct MemberVisitor<'a>(&'a mut Option<BareItem>);
 
 impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {
     type Error = Infallible;
 
     fn item(self) -> Result<impl ItemVisitor<'de>, Infallible> {
-        Ok(self)
+        Ok(|item: BareItemFromInput<'de>| {
+            *self.0 = Some(item.into());
+            Ok::<_, Infallible>(Ignored)
+        })
     }
 
     fn inner_list(self) -> Result<impl InnerListVisitor<'de>, Infallible> {
-        Ok(Ignored)
-    }
-}
-
-impl<'de> ItemVisitor<'de> for MemberVisitor<'_> {
-    type Out = ();
-    type Error = Infallible;
-
-    fn bare_item(
-        self,
-        item: BareItemFromInput<'de>,
-    ) -> Result<impl ParameterVisitor<'de, Out = ()>, Infallible> {
-        *self.0 = match item {
-            BareItemFromInput::Boolean(flag) => MemberValue::Flag(flag),
-            BareItemFromInput::Integer(number) => MemberValue::Integer(number.into()),
-            BareItemFromInput::String(text) => MemberValue::Text(text.as_str().to_owned()),
-            BareItemFromInput::Token(token) => MemberValue::Text(token.as_str().to_owned()),
-            _ => MemberValue::Other,
-        };
         Ok(Ignored)
     }
 }
