@@ -566,8 +566,7 @@ impl<'a> MetaFields<'a> {
     fn part(&mut self) -> Option<Part> {
         let (first, last, complete) = (self.u64()?, self.u64()?, self.u64()?);
         let complete = Some(complete).filter(|&complete| complete != u64::MAX);
-        let sound = first <= last && complete.is_none_or(|complete| last < complete);
-        sound.then_some(Part { first, last, complete })
+        Part::new(first, last, complete)
     }
 
     fn variant(&mut self, has_language: bool) -> Option<Box<VariantId>> {

@@ -396,10 +396,13 @@ impl Part {
             b"*" => None,
             complete => Some(number(complete)?),
         };
-        let sound = unit.eq_ignore_ascii_case(b"bytes")
-            && first <= last
-            && complete.is_none_or(|complete| last < complete);
-        sound.then_some(Self { first, last, complete })
+        Self::new(first, last, complete).filter(|_| unit.eq_ignore_ascii_case(b"bytes"))
+    }
+
+    /// `None` for contradictory numbers.
+    pub(crate) fn new(first: u64, last: u64, complete: Option<u64>) -> Option<Self> {
+        let is_sound = first <= last && complete.is_none_or(|complete| last < complete);
+        is_sound.then_some(Self { first, last, complete })
     }
 
     /// This part with the actual length of its content.
@@ -446,8 +449,7 @@ impl Part {
             (Some(one), Some(another)) if one != another => return None,
             (one, another) => one.or(another),
         };
-        let (first, last) = (self.first.min(other.first), self.last.max(other.last));
-        complete.is_none_or(|complete| last < complete).then_some(Self { first, last, complete })
+        Self::new(self.first.min(other.first), self.last.max(other.last), complete)
     }
 
     /// Makes the head of a stored response the head of this part of it, with status 206 (RFC 9110,

@@ -6,8 +6,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::header;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http_body::SizeHint;
 
 /// A `Content-Length` that is not a number, or several that differ.

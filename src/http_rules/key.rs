@@ -15,8 +15,8 @@ use http::uri::{Parts, Scheme};
 use http::{Request, Uri, Version, header, uri};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::nesting::matched_route;
-use self::nesting::{is_nested, original};
+use self::nesting::is_nested;
+pub(crate) use self::nesting::{matched_route, original};
 use super::Rule;
 use super::fields::single;
 use super::request_settings::{KeyParts, RequestRules};
@@ -98,7 +98,7 @@ pub(crate) fn key_by<B, K>(
     if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
     }
-    let target = TargetUri::behind(original, request, keyed, rules)?;
+    let target = TargetUri::of(original, request, keyed, rules)?;
     let added = match keyed.credentials || rules.key.is_some() {
         true => additions(request, keyed, rules)?,
         false => Vec::new(),
@@ -123,16 +123,8 @@ pub(crate) struct TargetUri<'a> {
 }
 
 impl<'a> TargetUri<'a> {
-    pub(crate) fn of<B>(
-        request: &'a Request<B>,
-        keyed: &KeyHeaders<'a>,
-        rules: &'a RequestRules,
-    ) -> Result<Self, Rule> {
-        Self::behind(original(request), request, keyed, rules)
-    }
-
     /// The target of a request with this `original` URI.
-    fn behind<B>(
+    pub(crate) fn of<B>(
         original: Option<&'a Uri>,
         request: &'a Request<B>,
         keyed: &KeyHeaders<'a>,
@@ -198,10 +190,8 @@ impl<'a> TargetUri<'a> {
 
     /// Whether the request spells a path differently from the normal form.
     fn is_other_form(&self) -> bool {
-        [Some(&self.path), self.rewritten.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(|path| matches!(path, Cow::Owned(_)))
+        let is_other = |path: &Cow<'_, str>| matches!(path, Cow::Owned(_));
+        is_other(&self.path) || self.rewritten.as_ref().is_some_and(is_other)
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -340,7 +330,7 @@ mod nesting {
     ///
     /// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
     /// the new URI, so it is ignored.
-    pub(super) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+    pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
         let (uri, original) = (request.uri(), &request.extensions().get::<OriginalUri>()?.0);
         (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
     }
@@ -410,7 +400,7 @@ mod nesting {
 mod nesting {
     use http::{Request, Uri};
 
-    pub(super) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+    pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
         None
     }
 

@@ -11,7 +11,7 @@ use super::Rule;
 use super::cache_control::RequestDirectives;
 use super::conditional;
 use super::fields::{contains_token, members};
-use super::key::{KeyHeaders, TargetUri, addition, additions, key_by, of_same_origin};
+use super::key::{KeyHeaders, TargetUri, addition, additions, key_by, of_same_origin, original};
 use super::request_settings::{CredentialRule, Heads, RequestRules, is_forwarding};
 use super::vary::may_be_misread;
 use crate::key::CacheKey;
@@ -98,7 +98,7 @@ pub(crate) fn consider_post<B>(
         return Err(Rule::Method);
     }
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Expected)?;
-    let uri = TargetUri::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
+    let uri = TargetUri::of(original(request), request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     let key;
     (key, demands.other_form) = key_by(request, &keyed, rules, CacheKey::from_texts)?;
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
@@ -279,7 +279,7 @@ impl ChangedResources {
         *request.uri_mut() = uri.clone();
         let authority = self.authority.clone();
         let rules = RequestRules { heads: self.heads, authority, ..RequestRules::default() };
-        let target = TargetUri::of(&request, &KeyHeaders::default(), &rules);
+        let target = TargetUri::of(None, &request, &KeyHeaders::default(), &rules);
         target
             .map_or_else(|_| Vec::new(), |target| self.added.iter().map(|added| target.key(added)).collect())
     }

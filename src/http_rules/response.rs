@@ -192,33 +192,24 @@ struct ClassifiedResponse<'a> {
 
 impl ClassifiedResponse<'_> {
     fn forbidden_by_directives(&self) -> Option<Rule> {
-        let RequestResponse { demands, status, .. } = *self.exchange;
-        let (http, all) = (self.http, &self.directives.all);
-        if self.exchange.do_not_store {
-            return Some(Rule::DoNotStore);
-        }
-        if all.must_understand && !is_understood(status) {
-            return Some(Rule::MustUnderstand);
-        }
+        let RequestResponse { demands, status, do_not_store, .. } = *self.exchange;
+        let (http, Directives { all, forbidden_by_target, .. }) = (self.http, &self.directives);
+        let is_shared = http.scope == CacheScope::Shared;
+        let is_private =
+            all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc);
         // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
-        if all.no_store && !self.directives.forbidden_by_target && !(all.must_understand && http.strict_rfc) {
-            return Some(Rule::NoStore);
-        }
-        if self.directives.forbidden_by_target {
-            return Some(Rule::Targeted);
-        }
-        if http.scope == CacheScope::Shared {
-            if all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc) {
-                return Some(Rule::Private);
-            }
-            if demands.authorized && !all.says_shared {
-                return Some(Rule::Authorization);
-            }
-            if demands.has_cookie && !all.says_shared {
-                return Some(Rule::Cookie);
-            }
-        }
-        None
+        let is_overridden = *forbidden_by_target || (all.must_understand && http.strict_rfc);
+        [
+            (do_not_store, Rule::DoNotStore),
+            (all.must_understand && !is_understood(status), Rule::MustUnderstand),
+            (all.no_store && !is_overridden, Rule::NoStore),
+            (*forbidden_by_target, Rule::Targeted),
+            (is_shared && is_private, Rule::Private),
+            (is_shared && demands.authorized && !all.says_shared, Rule::Authorization),
+            (is_shared && demands.has_cookie && !all.says_shared, Rule::Cookie),
+        ]
+        .into_iter()
+        .find_map(|(forbids, rule)| forbids.then_some(rule))
     }
 
     fn forbidden_by_fields(&self) -> Option<Rule> {

@@ -15,8 +15,7 @@ mod tests;
 
 use std::fmt;
 
-use http::header;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
 use super::fields::{self, codings, is_encoded, single, split_once};
@@ -292,14 +291,8 @@ fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normalization
             }
         }
         ListKind::List => {
-            for (index, line) in lines.iter().enumerate() {
-                for (at, member) in members(line.as_bytes()).enumerate() {
-                    if index + at > 0 {
-                        value.push(b',');
-                    }
-                    value.extend_from_slice(member);
-                }
-            }
+            let all: Vec<_> = lines.iter().flat_map(|line| members(line.as_bytes())).collect();
+            value = all.join(&b',');
         }
         ListKind::Weighted => {
             let mut all = weighted(lines.iter());
