@@ -208,10 +208,8 @@ impl Body for GuardedBody {
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        Err(BufferEnd::Whole(trailers)) => {
-                            Ok(BodyState::Stored { body: Bytes::new(), trailers })
-                        }
-                        Err(BufferEnd::Broken(text)) => Err((*text).into()),
+                        Err(Ok(trailers)) => Ok(BodyState::Stored { body: Bytes::new(), trailers }),
+                        Err(Err(text)) => Err((*text).into()),
                     }
                 }
                 BodyState::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
@@ -314,12 +312,8 @@ struct BufferState {
     wakers: Vec<Option<Waker>>,
 }
 
-#[derive(Clone, Debug)]
-enum BufferEnd {
-    Whole(Option<Box<HeaderMap>>),
-    /// The error itself goes to the load's own client; other readers get its text.
-    Broken(Arc<str>),
-}
+/// The trailers of a whole body, or the text of the error: the error itself goes to the load's own client.
+type BufferEnd = Result<Option<Box<HeaderMap>>, Arc<str>>;
 
 impl ChunkBuffer {
     fn data(&self, data: Bytes) {
@@ -333,14 +327,14 @@ impl ChunkBuffer {
             if !data.is_empty() {
                 state.chunks.push(data);
             }
-            state.end.get_or_insert(BufferEnd::Whole(trailers));
+            state.end.get_or_insert(Ok(trailers));
         });
     }
 
     /// Ends the body with an error, unless it has ended.
     fn broken(&self, text: &str) {
         self.notify(|state| {
-            state.end.get_or_insert_with(|| BufferEnd::Broken(text.into()));
+            state.end.get_or_insert_with(|| Err(text.into()));
         });
     }
 
