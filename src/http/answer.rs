@@ -42,17 +42,10 @@ pub(crate) struct ResponseReader<'a> {
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
-    pub(crate) at: LookUpKey<'a>,
+    /// The resource's key, if the look-up is at it: it holds one of the variants, which leads to the others.
+    pub(crate) resource: Option<&'a Key>,
     /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
-}
-
-/// The key of a look-up.
-#[derive(Clone, Copy)]
-pub(crate) enum LookUpKey<'a> {
-    /// The resource's key: it holds one of the variants, which leads to the others.
-    Resource(&'a Key),
-    Variant,
 }
 
 /// The key of a variant.
@@ -139,8 +132,7 @@ impl EntryReader for ResponseReader<'_> {
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
-        matches!(self.at, LookUpKey::Resource(_))
-            && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
+        self.resource.is_some() && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
     }
 
     /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
@@ -233,14 +225,14 @@ impl ResponseReader<'_> {
     }
 
     fn is_elsewhere(&self, meta: &ResponseMeta) -> bool {
-        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(meta)
+        self.resource.is_some() && !self.is_this_variant(meta)
     }
 
     /// Whether the response suits this request; breaks with what this request gets instead, unless that is nothing: another variant
     /// that is not under the resource's key. Call it once: it digests the request's values.
     fn fits(&self, meta: &ResponseMeta) -> ControlFlow<Option<StoredAnswer>> {
         let is_variant = self.is_this_variant(meta);
-        if let (LookUpKey::Resource(resource), Some(variant), false) = (self.at, &meta.variant, is_variant) {
+        if let (Some(resource), Some(variant), false) = (self.resource, &meta.variant, is_variant) {
             let VariantId { generation, names, .. } = &**variant;
             let fingerprint = names.fingerprint(self.headers, self.http.normal());
             // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
@@ -403,44 +395,31 @@ pub(crate) enum CacheStatus {
 
 /// Why the request was forwarded (RFC 9211, 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fwd {
-    /// The request bypassed the cache.
-    Bypass,
-    /// The request bypassed the cache because of its method.
-    Method,
-    /// No response is stored for that URI.
-    UriMiss,
-    /// The stored variants do not match the request.
-    VaryMiss,
-    /// No usable response is stored, for another reason.
-    Miss,
-    /// The stored response is stale, or has to be validated.
-    Stale,
-    /// The request refuses the stored response.
-    Request,
-    /// The stored response is only a part of the requested content.
-    Partial,
-}
+pub(crate) struct Fwd(&'static str);
 
 impl Fwd {
-    fn token(self) -> &'static str {
-        match self {
-            Self::Bypass => "bypass",
-            Self::Method => "method",
-            Self::UriMiss => "uri-miss",
-            Self::VaryMiss => "vary-miss",
-            Self::Miss => "miss",
-            Self::Stale => "stale",
-            Self::Request => "request",
-            Self::Partial => "partial",
-        }
-    }
+    /// The request bypassed the cache.
+    pub(crate) const BYPASS: Self = Self("bypass");
+    /// The request bypassed the cache because of its method.
+    pub(crate) const METHOD: Self = Self("method");
+    /// No response is stored for that URI.
+    pub(crate) const URI_MISS: Self = Self("uri-miss");
+    /// The stored variants do not match the request.
+    pub(crate) const VARY_MISS: Self = Self("vary-miss");
+    /// No usable response is stored, for another reason.
+    pub(crate) const MISS: Self = Self("miss");
+    /// The stored response is stale, or has to be validated.
+    pub(crate) const STALE: Self = Self("stale");
+    /// The request refuses the stored response.
+    pub(crate) const REQUEST: Self = Self("request");
+    /// The stored response is only a part of the requested content.
+    pub(crate) const PARTIAL: Self = Self("partial");
 }
 
 impl CacheStatus {
     /// The request bypassed the cache for this reason.
     pub(crate) fn bypass(detail: &'static str) -> Self {
-        Self::unstored(Fwd::Bypass, Some(detail))
+        Self::unstored(Fwd::BYPASS, Some(detail))
     }
 
     /// A hit that is fresh for `ttl` more seconds.
@@ -461,7 +440,7 @@ impl CacheStatus {
 
     /// Loaded for this request alone.
     pub(crate) fn miss(detail: &'static str) -> Self {
-        Self::unstored(Fwd::Miss, Some(detail))
+        Self::unstored(Fwd::MISS, Some(detail))
     }
 
     /// The inner service's answer, for this request alone.
@@ -485,7 +464,7 @@ impl CacheStatus {
                 with_parameter("stampede-guard; fwd=miss; collapsed".to_owned(), "ttl", ttl)
             }
             Self::Forwarded { fwd, status, stored, detail } => {
-                let line = format!("stampede-guard; fwd={}", fwd.token());
+                let line = format!("stampede-guard; fwd={}", fwd.0);
                 let line = with_parameter(line, "fwd-status", status.map(|status| status.as_u16()));
                 with_parameter(with_parameter(line, "stored; ttl", stored), "detail", detail)
             }

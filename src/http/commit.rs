@@ -33,8 +33,7 @@ use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
 use crate::key::Key;
 use crate::loader::{Delivery, LeaseState, LoadOutput, LoadResult, OwnSender};
-use crate::observe;
-use crate::observe::{Outcome, log, warn_if};
+use crate::observe::{self, Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
@@ -246,7 +245,15 @@ impl ResponseCommit {
             Err(rule) => return self.refuse(rule, head, body, expected).await,
         };
         let ends_with_head = ends_with_head(head.status, expected, &*body);
-        self.restrict(&mut candidate, is_replayable(head.status, ends_with_head)).await;
+        // Do not store a response that cannot be replayed, that other variants of the resource would hide, or for which there is no
+        // room.
+        if !is_replayable(head.status, ends_with_head) {
+            candidate.not_stored();
+        }
+        self.invalidate_if_names_changed(&mut candidate).await;
+        if !self.has_room(&candidate).await {
+            candidate.not_stored();
+        }
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
         if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
             let result = self.store(candidate, Bytes::new(), None, status).await;
@@ -355,18 +362,6 @@ impl ResponseCommit {
         result.into()
     }
 
-    /// Does not store a response that cannot be replayed, that other variants of the resource would hide, or for which there is no room.
-    /// (Mutable, as are the methods that it awaits: a shared reference would have to be `Sync`, which the withheld end is not.)
-    async fn restrict(&mut self, candidate: &mut StoreCandidate, is_replayable: bool) {
-        if !is_replayable {
-            candidate.not_stored();
-        }
-        self.invalidate_if_names_changed(candidate).await;
-        if !self.has_room(candidate).await {
-            candidate.not_stored();
-        }
-    }
-
     /// The result of a complete response, which a side commit stores under its own key.
     async fn store(
         &mut self,
@@ -388,7 +383,8 @@ impl ResponseCommit {
         }
     }
 
-    /// Whether the limit of variants allows this one to be stored (A5).
+    /// Whether the limit of variants allows this one to be stored (A5). (Mutable: a shared reference would have to be `Sync` across
+    /// the `await`, which the withheld end is not.)
     async fn has_room(&mut self, candidate: &StoreCandidate) -> bool {
         let (Some(variant), true) = (candidate.variant(), self.load_request.variant.get().is_some()) else {
             return true;
@@ -484,6 +480,11 @@ impl LoadRequest {
 
     pub(super) fn state(&self) -> MutexGuard<'_, LoadState> {
         lock(&self.state)
+    }
+
+    /// The key of its resource or variant.
+    pub(crate) fn key(&self) -> &Key {
+        self.variant.get().map_or(&self.resource, |slot| &slot.key)
     }
 
     /// Whether a part is loaded.

@@ -63,7 +63,7 @@ pub(super) fn loader(
             previous,
             method: Method::GET,
             target: None,
-            fwd: Fwd::Miss,
+            fwd: Fwd::MISS,
             delay: Duration::ZERO,
             now: SystemTime::now(),
             client: Some(client),
@@ -91,14 +91,6 @@ fn end_of(status: StatusCode) -> LoadEnd {
     }
 }
 
-/// The inner service's answer.
-struct Sent {
-    response: UpstreamResponse,
-    sent_at: Instant,
-    /// Whether the first answer said "not modified" about another response than the stored one.
-    is_contradicted: bool,
-}
-
 /// The result of a call that failed.
 fn no_answer(error: &UpstreamError) -> LoadResult {
     LoadResult::failed(Failure::with_text(failure_text(error)))
@@ -114,12 +106,11 @@ fn count_error<B>(policy: &Policy, response: &Response<B>) {
 impl ResponseCommit {
     /// Loads for all requests that wait for the response. `until` bounds the time in which the body is read for them.
     async fn load(mut self, request: UpstreamRequest, until: Instant) -> LoadOutput {
-        let Sent { response, sent_at, is_contradicted } = self.forward(request).await;
+        let (response, is_contradicted) = self.forward(request).await;
         let response = match response {
             Ok(response) => response,
             Err(error) => return self.fail(error).await,
         };
-        (self.now, self.delay) = (SystemTime::now(), sent_at.elapsed());
         let (end, status) = (end_of(response.status()), response.status());
         if self.stands_in(LoadFailure::Status(status.as_u16())) {
             self.load_request.state().progress = Progress::Refused(status);
@@ -143,15 +134,16 @@ impl ResponseCommit {
         LoadOutput { end, ..output }
     }
 
-    /// Sends the request with the guard's conditions; and again, without any, if the answer is about another response.
-    async fn forward(&mut self, mut request: UpstreamRequest) -> Sent {
+    /// Sends the request with the guard's conditions; and again, without any, if the answer is about another response. Returns
+    /// whether the first answer said "not modified" about another response than the stored one.
+    async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
         let again = self.stored_whole().and_then(|_| request.copy());
         self.put_conditions(request.head.headers_mut());
-        let sent_at = Instant::now();
+        let mut sent_at = Instant::now();
         let response_future = request.send();
         self.load_request.state().progress = Progress::Forwarded;
         let stored_at = self.load_request.state().stored_at.clone();
-        let response = match &stored_at {
+        let mut response = match &stored_at {
             // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
             Some(key) => {
                 let outer = LoadScope::current();
@@ -166,14 +158,13 @@ impl ResponseCommit {
                     .stored_whole()
                     .is_some_and(|stored| !is_about(headers, &stored.response.headers, SystemTime::now()))
         });
-        match again {
-            Some(mut again) if is_contradicted && stored_at.is_none() => {
-                remove_conditions(again.head.headers_mut());
-                let sent_at = Instant::now();
-                Sent { response: again.send().await, sent_at, is_contradicted }
-            }
-            _ => Sent { response, sent_at, is_contradicted },
+        if let Some(mut again) = again.filter(|_| is_contradicted && stored_at.is_none()) {
+            remove_conditions(again.head.headers_mut());
+            sent_at = Instant::now();
+            response = again.send().await;
         }
+        (self.now, self.delay) = (SystemTime::now(), sent_at.elapsed());
+        (response, is_contradicted)
     }
 
     /// Replaces the client's conditions by the guard's, so that the answer suits all requests: it is the whole, or confirms
@@ -246,14 +237,14 @@ impl ResponseCommit {
     fn forward_reason(&self) -> Fwd {
         let purpose = self.load_request.state().purpose;
         match &self.previous {
-            Some(_) if self.stored_variant().is_none() => Fwd::VaryMiss,
-            Some(previous) if previous.meta.part.is_some() => Fwd::Partial,
-            Some(previous) if previous.entry.is_fresh(self.state.store.now()) => Fwd::Request,
-            Some(_) => Fwd::Stale,
+            Some(_) if self.stored_variant().is_none() => Fwd::VARY_MISS,
+            Some(previous) if previous.meta.part.is_some() => Fwd::PARTIAL,
+            Some(previous) if previous.entry.is_fresh(self.state.store.now()) => Fwd::REQUEST,
+            Some(_) => Fwd::STALE,
             // Only a leased load, or one after a look-up, knows that no response is stored for the URI.
-            None if self.mode == LeaseState::Unleased && purpose == Purpose::AnswerUnread => Fwd::Miss,
-            None if self.load_request.variant.get().is_some() => Fwd::VaryMiss,
-            None => Fwd::UriMiss,
+            None if self.mode == LeaseState::Unleased && purpose == Purpose::AnswerUnread => Fwd::MISS,
+            None if self.load_request.variant.get().is_some() => Fwd::VARY_MISS,
+            None => Fwd::URI_MISS,
         }
     }
 
@@ -309,8 +300,8 @@ impl ResponseCommit {
     async fn contradicted(mut self, stands_in: bool) -> LoadOutput {
         self.side_commit.leave().await;
         let Self { load_request, state, policy, .. } = &self;
-        let key = load_request.variant.get().map_or(&load_request.resource, |slot| &slot.key);
-        let is_invalidated = state.invalidate_unawaited(key, policy.command_timeout).await.is_ok();
+        let is_invalidated =
+            state.invalidate_unawaited(load_request.key(), policy.command_timeout).await.is_ok();
         let stale = self.previous.as_ref().filter(|_| stands_in).and_then(|previous| {
             let now = state.store.now();
             let (age, _) = previous.meta.at(&previous.entry, now);

@@ -167,18 +167,11 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
         return LoadResult::says_nothing();
     }
-    let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
-    LoadResult::Value {
-        encoding,
-        payload,
-        packed: Packed::default(),
-        lifetimes,
-        validator,
-        tags,
-        status_only: None,
-        // No entry is stored under the key of this flight.
-        unstored: Unstored::SaysNothing,
-    }
+    let (packed, lifetimes, validator, tags) =
+        (Packed::default(), Lifetimes::default(), Bytes::new(), Vec::new());
+    // No entry is stored under the key of this flight.
+    let (status_only, unstored) = (None, Unstored::SaysNothing);
+    LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
 }
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease

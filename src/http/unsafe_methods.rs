@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Method, Response, StatusCode, Uri};
+use http::response::Parts;
+use http::{Method, Response, StatusCode, Uri};
 use http_body::SizeHint;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -59,7 +60,7 @@ impl UpstreamRequest {
             send_invalidation(&guard, of_keys(&guard, changed.keys(response.status(), response.headers())))
                 .await;
         }
-        let status = CacheStatus::unstored(Fwd::Method, None);
+        let status = CacheStatus::unstored(Fwd::METHOD, None);
         set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
         Ok(response)
     }
@@ -90,7 +91,7 @@ impl UpstreamRequest {
             previous: None,
             method: Method::POST,
             target: Some(target),
-            fwd: Fwd::Method,
+            fwd: Fwd::METHOD,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
             client: Some(client),
@@ -127,13 +128,11 @@ impl UpstreamRequest {
         let stored = stored_for_head(guard, key).await;
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = self.send().await?;
+        let (head, body) = self.send().await?.into_parts();
         if let Some(stored) = stored {
-            let do_not_store = response.extensions().get::<DoNotStore>().is_some();
-            let head = (response.status(), response.headers());
-            update_by_head(guard, key.clone(), &demands, stored, head, do_not_store, sent_at).await;
+            update_by_head(guard, key.clone(), &demands, stored, &head, sent_at).await;
         }
-        let mut response = response.map(GuardedBody::passed);
+        let mut response = Response::from_parts(head, GuardedBody::passed(body));
         let status = CacheStatus::miss("head");
         set_forwarded_status(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
         Ok(response)
@@ -162,12 +161,13 @@ async fn update_by_head(
     key: Key,
     demands: &RequestDemands,
     (seen, stored): (Arc<StoredEntry>, StoredResponseToReplace),
-    (status, headers): (StatusCode, &HeaderMap),
-    do_not_store: bool,
+    head: &Parts,
     sent_at: Instant,
 ) {
     let (state, policy) = guard.parts();
     let (now, rules) = (SystemTime::now(), ResponseRules::of(policy));
+    let (status, headers) = (head.status, &head.headers);
+    let do_not_store = head.extensions.get::<DoNotStore>().is_some();
     let StoredResponse { status: stored_status, version, headers: stored_headers, body, trailers } =
         stored.response;
     // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.

@@ -14,9 +14,9 @@ fn each_status_is_written_as_the_rfc_spells_it() {
         (CacheStatus::Hit { ttl: 59 }, "stampede-guard; hit; ttl=59"),
         (CacheStatus::Hit { ttl: 0 }, "stampede-guard; hit; ttl=0"),
         (CacheStatus::Hit { ttl: u64::MAX }, "stampede-guard; hit; ttl=18446744073709551615"),
-        (stored(Fwd::UriMiss, None), "stampede-guard; fwd=uri-miss; stored; ttl=60"),
+        (stored(Fwd::URI_MISS, None), "stampede-guard; fwd=uri-miss; stored; ttl=60"),
         (
-            stored(Fwd::Stale, Some(StatusCode::NOT_MODIFIED)),
+            stored(Fwd::STALE, Some(StatusCode::NOT_MODIFIED)),
             "stampede-guard; fwd=stale; fwd-status=304; stored; ttl=60",
         ),
         (CacheStatus::collapsed(1), "stampede-guard; fwd=miss; collapsed; ttl=1"),
@@ -31,14 +31,14 @@ fn each_status_is_written_as_the_rfc_spells_it() {
         assert_eq!(status.to_value(), text);
     }
     let reasons = [
-        (Fwd::Bypass, "bypass"),
-        (Fwd::Method, "method"),
-        (Fwd::UriMiss, "uri-miss"),
-        (Fwd::VaryMiss, "vary-miss"),
-        (Fwd::Miss, "miss"),
-        (Fwd::Stale, "stale"),
-        (Fwd::Request, "request"),
-        (Fwd::Partial, "partial"),
+        (Fwd::BYPASS, "bypass"),
+        (Fwd::METHOD, "method"),
+        (Fwd::URI_MISS, "uri-miss"),
+        (Fwd::VARY_MISS, "vary-miss"),
+        (Fwd::MISS, "miss"),
+        (Fwd::STALE, "stale"),
+        (Fwd::REQUEST, "request"),
+        (Fwd::PARTIAL, "partial"),
     ];
     for (fwd, text) in reasons {
         let line = CacheStatus::Forwarded { fwd, status: None, stored: None, detail: None };
