@@ -192,6 +192,8 @@ impl ResponseCommit {
         result: LoadResult,
         release: impl FnOnce(&mut Self) + Send + 'static,
     ) -> LoadOutput {
+        // Its body is not needed during the commit.
+        self.previous = None;
         std::mem::take(&mut self.delivery).after_commit(result, move || release(&mut self))
     }
 

@@ -425,7 +425,8 @@ fn weigh(member: &[u8]) -> Weighted {
     }
     for (index, part) in member.split(|&byte| byte == b';').enumerate() {
         let (name, argument) = split_once(part, b'=')
-            .map_or((part.trim_ascii(), None), |(name, it)| (name.trim_ascii(), Some(it.trim_ascii())));
+            .map_or((part, None), |(name, argument)| (name, Some(argument.trim_ascii())));
+        let name = name.trim_ascii();
         if index > 0
             && name.eq_ignore_ascii_case(b"q")
             && let Some(weight) = argument.and_then(thousandths)
