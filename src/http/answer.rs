@@ -399,7 +399,7 @@ pub(crate) struct Fwd(&'static str);
 
 impl Fwd {
     /// The request bypassed the cache.
-    pub(crate) const BYPASS: Self = Self("bypass");
+    const BYPASS: Self = Self("bypass");
     /// The request bypassed the cache because of its method.
     pub(crate) const METHOD: Self = Self("method");
     /// No response is stored for that URI.

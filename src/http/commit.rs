@@ -38,8 +38,6 @@ use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
 
-pub(super) type ClientSender = OwnSender<ClientAnswer>;
-
 /// One answer of the inner service, and its recipients.
 pub(super) struct ResponseCommit {
     pub(crate) mode: LeaseState,
@@ -59,7 +57,7 @@ pub(super) struct ResponseCommit {
     /// When the head came.
     pub(crate) now: SystemTime,
     /// `None` once the client was answered.
-    pub(crate) client: Option<ClientSender>,
+    pub(crate) client: Option<OwnSender<ClientAnswer>>,
     pub(crate) delivery: Delivery,
 }
 
